@@ -315,7 +315,7 @@ TEST_P(WithoutDdprun, NothingToMeetByIsAnErrorAtOnceWithTheRemedy) {
     const Outcome outcome = run(GetParam().command(
         2, join_words({"env", "DDPRUN_EXCHANGE=none"}, each_on_its_node(sum_of_ranks())), {}));
     EXPECT_NE(outcome.status, 0);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing carries where they meet"),
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("no channel carries the rendezvous address"),
                                    HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("start them with ddprun")));
 }
 

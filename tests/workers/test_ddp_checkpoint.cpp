@@ -182,8 +182,8 @@ TEST(Checkpoint, CountsThatNoTrainingComesToAreRefusedBeforeTheyWrap) {
     const std::string prefix =
         "checkpoint " + temporary.file("state.json") + ": not the state of a checkpoint";
     EXPECT_EQ(with("7", "3"), "accepted");
-    EXPECT_EQ(with("18446744073709551615", "3"), prefix + ": no training comes to 18446744073709551615");
-    EXPECT_EQ(with("7", "18446744073709551615"), prefix + ": no training comes to 18446744073709551615");
+    EXPECT_EQ(with("18446744073709551615", "3"), prefix + ": the count 18446744073709551615 is too large");
+    EXPECT_EQ(with("7", "18446744073709551615"), prefix + ": the count 18446744073709551615 is too large");
     EXPECT_EQ(with("18446744073709551616", "3"), prefix);
     EXPECT_EQ(with("-1", "3"), prefix);
     EXPECT_EQ(with("1e400", "3"), prefix);

@@ -432,10 +432,10 @@ std::string refused_groups(Options options,
 
 TEST(Optimizer, NamesWhatIsWrongWithAGroup) {
     EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {"c"}}}}, ddp::make_sgd),
-              "sgd: parameter group 1 names 'c', which is none of the parameters");
+              "sgd: parameter group 1 names 'c', which is not a parameter");
     EXPECT_EQ(refused_groups(ddp::AdamWOptions{.groups = {{.parameters = {"a"}}, {.parameters = {"b", "a"}}}},
                              ddp::make_adamw),
-              "adamw: parameter 'a' is named by group 1 and by group 2");
+              "adamw: parameter 'a' is in group 1 and in group 2");
     EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {}}}}, ddp::make_sgd),
               "sgd: parameter group 1 names no parameter");
     EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {"a"}, .learning_rate = -1}}},
@@ -533,7 +533,8 @@ TEST(ClipGradNorm, NamesTheGradientThatIsNotFiniteOrLeavesAllAsTheyAre) {
             ddp::clip_grad_norm(gradients, 1);
             ADD_FAILURE() << "not finite";
         } catch (const ddp::Error& error) {
-            EXPECT_NE(std::string(error.what()).find("first that of gradient 1;"), std::string::npos)
+            EXPECT_NE(std::string(error.what()).find("gradient 1 is the first that is not finite;"),
+                      std::string::npos)
                 << error.what();
         }
         EXPECT_FALSE(std::isfinite(ddp::clip_grad_norm(gradients, 1, ddp::NonFiniteNorm::Leave)));

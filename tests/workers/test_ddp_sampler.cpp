@@ -173,12 +173,12 @@ TEST(DistributedSampler, RefusesAPositionInTheMiddleOfAnotherOrder) {
     EXPECT_EQ(why_not(103, {.seed = 5}), "");
     EXPECT_EQ(
         why_not(103, {.seed = 6}),
-        "sampler: the position is sample 40 of an epoch over 103 samples shuffled by seed 5, this one goes over 103 samples "
+        "sampler: the position is sample 40 of an epoch over 103 samples shuffled by seed 5, this sampler's epoch is over 103 samples "
         "shuffled by seed 6: resume with the same, or from the end of an epoch");
     EXPECT_THAT(why_not(102, {.seed = 5}),
-                testing::HasSubstr("this one goes over 102 samples shuffled by seed 5"));
+                testing::HasSubstr("this sampler's epoch is over 102 samples shuffled by seed 5"));
     EXPECT_THAT(why_not(103, {.shuffle = false, .seed = 5}),
-                testing::HasSubstr("this one goes over 103 samples in their own order"));
+                testing::HasSubstr("this sampler's epoch is over 103 samples in their own order"));
 
     taken.set_epoch(3);
     EXPECT_EQ(why_not(50, {.seed = 6}), "") << "nothing of the epoch was seen";

@@ -187,7 +187,7 @@ TEST(Training, ThatForgetsAPartOfItsCheckpointIsToldWhich) {
         EXPECT_EQ(
             message_of([&] { CheckpointDirectory(place.path()).load(group, forgetful); }),
             "checkpoint " + place.file("step-000002") +
-                ": holds 'counter', which this program does not go on from: another program wrote it, or the same with other data or options");
+                ": holds 'counter', which this program does not resume: another program wrote it, or the same with other data or options");
         const Training without_it{job.model, *job.adamw, job.sampler, {{"counter", nullptr}}};
         EXPECT_TRUE(CheckpointDirectory(place.path()).load(group, without_it));
         EXPECT_EQ(job.counter.value, 0);
@@ -205,7 +205,7 @@ TEST(Training, WhoseCheckpointLacksAPartIsToldWhichUnlessItIsOptional) {
         EXPECT_EQ(
             message_of([&] { CheckpointDirectory(place.path()).load(group, training); }),
             "checkpoint " + place.file("step-000002") +
-                ": lacks 'scale', which this program goes on from: another program wrote it, or the same with other data or options");
+                ": lacks 'scale', which this program resumes: another program wrote it, or the same with other data or options");
         training.parts.back().optional = true;
         scale.value = 9;
         EXPECT_TRUE(CheckpointDirectory(place.path()).load(group, training));

@@ -94,7 +94,7 @@ TEST_F(JobStore, WhatIsWrongIsAnExceptionThatNamesRankOperationAndKey) {
     EXPECT_THAT(thrown<TimeoutError>([&] { (void)zero.get("never", 10ms); }),
                 HasSubstr("rank 0: Store::get(\"never\")"));
     EXPECT_THAT(thrown<TimeoutError>([&] { zero.wait({"never"}, 10ms); }), HasSubstr("never"));
-    EXPECT_THAT(thrown<InvalidInput>([&] { zero.set("", "v"); }), HasSubstr("not empty"));
+    EXPECT_THAT(thrown<InvalidInput>([&] { zero.set("", "v"); }), HasSubstr("must not be empty"));
     EXPECT_THAT(thrown<InvalidInput>([&] { zero.set("\xff", "v"); }), HasSubstr("UTF-8"));
     zero.set("text", "no number");
     EXPECT_THAT(thrown<InvalidInput>([&] { zero.add("text", 1); }), HasSubstr("does not hold a number"));
@@ -143,7 +143,7 @@ TEST(JobStoreWithoutALauncher, SaysWhatToDo) {
     ddprun::WorkerEnv env;
     env.store = "unix:/proc/self/fd/9876";
     EXPECT_THAT(thrown<Error>([&] { Store store{Context(env)}; }),
-                HasSubstr("has closed the descriptors that it got from ddprun"));
+                HasSubstr("closed the descriptors that it got from ddprun"));
     env.store = "carrier pigeon";
     EXPECT_THAT(thrown<InvalidInput>([&] { Store store{Context(env)}; }),
                 HasSubstr("neither tcp:HOST:PORT nor unix:PATH"));

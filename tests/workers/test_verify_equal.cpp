@@ -85,7 +85,7 @@ TEST(VerifyEqual, TellsNamesAndValuesApartHoweverTheyRunTogether) {
             [](ProcessGroup& group) {
                 ddp::verify_equal(group, {group.rank() == 0 ? NamedValue{"ab", "c"} : NamedValue{"a", "bc"}});
             }),
-        "verify_equal: what is compared is a on rank 1, ab on rank 0");
+        "verify_equal: the name of a value is a on rank 1, ab on rank 0");
     EXPECT_EQ(mismatch(2,
                        [](ProcessGroup& group) {
                            const std::vector<NamedValue> values(group.rank() == 0 ? 1 : 2, {"a", "b"});

@@ -27,10 +27,11 @@ namespace fs = std::filesystem;
 using ddprun::Result;
 
 constexpr std::string_view kPrefix = "step-";
-/// Hidden, so that neither `ls` nor latest() takes it for a checkpoint.
+/// Name prefix of an unfinished checkpoint; hidden, so that neither `ls` nor latest() takes it for a
+/// checkpoint.
 constexpr std::string_view kHiddenPrefix = ".writing-";
-/// Before the name of a checkpoint that another of its step replaces, for a moment: the file system cannot
-/// exchange them.
+/// Name prefix of a checkpoint while another of its step replaces it on a file system that cannot exchange
+/// them.
 constexpr std::string_view kAsidePrefix = ".replaced-";
 constexpr std::size_t kLatestBytesLimit = 4096;
 
@@ -44,9 +45,8 @@ bool is_checkpoint_name(std::string_view name) {
            digits.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// Where a checkpoint lies whose directory should be `path`: beside it, where the writer was killed while it
-/// replaced it.
-/// "" where there is none.
+/// Finds the checkpoint of the name `path`: there, or set aside when the writer was killed while it replaced
+/// it. "" without one.
 std::string find_checkpoint(const std::string& path) {
     std::error_code ignored;
     if (fs::is_directory(path, ignored)) return path;
@@ -55,9 +55,9 @@ std::string find_checkpoint(const std::string& path) {
     return fs::is_directory(aside, ignored) ? aside : "";
 }
 
-/// Puts the directory `hidden` at `directory`/`name`, in one step also when that exists: then they change
-/// places. File systems without renameat2's flags (NFS, Lustre: EINVAL) take two steps; find_checkpoint()
-/// knows of the moment in between.
+/// Renames the directory `hidden` to `directory`/`name` in one step, exchanging the two when `name` exists.
+/// File systems without renameat2's flags (NFS, Lustre: EINVAL) take two steps; find_checkpoint() handles the
+/// state in between.
 void move_into_place(const std::string& hidden, const std::string& directory, const std::string& name) {
     const std::string to = directory + "/" + name,
                       aside = fmt::format("{}/{}{}", directory, kAsidePrefix, name);
@@ -77,7 +77,7 @@ void move_into_place(const std::string& hidden, const std::string& directory, co
 
 void write_parts(const std::string& directory, std::span<const CheckpointPart> parts,
                  const TrainingState& state, const std::shared_ptr<cuda::HostRoom>& room) {
-    // "pt": what other programs look for to know the layout of the tensors.
+    // "pt" tells other programs the layout of the tensors.
     const Metadata metadata = {{"format", "pt"}, {"step", std::to_string(state.step)}};
     for (const CheckpointPart& part : parts) {
         const cuda::HostCopies values(part.tensors, cuda::HostCopies::Begin::WithContents, room);
@@ -122,7 +122,7 @@ std::string CheckpointDirectory::write(std::span<const CheckpointPart> parts, co
         throw;
     }
     sync_directory(path_);
-    remove_left_overs();  // the one that was replaced
+    remove_left_overs();  // removes the replaced checkpoint
     replace_file(path_ + "/latest", name + "\n");
     remove_old(name);
     return final_path;
@@ -134,7 +134,7 @@ void CheckpointDirectory::remove_left_overs() const {
     for (const auto& entry : fs::directory_iterator(path_, ignored)) entries.push_back(entry.path());
     for (const fs::path& entry : entries) {
         const std::string name = entry.filename();
-        // What was moved aside and not replaced is still the checkpoint of its step, and gets its name back.
+        // A checkpoint that was set aside and not replaced is still valid, and gets its name back.
         const bool is_replaced =
             name.starts_with(kAsidePrefix) &&
             ::rename(entry.c_str(), (path_ + "/" + name.substr(kAsidePrefix.size())).c_str()) != 0 &&
@@ -147,7 +147,7 @@ void CheckpointDirectory::remove_left_overs() const {
 void CheckpointDirectory::remove_old(const std::string& newest) const {
     if (keep_ == 0) return;
     std::error_code ignored;
-    // By time, not by number: a new run in an old directory starts again at low numbers.
+    // Sort by time, not by step: a new run in an old directory starts again at low steps.
     std::vector<std::pair<fs::file_time_type, fs::path>> others;
     for (const auto& entry : fs::directory_iterator(path_, ignored)) {
         const std::string name = entry.path().filename();
@@ -171,12 +171,12 @@ std::optional<std::string> CheckpointDirectory::latest() const {
         return found;
     }
     if (latest.error().sys != ENOENT) throw InvalidInput("checkpoint " + latest.error().what);
-    // Killed between the first rename and the first `latest`: a checkpoint that has its name is complete.
+    // A save that was killed before it wrote `latest` may have left a complete checkpoint under its name.
     std::optional<std::pair<fs::file_time_type, std::string>> newest;
     for (const auto& entry : fs::directory_iterator(path_, ignored)) {
         const std::string file = entry.path().filename();
         const std::string name = file.starts_with(kAsidePrefix) ? file.substr(kAsidePrefix.size()) : file;
-        // One aside whose successor is in place is being removed.
+        // A checkpoint set aside whose successor is in place is being removed.
         if (!is_checkpoint_name(name) || find_checkpoint(path_ + "/" + name) != entry.path()) continue;
         std::pair<fs::file_time_type, std::string> found{entry.last_write_time(ignored),
                                                          entry.path().string()};

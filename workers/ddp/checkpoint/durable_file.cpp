@@ -69,7 +69,7 @@ void replace_file(const std::string& path, std::string_view content) {
 void sync_directory(const std::string& directory) {
     const ddprun::UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!fd) fail(directory, "open");
-    // Some file systems cannot sync a directory and say EINVAL; there is nothing better to do there.
+    // Some file systems cannot sync a directory and return EINVAL, which has no remedy; ignoring it.
     if (::fsync(fd.get()) != 0 && errno != EINVAL) fail(directory, "fsync");
 }
 

@@ -10,8 +10,8 @@
 
 namespace ddp {
 
-/// A new file that is either committed, whole and on the disk, or removed. Blocking.
-/// Every failure throws FileError: "<path>: <attempt>: <cause>".
+/// A new file that is either committed, whole and on the disk, or removed. Blocking. Every failure throws
+/// FileError: "<path>: <attempt>: <cause>".
 class DurableFile {
   public:
     /// Creates the file, or empties an existing one.
@@ -30,11 +30,11 @@ class DurableFile {
     bool committed_ = false;
 };
 
-/// Replaces (or makes) `path` with `content` in one step: a reader sees the old or the new, never a mixture.
+/// Replaces (or makes) `path` in one step: a reader sees the old or the new content, never a mixture.
 void replace_file(const std::string& path, std::string_view content);
-/// Makes the names in a directory durable: what was renamed or made in it survives a power cut.
+/// Makes entries of a directory durable: renamed or new ones survive a power cut.
 void sync_directory(const std::string& directory);
-/// Fills `into` from `offset`. Throws InvalidInput when the file ends before.
+/// Fills `into` from byte `offset` of the file. Throws InvalidInput when the file ends before that.
 void read_at(int fd, const std::string& path, std::uint64_t offset, std::span<std::byte> into);
 
 }  // namespace ddp

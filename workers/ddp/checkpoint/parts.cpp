@@ -22,12 +22,12 @@ using ddprun::Json;
 using ddprun::Result;
 
 constexpr int kStateFormat = 1;
-/// A state.json is a few hundred bytes; a hostile one must not fill the memory.
+/// A state.json has a few hundred bytes; a hostile one must not fill the memory.
 constexpr std::size_t kStateBytesLimit = 16 << 20;
-/// Of epochs, steps and samples: far above any training, far below where sums and products wrap.
+/// Limit of epochs, steps and samples: far above any training, far below overflow of sums and products.
 constexpr std::uint64_t kMostCount = std::uint64_t{1} << 48;
 
-/// Error: what is wrong.
+/// Error: the fault in the text.
 Result<TrainingState> from_json(const std::string& text) {
     const auto wrong = [](std::string what) {
         return ddprun::Error{ddprun::Errc::InvalidArgument, std::move(what), 0};
@@ -42,7 +42,7 @@ Result<TrainingState> from_json(const std::string& text) {
         return wrong("not the state of a checkpoint");
     for (const std::uint64_t count : {*epoch, *step, *sampler_epoch, *consumed}) {
         if (count > kMostCount)
-            return wrong(fmt::format("not the state of a checkpoint: no training comes to {}", count));
+            return wrong(fmt::format("not the state of a checkpoint: the count {} is too large", count));
     }
     TrainingState state{*epoch, *step, {*sampler_epoch, *consumed}, {}};
     const auto samples = sampler["samples"].as_uint64(), seed = sampler["seed"].as_uint64();
@@ -50,15 +50,15 @@ Result<TrainingState> from_json(const std::string& text) {
     if (!notes.is_object() && !notes.is_null()) return wrong("not the state of a checkpoint");
     for (const auto& [key, value] : notes.members()) {
         if (!value.is_text())
-            return wrong(
-                fmt::format("not the state of a checkpoint: its note '{}' is no text", ddprun::excerpt(key)));
+            return wrong(fmt::format("not the state of a checkpoint: the note '{}' is not a string",
+                                     ddprun::excerpt(key)));
         state.notes[key] = value.text();
     }
     return state;
 }
 
-/// The step counts that an optimizer's file lacks because it is of the time when state.json alone counted
-/// steps: the common one, or it and those of all parameters.
+/// Step counts that an old optimizer file lacks, because only state.json counted steps then: the common
+/// count, or that and those of all parameters.
 std::vector<Tensor> counts_not_in(const SafetensorsFile& file, std::span<const Tensor> optimizer) {
     const auto is_of_parameter = [](const Tensor& tensor) { return tensor.name.starts_with(kStepPrefix); };
     const auto is_there = [&](const Tensor& tensor) { return file.entries().contains(tensor.name); };
@@ -83,10 +83,10 @@ std::vector<Tensor> without(std::span<const Tensor> all, std::span<const Tensor>
     return rest;
 }
 
-/// An open file, and what of a part is to be read from it.
+/// An open file, and the tensors to read from it.
 struct PartFile {
     SafetensorsFile file;
-    std::vector<Tensor> counts;  ///< what it lacks
+    std::vector<Tensor> counts;  ///< tensors that the file lacks
     HostCopies copies;
 };
 

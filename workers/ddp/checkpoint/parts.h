@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// NAME.safetensors of a checkpoint.
+/// The content of NAME.safetensors in a checkpoint.
 struct CheckpointPart {
     std::string name;
     std::vector<Tensor> tensors;
@@ -19,10 +19,9 @@ inline constexpr const char* kOptimizerPart = "optimizer";
 
 std::string path_of(const std::string& checkpoint, std::string_view part);
 
-/// What state.json holds.
+/// The content of state.json.
 std::string to_json(const TrainingState& state);
-/// Every member must be there, of its type, and what a training can have come to. Throws InvalidInput,
-/// beginning with `place`.
+/// Requires every member, with its type and a possible value. Throws InvalidInput, beginning with `place`.
 TrainingState state_from_json(const std::string& text, const std::string& place);
 
 /// Fills the parts from the files of a checkpoint, all or none, as load_checkpoint does.

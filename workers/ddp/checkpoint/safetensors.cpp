@@ -18,7 +18,7 @@
 #include "env/json.h"
 #include "env/text.h"
 
-// Tensors are written as they lie in memory, and the format is little-endian.
+// Tensors are written in memory order, and the format is little-endian.
 static_assert(std::endian::native == std::endian::little);
 
 namespace ddp {
@@ -29,10 +29,10 @@ using ddprun::Json;
 
 constexpr std::size_t kPrefixBytes = 8;
 constexpr std::size_t kDataAlignment = 64;
-/// More than any program has: NumPy knows 64, PyTorch the same.
+/// NumPy and PyTorch allow 64 dimensions.
 constexpr std::size_t kMostDimensions = 64;
 constexpr const char* kMetadataKey = "__metadata__";
-/// What PyTorch's DistributedDataParallel puts before the names of a model.
+/// Prefix that PyTorch's DistributedDataParallel adds to the names of a model.
 constexpr std::string_view kWrapper = "module.";
 
 constexpr std::array<std::pair<DType, const char*>, 7> kNames = {{{DType::F32, "F32"},
@@ -69,7 +69,7 @@ std::string make_header(std::span<const Tensor> tensors, const Metadata& metadat
                            {"data_offsets", Json::list({offset, end})}}});
         offset = end;
     }
-    // Names are the caller's bytes; a byte that is not UTF-8 must not end the program.
+    // Names are the caller's bytes; one that is not UTF-8 must not end the program.
     std::string text = to_text(Json::object(std::move(header)));
     while ((kPrefixBytes + text.size()) % kDataAlignment != 0) text += ' ';
     return text;
@@ -184,7 +184,7 @@ void SafetensorsFile::parse_header(const std::string& header, std::uint64_t data
         entries_[name] = {*dtype, shape->first, data_begin + begin, end - begin};
         ranges.emplace_back(begin, end);
     }
-    // No holes and no overlaps: the format demands it, and it is what makes a file mean one thing only.
+    // The format forbids holes and overlaps: they would make a file ambiguous.
     std::sort(ranges.begin(), ranges.end());
     std::uint64_t expected = 0;
     for (const auto& [begin, end] : ranges) {

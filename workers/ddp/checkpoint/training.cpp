@@ -18,10 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A file system that is slower than that has failed. The group's time-out is for collectives.
+/// Time limit of a save or a load; the group's time-out is for collectives.
 constexpr std::chrono::hours kSlowest{1};
 
-/// Rank 0 acts alone, for kSlowest at most; every rank returns what it returned, or throws what it threw.
+/// Runs `act` on rank 0 only, for kSlowest at most; every rank returns its result or throws its exception.
 std::string by_rank_zero(ProcessGroup& group, const std::function<std::string()>& act) {
     constexpr char kDone = '+', kWrong = '-', kFile = '/', kFailed = '!';
     std::string outcome;
@@ -63,7 +63,7 @@ void check_names(const Training& training) {
     }
 }
 
-/// Those that this run has.
+/// The parts that this run has.
 std::vector<CheckpointPart> parts_of(const Training& training) {
     check_names(training);
     std::vector<CheckpointPart> parts = {{kModelPart, training.model.state()},
@@ -80,20 +80,20 @@ bool is_named(const Training& training, const std::string& part) {
                        [&](const TrainingPart& p) { return p.name == part; });
 }
 
-/// Throws for a file that nobody would read: a schedule that a program forgets begins anew without a word.
+/// Throws for a file that no part would read: a schedule that a program forgets would restart silently.
 void refuse_unknown_files(const std::string& checkpoint, const Training& training) {
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(checkpoint, ignored)) {
         const std::string name = entry.path().stem();
         if (entry.path().extension() != ".safetensors" || is_named(training, name)) continue;
         throw InvalidInput(fmt::format(
-            "checkpoint {}: holds '{}', which this program does not go on from: another program wrote it, or "
+            "checkpoint {}: holds '{}', which this program does not resume: another program wrote it, or "
             "the same with other data or options",
             checkpoint, ddprun::excerpt(name)));
     }
 }
 
-/// Of those that this run has, the ones that the checkpoint holds.
+/// The parts that both this run and the checkpoint have.
 std::vector<CheckpointPart> parts_in(const std::string& checkpoint, const Training& training) {
     refuse_unknown_files(checkpoint, training);
     std::vector<CheckpointPart> parts = parts_of(training);
@@ -101,7 +101,7 @@ std::vector<CheckpointPart> parts_in(const std::string& checkpoint, const Traini
         if (part.state == nullptr || fs::exists(path_of(checkpoint, part.name))) continue;
         if (!part.optional)
             throw InvalidInput(fmt::format(
-                "checkpoint {}: lacks '{}', which this program goes on from: another program wrote it, or the "
+                "checkpoint {}: lacks '{}', which this program resumes: another program wrote it, or the "
                 "same with other data or options",
                 checkpoint, part.name));
         std::erase_if(parts, [&](const CheckpointPart& p) { return p.name == part.name; });
@@ -109,7 +109,7 @@ std::vector<CheckpointPart> parts_in(const std::string& checkpoint, const Traini
     return parts;
 }
 
-/// Of rank 0. The sampler's place is tried before anything is written.
+/// Runs on rank 0. The sampler's position is checked before anything is written.
 std::string read_training(const std::string& checkpoint, const Training& training) {
     const TrainingState state = load_state(checkpoint);
     DistributedSampler(training.sampler).restore(state.sampler);
@@ -117,7 +117,7 @@ std::string read_training(const std::string& checkpoint, const Training& trainin
     return to_json(state);
 }
 
-/// Everyone gets rank 0's. Of a group on devices, what lies in host memory goes as bytes.
+/// Sends rank 0's values to all ranks; for a group on devices, host memory is sent as bytes.
 void broadcast_from_zero(ProcessGroup& group, const Tensor& tensor) {
     if (tensor.memory.device.kind == group.device().kind) return group.broadcast(tensor.memory, 0).wait();
     const std::string_view mine(static_cast<const char*>(tensor.memory.data), tensor.memory.bytes());

@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// Which samples belong to which batch. For any batch size but 0.
+/// Maps each batch to its samples. For any batch size but 0.
 class Batching {
   public:
     Batching(std::vector<std::size_t> indices, const LoaderOptions& options)
@@ -19,13 +19,13 @@ class Batching {
         batches_ = indices_.size() / batch_size_ + (has_rest && !options.drop_last ? 1 : 0);
     }
     [[nodiscard]] std::size_t batches() const { return batches_; }
-    /// Samples of the largest batch: a batch size may be larger than all there is.
+    /// The size of the largest batch: the batch size may exceed the number of samples.
     [[nodiscard]] std::size_t largest() const { return std::min(batch_size_, indices_.size()); }
     [[nodiscard]] std::span<const std::size_t> samples_of(std::size_t batch) const {
         const std::size_t begin = batch * batch_size_;
         return std::span(indices_).subspan(begin, std::min(batch_size_, indices_.size() - begin));
     }
-    /// Places for batches, when `ahead` are made ahead: the caller still holds the one before.
+    /// The number of slots when `ahead` batches are read ahead: the caller still holds the previous one.
     [[nodiscard]] std::size_t slots(std::size_t ahead) const { return std::min(ahead, batches_) + 1; }
 
   private:
@@ -34,14 +34,14 @@ class Batching {
     std::size_t batches_;
 };
 
-/// Throws InvalidInput, beginning with `who`, for a batch size of 0 and for an index that is no sample.
+/// Throws InvalidInput, beginning with `who`, for a batch size of 0 and for an index that is not a sample.
 void check_batches(const char* who, const Dataset& dataset, std::span<const std::size_t> indices,
                    std::size_t batch_size);
 
-/// Where one field of a batch goes, sample after sample.
+/// The memory of one field of a batch, sample after sample.
 struct FieldRoom {
     std::byte* memory;
-    std::size_t bytes;  ///< of one sample
+    std::size_t bytes;  ///< size of one sample
 };
 inline void read_samples(const Dataset& dataset, std::span<const std::size_t> samples,
                          std::span<const FieldRoom> fields) {

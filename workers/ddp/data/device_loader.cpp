@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-/// Of fields in one piece of memory.
+/// Alignment in bytes of the fields of a batch.
 constexpr std::size_t kFieldAlignment = 256;
 constexpr std::size_t padded_field(std::size_t bytes) {
     return (bytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment;
@@ -25,7 +25,7 @@ std::size_t total_bytes(std::span<const std::size_t> field_bytes, std::size_t sa
 
 }  // namespace
 
-/// Places for batches, each in page-locked and in device memory, and the thread that fills them.
+/// Slots for batches, each in page-locked and in device memory, and the thread that fills them.
 class DeviceLoader::Ring {
   public:
     Ring(const Dataset& dataset, const Batching& batching, const DeviceLoaderOptions& options)
@@ -45,7 +45,7 @@ class DeviceLoader::Ring {
 
     const DeviceBatch* take(std::size_t batch) {
         const cuda::DeviceScope here(gpu_->index());
-        // The batch before is given back: what the stream has been given so far may still use it.
+        // The previous batch is given back, but earlier work on the stream may still use it.
         if (batch > 0) slot_of(batch - 1).used.record(user_stream_);
         reader_->take(batch);
         Slot& slot = slot_of(batch);
@@ -59,13 +59,13 @@ class DeviceLoader::Ring {
             : pinned(gpu, bytes), on_device(gpu, bytes) {}
         cuda::PinnedMemory pinned;
         cuda::DeviceMemory on_device;
-        cuda::Event copied;  ///< on our stream
-        cuda::Event used;    ///< on the user's
+        cuda::Event copied;  ///< on the loader's stream
+        cuda::Event used;    ///< on the user's stream
         DeviceBatch batch;
     };
     Slot& slot_of(std::size_t batch) { return *slots_[batch % slots_.size()]; }
 
-    // On the thread. An event that was never recorded holds nobody back.
+    // Runs on the thread. An event that was never recorded blocks no stream.
     void make(std::size_t batch) {
         if (batch == 0) {
             gpu_->make_current();
@@ -101,7 +101,7 @@ class DeviceLoader::Ring {
     const cuda::Stream user_stream_;
     const cuda::OwnedStream copies_;
     std::vector<std::unique_ptr<Slot>> slots_;
-    OwnedByMaker<ReadAhead> reader_;  // ends first
+    OwnedByMaker<ReadAhead> reader_;  // destroyed first
 };
 
 DeviceLoader::DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indices,

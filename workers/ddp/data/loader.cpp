@@ -54,7 +54,7 @@ void Batch::read(const Dataset& dataset, std::span<const std::size_t> indices) {
     size_ = indices.size();
 }
 
-/// The batches read ahead, and the thread that does it.
+/// The slots of batches read ahead, and the thread that fills them.
 class Loader::Ring {
   public:
     explicit Ring(const Loader& loader) : slots_(make_slots(loader)) {
@@ -76,7 +76,7 @@ class Loader::Ring {
         return slots;
     }
     std::vector<Batch> slots_;
-    OwnedByMaker<ReadAhead> reader_;  // ends first
+    OwnedByMaker<ReadAhead> reader_;  // destroyed first
 };
 
 Loader::Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options)

@@ -11,19 +11,19 @@
 
 namespace ddp {
 
-/// A thread that makes batches 0, 1, 2, ... ahead of one caller who takes them in that order, into `slots`
-/// places: batch b goes into place b % slots, once the caller has asked for batch b - slots + 1.
+/// A thread that makes batches 0, 1, 2, ... ahead of one caller, who takes them in that order, in `slots`
+/// slots: batch b goes into slot b % slots, once the caller has asked for batch b - slots + 1.
 class ReadAhead {
   public:
-    /// `make` is called on the thread. What it throws ends it.
+    /// The thread calls `make`; an exception ends the thread.
     ReadAhead(std::size_t batches, std::size_t slots, std::function<void(std::size_t batch)> make);
     /// Waits for the batch that is being made.
     ~ReadAhead();
     ReadAhead(const ReadAhead&) = delete;
     ReadAhead& operator=(const ReadAhead&) = delete;
 
-    /// Gives the batches before it back and waits until it is made. Throws what `make` threw for it; the
-    /// batches before that are delivered first. Throws Error in a forked child.
+    /// Gives the earlier batches back and waits for this one. Throws the exception of `make` for it, after
+    /// the batches before it are delivered. Throws Error in a forked child.
     void take(std::size_t batch);
 
   private:

@@ -92,7 +92,7 @@ std::vector<std::size_t> DistributedSampler::indices() const {
     }
     std::vector<std::size_t> mine(size());
     for (std::size_t i = 0; i < mine.size(); ++i) {
-        // Behind the end the list starts again: that is the padding.
+        // The list starts again behind its end: that is the padding.
         mine[i] = order[(state_.consumed + rank_ + i * world_size_) % dataset_size_];
     }
     return mine;
@@ -102,16 +102,15 @@ void DistributedSampler::advance(std::size_t samples) {
     state_.consumed += std::min<std::uint64_t>(samples * world_size_, remaining());
 }
 
-// Between epochs another list is as good: only in the middle of one would samples be lost or seen twice.
+// A position between epochs fits any order; in the middle of one, samples would be lost or seen twice.
 void DistributedSampler::restore(const SamplerState& state) {
     const bool is_inside = state.order && state.consumed > 0 && state.consumed < state.order->samples;
     if (is_inside && *state.order != order())
         throw InvalidInput(fmt::format(
-            "sampler: the position is sample {} of an epoch over {}, this one goes over {}: resume with the "
+            "sampler: the position is sample {} of an epoch over {}, this sampler's epoch is over {}: resume with the "
             "same, or from the end of an epoch",
             state.consumed, describe(*state.order), describe(order())));
-    // Older positions count the padding, less than one sample per rank of a world whose size is not known
-    // here.
+    // Older positions count the padding: less than one sample per rank, in a world of unknown size.
     if (state.consumed > 2 * std::max<std::uint64_t>(dataset_size_, 1) + world_size_)
         throw InvalidInput(fmt::format("sampler: position {} lies behind the end of a data set of {} samples",
                                        state.consumed, dataset_size_));

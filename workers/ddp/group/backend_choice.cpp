@@ -18,7 +18,7 @@ int oldest_nccl(const std::vector<DeviceView>& node) {
     return version;
 }
 
-/// Why NCCL does not take ranks that share a device; "" when it does.
+/// The reason why NCCL refuses ranks that share a device; "" when it accepts them.
 std::string why_not_shared(const std::vector<DeviceView>& node) {
     for (const DeviceView& view : node) {
         if (view.multi_rank == false) return "NCCL_MULTI_RANK_GPU_ENABLE=0 forbids NCCL that";

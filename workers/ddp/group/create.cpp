@@ -33,9 +33,9 @@ std::string visible_devices() {
     return visible == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES={})", visible);
 }
 
-/// Numbers the groups of one kind in each generation, alike on all ranks: every rank makes its groups in the
-/// same order, and is one process. A group counts once it is there, so that ranks of which one failed alone
-/// agree when they try again.
+/// Numbers the groups of one kind in each generation, equally on all ranks: every rank is one process and
+/// makes its groups in the same order. A group counts only once it exists, so that ranks agree on the number
+/// when they try again after one of them failed.
 class GroupNumbers {
   public:
     int next(std::uint64_t generation) {
@@ -54,16 +54,15 @@ class GroupNumbers {
     int made_ = 0;
 };
 
-/// What creating a group on devices works with.
+/// The state of creating a group on devices.
 struct Node {
     const WorkerEnv& env;
     const ProcessGroupOptions& options;
-    std::shared_ptr<const nccl::Api> nccl;  ///< null: not found
+    std::shared_ptr<const nccl::Api> nccl;  ///< null when it was not found
     std::string nccl_problem;
     int device = 0;
     std::shared_ptr<SegmentMap> segment;
-    /// All ranks of this node, for what they have to tell each other before they have a group; null for one
-    /// rank.
+    /// All ranks of this node, which exchange their views before they have a group; null for one rank.
     std::shared_ptr<cpu::CpuBackend> ranks;
     std::vector<DeviceView> views;
 };
@@ -89,7 +88,8 @@ DeviceView view_of(const Node& node) {
     return view;
 }
 
-/// Everyone's view. Without a launcher's segment ranks of several nodes cannot meet; require_store says so.
+/// Exchanges the views. Ranks of several nodes cannot rendezvous without a launcher's segment; require_store
+/// throws then.
 void meet_node(Node& node) {
     const WorkerEnv& env = node.env;
     const auto deadline = ddprun::deadline_after(MonotonicClock::now(), node.options.timeout);
@@ -125,7 +125,7 @@ std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& c
     return group;
 }
 
-/// The variables that decide which network NCCL takes, where they are set.
+/// The NCCL variables that choose the network, as far as they are set.
 std::string network_settings() {
     std::string text;
     for (const char* name :
@@ -146,14 +146,14 @@ void announce(const Node& node, const ProcessGroup& group, const std::string& ch
                   ddprun::join(devices, ", "), network_settings());
 }
 
-/// A group that was made, and why so.
+/// A new group, and why it has its backend.
 struct MadeGroup {
     std::unique_ptr<ProcessGroup> group;
     std::string choice;  ///< "nccl (auto: buffers are on a CUDA device)"
 };
 
-/// A group over device memory. The ranks of a node tell each other first which device they have, so that all
-/// of them choose alike. Rank 0 says once per process what was chosen, on standard error.
+/// Makes a group over device memory. The ranks of a node first exchange their devices, so that all choose the
+/// same backend. Rank 0 prints the choice once per process on standard error.
 MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& options) {
     Node node{.env = env,
               .options = options,
@@ -163,7 +163,7 @@ MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& opt
               .ranks = {},
               .views = {}};
     load_nccl(node);
-    // Who asks for NCCL asks for a device per rank, or has an NCCL that can share them.
+    // Backend nccl needs a device per rank, or an NCCL that can share devices.
     const bool strict = options.backend == "nccl" && (!node.nccl || node.nccl->version < kMultiRankVersion);
     node.device = choose_device(env, options.device, strict ? Sharing::Never : Sharing::Allowed);
     if (strict && !node.nccl_problem.empty()) {
@@ -184,7 +184,7 @@ MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& opt
     return made;
 }
 
-/// Ranks of several nodes find each other through it.
+/// Ranks of several nodes rendezvous through the job's store.
 void require_store(const WorkerEnv& env) {
     if (has_job_store(env)) return;
     throw InvalidInput(fmt::format(
@@ -194,7 +194,7 @@ void require_store(const WorkerEnv& env) {
 }
 
 std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const ProcessGroupOptions& options) {
-    // With a launcher's segment, ranks that disagree about the world hear of each other; check that first.
+    // With a launcher's segment, ranks that disagree about the world learn of each other; check that first.
     const bool several = !covers_world(env);
     if (several && env.segment_fd < 0) require_store(env);
     const auto deadline = ddprun::deadline_after(ddprun::MonotonicClock::now(), options.timeout);
@@ -236,7 +236,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, Proce
     if (options.timeout <= options.timeout.zero())
         throw InvalidInput(fmt::format("rank {}: a time-out of {} ns; it must be positive", context.rank(),
                                        options.timeout.count()));
-    // A program on host memory does not even look for the libraries.
+    // A program on host memory does not load the libraries.
     if (is_for_devices(options.backend, options.device)) {
         MadeGroup made = create_on_devices(context.env(), options);
         made.group->choice_ = std::move(made.choice);

@@ -13,7 +13,7 @@ namespace ddp {
 
 namespace {
 
-// The messages are made only when they are thrown: formatting one takes longer than a small collective.
+// Messages are formatted only when they are thrown: formatting takes longer than a small collective.
 
 void require_same_type(const char* call, const Buffer& one, const Buffer& other) {
     if (one.dtype == other.dtype) return;
@@ -39,7 +39,7 @@ void require_apart(const char* call, const Buffer& output, const Buffer& input) 
     throw InvalidInput(fmt::format("{}: input and output overlap; they must lie apart", call));
 }
 
-/// They do not overlap, unless `small` is this rank's slice of `large`, which begins `offset` bytes in it.
+/// Throws on an overlap, unless `small` is this rank's slice of `large`, which begins at byte `offset`.
 void require_apart_or_own(const char* call, const Buffer& large, const Buffer& small, std::size_t offset,
                           int own) {
     if (small.data == static_cast<const std::byte*>(large.data) + offset || !share_memory(large, small))
@@ -49,7 +49,7 @@ void require_apart_or_own(const char* call, const Buffer& large, const Buffer& s
         own));
 }
 
-/// Two equal buffers of n slices that do not overlap.
+/// Throws unless both buffers have n equal slices and do not overlap.
 void require_slices(const char* call, const Buffer& output, const Buffer& input, int n) {
     require_same_type(call, input, output);
     if (output.count != input.count) {
@@ -63,7 +63,7 @@ void require_slices(const char* call, const Buffer& output, const Buffer& input,
 
 }  // namespace
 
-/// Who comes while another is inside does not enter.
+/// Excludes a second thread while one is inside a call.
 class ProcessGroup::OneAtATime {
   public:
     OneAtATime(ProcessGroup& group, const char* call) : inside_(group.inside_) {
@@ -88,7 +88,7 @@ ProcessGroup::ProcessGroup() : made_in_(fork_count()) {}
 
 bool ProcessGroup::is_in_forked_child() const { return made_in_ != fork_count(); }
 
-/// Memory of the device that this group works on.
+/// Throws unless the buffer is on the device of this group.
 void ProcessGroup::require_memory(const char* call, const Buffer& buffer) const {
     if (!is_known(buffer.dtype))
         throw InvalidInput(
@@ -114,15 +114,15 @@ void ProcessGroup::require_root(const char* call, int root) const {
     throw InvalidInput(fmt::format("{}: root {} is not a rank of 0-{}", call, root, size() - 1));
 }
 
-/// Another rank of the group.
+/// Throws unless `peer` is another rank of the group.
 void ProcessGroup::require_peer(const char* call, int peer) const {
     if (peer < 0 || peer >= size())
         throw InvalidInput(fmt::format("{}: peer {} is not a rank of 0-{}", call, peer, size() - 1));
     if (peer == rank()) throw InvalidInput(fmt::format("{}: rank {} is this rank itself", call, peer));
 }
 
-/// `large` (the call's "input" or "output") has size() times the elements of `small`, and does not overlap
-/// it: unless `small` is this rank's slice of it.
+/// Throws unless `large` (the call's "input" or "output") has size() times the elements of `small`, and the
+/// two do not overlap or `small` is this rank's slice of it.
 void ProcessGroup::require_n_times(const char* call, const char* large_name, const Buffer& large,
                                    const Buffer& small) const {
     const int n = size();
@@ -134,7 +134,8 @@ void ProcessGroup::require_n_times(const char* call, const char* large_name, con
     require_apart_or_own(call, large, small, static_cast<std::size_t>(rank()) * small.bytes(), rank());
 }
 
-/// One count for each rank, and all of them together are what `large` (the call's "input" or "output") has.
+/// Throws unless there is one count per rank, and their sum is the size of `large` (the call's "input" or
+/// "output").
 void ProcessGroup::require_counts(const char* call, const char* large_name, const Buffer& large,
                                   const Counts& counts) const {
     if (counts.size() != static_cast<std::size_t>(size()))
@@ -148,7 +149,8 @@ void ProcessGroup::require_counts(const char* call, const char* large_name, cons
                                    large.count, fits ? std::to_string(all) : "too many"));
 }
 
-/// `small` is as long as this rank's slice of `large`, and does not overlap it unless it is that slice.
+/// Throws unless `small` has the length of this rank's slice of `large`, and is that slice or does not
+/// overlap.
 void ProcessGroup::require_own_slice(const char* call, const char* large_name, const Buffer& large,
                                      const Buffer& small, const Counts& counts) const {
     require_same_type(call, small, large);

@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// What one rank says when a group is split.
+/// One rank's arguments of split.
 struct SplitRequest {
     std::int32_t color = 0;
     std::int32_t key = 0;
@@ -21,18 +21,18 @@ inline std::string encode(const SplitRequest& request) {
     return message;
 }
 
-/// By rank. Throws MismatchError when a message is none of encode()'s.
+/// The requests by rank. Throws MismatchError when encode() did not make a message.
 inline std::vector<SplitRequest> decode(const std::vector<std::string>& messages) {
     std::vector<SplitRequest> requests;
     for (const std::string& message : messages) {
         if (message.size() != sizeof(SplitRequest))
-            throw MismatchError("split: other ranks called something else");
+            throw MismatchError("split: other ranks called another collective");
         std::memcpy(&requests.emplace_back(), message.data(), sizeof(SplitRequest));
     }
     return requests;
 }
 
-/// The ranks that a color gathers, in their new order: by key, then by rank. Pure.
+/// The ranks of one color in their new order: by key, then by rank. Pure.
 inline std::vector<std::uint32_t> members_of(int color, const std::vector<SplitRequest>& requests) {
     std::vector<std::uint32_t> members;
     for (std::uint32_t rank = 0; rank < requests.size(); ++rank) {

@@ -31,7 +31,7 @@ struct Region {
     Region(const std::shared_ptr<const cuda::Gpu>& gpu, std::span<std::byte> host_memory)
         : device(gpu, host_memory.size()),
           host(host_memory),
-          // Where it cannot be page-locked, buffers are staged like any other.
+          // Without page-locking, buffers are staged like any other.
           is_pinned(!host.empty() &&
                     cuda::succeeded(cudaHostRegister(host.data(), host.size(), cudaHostRegisterDefault))) {}
     ~Region() {
@@ -40,7 +40,7 @@ struct Region {
     Region(const Region&) = delete;
     Region& operator=(const Region&) = delete;
 
-    /// Where the copy of that buffer is; null when it is not one of this region.
+    /// The copy of that buffer on the host; null when it is not in this region.
     [[nodiscard]] std::byte* host_of(const Buffer& buffer) const {
         const auto* const data = static_cast<const std::byte*>(buffer.data);
         if (!is_pinned || data < device.get() || data + buffer.bytes() > device.get() + host.size())
@@ -50,14 +50,14 @@ struct Region {
 };
 
 enum class Goes : std::uint8_t { In, Out, BothWays };
-/// A device buffer in one collective: copied to the host before, copied back after, or both.
+/// A device buffer in one collective: copied to the host before it, copied back after it, or both.
 struct Piece {
     Buffer device;
     Goes goes;
 };
 
-/// Every call is one task of a thread: wait for the program's stream, copy, collective on the host, copy
-/// back.
+/// Each call is one task of a thread: wait for the program's stream, copy, run the collective on the host,
+/// copy back.
 class StagedGroup final : public ProcessGroup {
   public:
     StagedGroup(StagedParts parts, const ddprun::WorkerEnv& env, const ProcessGroupOptions& options)
@@ -87,7 +87,7 @@ class StagedGroup final : public ProcessGroup {
     }
 
   private:
-    /// Its end is a matter of the host, so waiting for it blocks.
+    /// The host ends a barrier, so waiting for it blocks.
     Work do_barrier() override {
         Work work = start("barrier", {}, [this](const auto&) { backend_.barrier(); });
         work.synchronize();
@@ -201,7 +201,7 @@ class StagedGroup final : public ProcessGroup {
     template <class Collective>
     Work start(const char* call, std::vector<Piece> pieces, Collective collective) {
         refuse_capture(call);
-        // Whoever calls may work on another device, or be a thread that never chose one.
+        // The calling thread may use another device, or none yet.
         const cuda::DeviceScope here(parts_.device);
         const auto ready = std::make_shared<cuda::Event>();
         ready->record(static_cast<cuda::Stream>(options_.stream));
@@ -212,7 +212,7 @@ class StagedGroup final : public ProcessGroup {
             try {
                 carry_out({name, limit}, *ready, pieces, collective);
             } catch (...) {
-                // Peers must not wait for what this rank will not do.
+                // Peers must not wait for a collective that this rank will not call.
                 failure = std::current_exception();
                 backend_.give_up(failure);
             }
@@ -224,7 +224,7 @@ class StagedGroup final : public ProcessGroup {
         start(call, {}, [&task](const auto&) { task(); }).synchronize();
     }
 
-    /// For what is waited, and how long.
+    /// The name and the time limit of a wait.
     struct Attempt {
         std::string name;
         std::chrono::nanoseconds limit;
@@ -252,7 +252,7 @@ class StagedGroup final : public ProcessGroup {
         if (bytes > 0)
             cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, copies_->get()), name.c_str());
     }
-    /// Page-locked memory for the `which`-th buffer of a collective, from one to the next.
+    /// Page-locked memory for buffer `which` of a collective, kept for the next one.
     void* host_of(const Buffer& device, std::size_t which) {
         if (device.count == 0) return nullptr;
         for (const auto& region : regions_) {
@@ -270,8 +270,8 @@ class StagedGroup final : public ProcessGroup {
         copied_->record(copies_->get());
         wait_for(*copied_, attempt);
     }
-    /// Asks in place of blocking: a device that hangs must not keep this rank past its time-out, nor from
-    /// hearing that a peer is lost.
+    /// Polls instead of blocking: a device that hangs must not keep this rank past its time-out, nor from
+    /// learning that a peer is lost.
     void wait_for(const cuda::Event& event, const Attempt& attempt) const {
         constexpr std::chrono::microseconds kLook{20};
         const auto deadline = ddprun::deadline_after(MonotonicClock::now(), attempt.limit);
@@ -279,7 +279,7 @@ class StagedGroup final : public ProcessGroup {
             if (code != cudaErrorNotReady) cuda::check(code, attempt.name.c_str());
             throw_if_lost(parts_.segment->header(), attempt.name + ": waiting for the device");
             if (MonotonicClock::now() >= deadline)
-                throw TimeoutError(fmt::format("{}: the device did not come to it within {}", attempt.name,
+                throw TimeoutError(fmt::format("{}: the device did not reach it within {}", attempt.name,
                                                ddprun::format_duration(attempt.limit)));
         }
     }
@@ -297,14 +297,14 @@ class StagedGroup final : public ProcessGroup {
     const ProcessGroupOptions options_;
     const OwnedByMaker<cpu::CpuBackend> owned_backend_;
     cpu::CpuBackend& backend_ = *owned_backend_;
-    // Of the thread.
+    // Used by the thread.
     std::shared_ptr<const cuda::Gpu> gpu_;
     std::optional<cuda::OwnedStream> copies_;
     std::optional<cuda::Event> copied_;
     std::vector<std::unique_ptr<Region>> regions_;
     std::deque<std::optional<cuda::PinnedMemory>> rooms_;
     const OwnedByMaker<ProgressThread> thread_ =
-        make_owned<ProgressThread>();  // ends first: what is in flight uses all of the others
+        make_owned<ProgressThread>();  // destroyed first: tasks in flight use all other members
 };
 
 }  // namespace

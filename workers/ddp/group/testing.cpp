@@ -27,7 +27,7 @@ int checked(int ranks) {
     throw InvalidInput(fmt::format("testing: a world of {} ranks", ranks));
 }
 
-/// One segment and what the ranks of a test do on it.
+/// One segment, and the ranks of a test on it.
 class World {
   public:
     World(int ranks, const RankOptions& options)
@@ -38,7 +38,7 @@ class World {
                             .cpus = options.cpus})),
           map_(another_map()) {}
 
-    /// Runs fn on all ranks; calls `failed` on a rank's thread when it threw.
+    /// Runs fn on all ranks; when it throws, calls `failed` on that rank's thread.
     void run(const std::function<void(ProcessGroup&)>& fn,
              const std::function<void(int, std::exception_ptr)>& failed) {
         std::vector<std::thread> threads;
@@ -96,7 +96,8 @@ void run_ranks(int ranks, const std::function<void(ProcessGroup&)>& fn, const Ra
 std::vector<std::exception_ptr> failures_of_ranks(int ranks, const std::function<void(ProcessGroup&)>& fn,
                                                   const RankOptions& options) {
     World world(ranks, options);
-    std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));  // the world has checked it
+    std::vector<std::exception_ptr> failures(
+        static_cast<std::size_t>(ranks));  // positive: the world checked it
     world.run(fn, [&](int rank, std::exception_ptr failure) {
         failures[static_cast<std::size_t>(rank)] = std::move(failure);
     });

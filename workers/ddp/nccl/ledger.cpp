@@ -80,7 +80,7 @@ std::string what_peers_do(const SessionParts& parts) {
         if (local != static_cast<std::uint32_t>(parts.env.local_rank)) peers.push_back(local);
     }
     if (peers.empty()) return "";
-    return "; " + what_ranks_do(*parts.segment, peers, MonotonicClock::now());
+    return "; " + describe_activities(*parts.segment, peers, MonotonicClock::now());
 }
 
 std::string why_it_hangs(const SessionParts& parts, const Api& api) {

@@ -319,7 +319,7 @@ void AcrossNodes::throw_if_hopeless(std::uint32_t peer) {
     for (std::uint32_t place = 0; place < arena_.ranks(); ++place) {
         if (place != arena_.rank()) others.push_back(place);
     }
-    const std::string here = cpu::what_ranks_do(arena_, others, MonotonicClock::now());
+    const std::string here = cpu::describe_activities(arena_, others, MonotonicClock::now());
     fail<TimeoutError>(fmt::format("{} did not finish within {}: nothing came from {}{}{}", attempt(),
                                    ddprun::format_duration(timeout()), name_of(peer),
                                    here.empty() ? "" : "; ", here));

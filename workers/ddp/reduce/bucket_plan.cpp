@@ -44,7 +44,7 @@ BucketPlan plan_buckets(std::span<const GradientSpec> gradients, const BucketLim
     std::vector<std::size_t> order(gradients.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     BucketPlan plan = fill(gradients, order, limits);
-    // Inside a bucket the indices ascend, so its first is its lowest.
+    // Indices ascend inside a bucket, so its first is its lowest.
     std::sort(plan.begin(), plan.end(), [](const auto& a, const auto& b) { return a.front() > b.front(); });
     return plan;
 }
@@ -53,8 +53,8 @@ BucketPlan plan_buckets(std::span<const GradientSpec> gradients, std::span<const
                         const BucketLimits& limits) {
     assert(arrival.size() == gradients.size());
     BucketPlan plan = fill(gradients, arrival, limits);
-    // A bucket can go when its last gradient is there: sort by that, so that the leftovers of one type do not
-    // wait behind buckets of another that complete later.
+    // A bucket can start when its last gradient is ready: sort by that, so that the leftovers of one type do
+    // not wait behind buckets of another type that complete later.
     std::vector<std::size_t> arrived_at(gradients.size());
     for (std::size_t position = 0; position < arrival.size(); ++position)
         arrived_at[arrival[position]] = position;

@@ -19,8 +19,7 @@ double value_of(Half value) {
     return device::to_float(value);
 }
 
-/// Independent partial sums, always the same ones: the compiler may not reorder one sum, so one would not be
-/// vectorised.
+/// Uses a fixed set of partial sums: the compiler may not reorder a single sum, and would not vectorise it.
 template <class T>
 double sum_of_squares(const T* values, std::size_t count) {
     constexpr std::size_t kLanes = 16;
@@ -51,8 +50,8 @@ void scale_all(Half* values, std::size_t count, double factor) {
     for (std::size_t i = 0; i < count; ++i) device::round_to(device::to_float(values[i]) * by, values[i]);
 }
 
-/// Calls `loop` with the gradient's memory as what it is. Throws InvalidInput where it is not for these
-/// loops.
+/// Calls `loop` with the gradient's memory as its own type. Throws InvalidInput for device memory and
+/// integers.
 template <class Loop>
 auto over(const Buffer& gradient, Loop loop) {
     if (gradient.device != Device{})
@@ -79,8 +78,8 @@ double squares_of(const Buffer& gradient) {
     std::size_t first = 0;
     while (first + 1 < gradients.size() && std::isfinite(squares_of(gradients[first]))) ++first;
     throw Error(fmt::format(
-        "clip_grad_norm: the norm of the gradients is {}, first that of gradient {}; lower the learning rate, "
-        "or leave such steps out (NonFiniteNorm::Leave)",
+        "clip_grad_norm: the norm of the gradients is {}, gradient {} is the first that is not finite; lower the "
+        "learning rate, or skip such steps (NonFiniteNorm::Leave)",
         norm, first));
 }
 

@@ -29,20 +29,19 @@ FinishReduction start_on_device(ProcessGroup& group, const Buffer& bucket, const
     };
 }
 
-/// Shared memory for the compressed buckets, by the place of the bucket. Buckets come in the same order on
-/// all ranks, so the collective allocation is in step. The layout changes once, so there are at most two
-/// sets.
+/// Shared memory for compressed buckets, by the place of the bucket. Buckets come in the same order on all
+/// ranks, so the collective allocation matches. The layout changes once, so there are at most two sets.
 class Scratch {
   public:
     std::byte* of(ProcessGroup& group, const Buffer& bucket) {
-        std::span<std::byte>& room = rooms_[bucket.data];
+        std::span<std::byte>& memory = buffers_[bucket.data];
         const std::size_t bytes = bucket.count * size_of(DType::F16);
-        if (room.size() < bytes) room = group.allocate_shared(bytes);
-        return room.data();
+        if (memory.size() < bytes) memory = group.allocate_shared(bytes);
+        return memory.data();
     }
 
   private:
-    std::unordered_map<const void*, std::span<std::byte>> rooms_;
+    std::unordered_map<const void*, std::span<std::byte>> buffers_;
 };
 
 template <class Half>
@@ -51,11 +50,11 @@ CommunicationHook compression(DType type) {
                                                          const GradientBucket& bucket) -> FinishReduction {
         if (bucket.buffer.dtype != DType::F32)
             return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
-        const Buffer room{scratch->of(group, bucket.buffer), bucket.buffer.count, type, group.device()};
-        if (group.device().kind == Device::Kind::Cuda) return start_on_device(group, bucket.buffer, room);
-        auto* const compressed = static_cast<Half*>(room.data);
+        const Buffer half{scratch->of(group, bucket.buffer), bucket.buffer.count, type, group.device()};
+        if (group.device().kind == Device::Kind::Cuda) return start_on_device(group, bucket.buffer, half);
+        auto* const compressed = static_cast<Half*>(half.data);
         compress(bucket.buffer, compressed);
-        return [work = group.all_reduce(room, ReduceOp::Avg), compressed, target = bucket.buffer]() mutable {
+        return [work = group.all_reduce(half, ReduceOp::Avg), compressed, target = bucket.buffer]() mutable {
             work.wait();
             expand(compressed, target);
         };

@@ -23,7 +23,7 @@ std::string describe_all(std::span<const Tensor> tensors) {
     return text;
 }
 
-/// How `theirs` (rank r's description) first differs from rank 0's.
+/// The first difference of `theirs` (rank r's description) from rank 0's.
 std::string first_difference(std::size_t rank, std::string_view theirs, std::string_view zeros) {
     const auto a = ddprun::split(theirs, kBetweenTensors);
     const auto b = ddprun::split(zeros, kBetweenTensors);
@@ -44,7 +44,7 @@ void verify_same_tensors(ProcessGroup& group, std::span<const Tensor> tensors) {
     const std::string_view pieces[] = {mine};
     const std::vector<std::string> digests = group.all_gather_bytes(ddprun::to_hex(ddprun::sha256(pieces)));
     if (std::all_of(digests.begin(), digests.end(), [&](const auto& d) { return d == digests[0]; })) return;
-    // Everyone has seen the difference, so everyone takes part in showing it.
+    // Every rank has seen the difference, so all take part in showing it.
     const std::vector<std::string> all = group.all_gather_bytes(mine);
     for (std::size_t r = 1; r < all.size(); ++r) {
         if (all[r] != all[0]) throw MismatchError(first_difference(r, all[r], all[0]));

@@ -10,8 +10,8 @@
 namespace ddp {
 namespace {
 
-/// A rank that went on, or ended, without finish() is missed at the next roll: what the others read says what
-/// it left out.
+/// A rank that continued, or ended, without finish() is missed in the next exchange: the other ranks' error
+/// says that it must call finish().
 std::vector<std::string> gather_roll(ProcessGroup& group, std::string_view mine) {
     constexpr std::string_view kRemedy =
         "; inside a Join each rank calls Join::finish() once it has no more batches";
@@ -70,7 +70,7 @@ void Join::begin_forward() {
 void Join::begin_pass(const Roll& roll) {
     roll_ = roll;
     if (!options_.divide_by_initial_world_size) model_.reducer_->set_active_ranks(roll.active);
-    // Rank 0 may have stopped: whoever still trains has the newest buffers.
+    // Rank 0 may have no batches left; a rank that still trains has the newest buffers.
     if (model_.broadcasts_buffers_ && model_.last_pass_synchronised_) model_.broadcast_buffers(roll.last);
     model_.last_pass_synchronised_ = roll.reduces;
 }

@@ -4,7 +4,7 @@
 
 namespace ddp {
 
-/// Multiplies all elements in host memory. Throws InvalidInput for types that are not floating.
+/// Multiplies all elements in host memory by `factor`. Throws InvalidInput for integer types.
 void scale_elements(const Buffer& buffer, double factor);
 
 }  // namespace ddp

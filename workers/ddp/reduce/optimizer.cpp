@@ -18,7 +18,7 @@ void require(bool holds, std::string_view optimizer, std::string_view what) {
     if (!holds) throw InvalidInput(fmt::format("{}: {}", optimizer, what));
 }
 
-/// Of rates, decays and the like. NaN is neither.
+/// For rates, decays and the like: throws if negative, NaN or infinite.
 void require_amount(double value, std::string_view optimizer, std::string_view what) {
     require(value >= 0, optimizer, fmt::format("{} is {}", what, value < 0 ? "negative" : "not a number"));
     require(std::isfinite(value), optimizer, fmt::format("{} is infinite", what));
@@ -28,16 +28,15 @@ bool are_on_device(std::span<const Tensor> parameters) {
     return !parameters.empty() && parameters.front().memory.device.kind == Device::Kind::Cuda;
 }
 
-/// "" for host memory.
+/// Empty for host memory.
 std::string at(const Device& device) {
     return device.kind == Device::Kind::Cpu ? "" : fmt::format(" on CUDA device {}", device.index);
 }
 
-/// Elements that are stepped at once where a gradient or a parameter has another type than its state: they
-/// stay in the nearest cache meanwhile.
+/// Elements per block where gradient, parameter and state differ in type: a block stays in the nearest cache.
 constexpr std::size_t kBlock = 2048;
 
-/// Reads as float32 what is of 16 bits.
+/// Converts 16-bit numbers to float32 in `room`; returns float32 in place.
 const float* as_floats(const Buffer& from, std::size_t at, std::span<float> room) {
     switch (from.dtype) {
         case DType::BF16:
@@ -57,7 +56,7 @@ void round_all(std::span<const float> from, Half* to) {
     for (std::size_t i = 0; i < from.size(); ++i) device::round_to(from[i], to[i]);
 }
 
-/// Parameters in host memory.
+/// The base of optimizers of parameters in host memory.
 class HostOptimizer : public Optimizer {
   public:
     std::vector<Tensor> state() const override {
@@ -75,7 +74,7 @@ class HostOptimizer : public Optimizer {
     std::uint64_t steps() const override { return steps_; }
 
   protected:
-    /// Neighbouring elements of one parameter: what is stepped, by what, and the state of them.
+    /// Neighbouring elements of one parameter, with their gradients and states.
     template <class T>
     struct Elements {
         T* value;
@@ -84,8 +83,8 @@ class HostOptimizer : public Optimizer {
         std::size_t count;
     };
 
-    /// `slots` names the states each parameter has (float32, of a float64 float64; zero at the start): two at
-    /// most.
+    /// `slots` names the states of each parameter, two at most (float32, float64 for float64 parameters; zero
+    /// at the start).
     HostOptimizer(std::vector<Tensor> all, double learning_rate, std::vector<std::string_view> slots)
         : Optimizer(std::move(all), {&learning_rate, 1}), slot_names_(std::move(slots)) {
         for (const Tensor& parameter : parameters()) {
@@ -109,7 +108,7 @@ class HostOptimizer : public Optimizer {
     virtual void move(std::size_t parameter, const Elements<double>& elements) = 0;
 
   private:
-    using Memory = std::unique_ptr<std::byte[]>;  // aligned for double, as all that new gives
+    using Memory = std::unique_ptr<std::byte[]>;  // aligned for double, as all memory from new
 
     static Memory zeros(std::size_t bytes) { return std::make_unique<std::byte[]>(bytes); }
     static bool is_floating(DType type) { return type == DType::F64 || is_float_of_32_bits_or_less(type); }
@@ -158,7 +157,7 @@ class HostOptimizer : public Optimizer {
             else move_in_blocks(i, gradients[i]);
         }
     }
-    /// `count` of them from `at`; `gradient` begins there.
+    /// The `count` elements from `at`; `gradient` points to the first of them.
     template <class T>
     Elements<T> elements(std::size_t i, void* values, const T* gradient, std::size_t at,
                          std::size_t count) const {
@@ -185,7 +184,7 @@ class HostOptimizer : public Optimizer {
 
     std::vector<std::string_view> slot_names_;
     std::vector<Memory> slots_;    ///< slot-major
-    std::vector<Memory> masters_;  ///< float32, of parameters of 16 bits; null for others
+    std::vector<Memory> masters_;  ///< float32 masters of 16-bit parameters; null for others
     mutable std::uint64_t steps_ = 0;
 };
 
@@ -214,7 +213,8 @@ class Sgd final : public HostOptimizer {
             return;
         }
         const auto momentum = static_cast<T>(momentum_);
-        // Nesterov: the step looks ahead along the velocity; plain momentum: the step is the velocity.
+        // Nesterov's step adds the gradient to the momentum's part of the velocity; a plain step is the
+        // velocity.
         const T of_gradient = nesterov_ ? 1 : 0;
         const T of_velocity = nesterov_ ? momentum : 1;
         T* __restrict__ v = elements.slots[0];
@@ -244,7 +244,7 @@ class AdamW final : public HostOptimizer {
     }
 
   private:
-    // The same functions as on a device: the same factors, to the bit.
+    // The device uses the same functions: the factors are equal to the bit.
     void begin_step() override { factors_.learning_rate = learning_rate(); }
     void begin_parameter(std::size_t parameter) override { ++corrections_[parameter].step; }
     void move(std::size_t parameter, const Elements<float>& elements) override {
@@ -276,10 +276,10 @@ class AdamW final : public HostOptimizer {
 
     double epsilon_;
     device::StepScalars factors_;
-    mutable std::vector<device::Correction> corrections_;  ///< one for each parameter
+    mutable std::vector<device::Correction> corrections_;  ///< one per parameter
 };
 
-/// An optimizer for each group, under one name.
+/// One optimizer per group, behind one interface.
 class Grouped final : public Optimizer {
   public:
     struct Part {
@@ -300,8 +300,8 @@ class Grouped final : public Optimizer {
         }
         return tensors;
     }
-    // All are stepped together, so one counts for all. The last has parameters, and is on the device where
-    // they are.
+    // All groups are stepped together, so one count serves all. The last group has parameters, and counts on
+    // their device.
     std::uint64_t steps() const override { return parts_.back().optimizer->steps(); }
 
   private:
@@ -310,7 +310,7 @@ class Grouped final : public Optimizer {
         for (const Part& part : parts) rates.push_back(part.optimizer->learning_rate());
         return rates;
     }
-    // Each part looks at its own.
+    // Each group's optimizer checks its own gradients.
     bool takes_gradient(DType, DType) const override { return true; }
     void update(std::span<const Buffer> gradients) override {
         std::vector<Buffer> of_part;
@@ -327,8 +327,8 @@ class Grouped final : public Optimizer {
     std::vector<Part> parts_;
 };
 
-/// Which parameters are in each group, by their place in the list: group 0, then those of the options. Throws
-/// InvalidInput for a name that is none, or in two groups.
+/// The indices of the parameters of each group: group 0, then those of the options. Throws InvalidInput for a
+/// name that is not a parameter, or is in two groups.
 std::vector<std::vector<std::size_t>> divide(std::span<const Tensor> parameters,
                                              std::span<const ParameterGroup> groups,
                                              std::string_view optimizer) {
@@ -339,12 +339,11 @@ std::vector<std::vector<std::size_t>> divide(std::span<const Tensor> parameters,
         for (const std::string& name : groups[g].parameters) {
             const auto found = std::find_if(parameters.begin(), parameters.end(),
                                             [&](const Tensor& p) { return p.name == name; });
-            require(
-                found != parameters.end(), optimizer,
-                fmt::format("parameter group {} names '{}', which is none of the parameters", g + 1, name));
+            require(found != parameters.end(), optimizer,
+                    fmt::format("parameter group {} names '{}', which is not a parameter", g + 1, name));
             std::size_t& group = group_of[static_cast<std::size_t>(found - parameters.begin())];
             require(group == 0, optimizer,
-                    fmt::format("parameter '{}' is named by group {} and by group {}", name, group, g + 1));
+                    fmt::format("parameter '{}' is in group {} and in group {}", name, group, g + 1));
             group = g + 1;
         }
     }
@@ -353,7 +352,7 @@ std::vector<std::vector<std::size_t>> divide(std::span<const Tensor> parameters,
     return divided;
 }
 
-/// The options of group g, and what they say of its parameters alone.
+/// The options of group g, with its own settings and its parameters' copies.
 template <class Options>
 Options options_of_group(const Options& all, std::size_t g, std::span<const std::size_t> parameters) {
     Options own = all;

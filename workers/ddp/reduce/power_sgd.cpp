@@ -13,7 +13,7 @@
 namespace ddp {
 namespace {
 
-/// Independent partial sums: the compiler may not reorder one sum, so one would not be vectorised.
+/// Independent partial sums: the compiler may not reorder a single sum, and would not vectorise it.
 float dot(const float* __restrict__ a, const float* __restrict__ b, std::size_t count) {
     constexpr std::size_t kLanes = 16;
     std::array<float, kLanes> sums = {};
@@ -30,7 +30,8 @@ void add_scaled(float* __restrict__ to, const float* __restrict__ from, float fa
     for (std::size_t i = 0; i < count; ++i) to[i] += factor * from[i];
 }
 
-/// In [-1, 1), the same on all ranks. Any direction does that is not at right angles to what it is to find.
+/// Pseudorandom in [-1, 1), the same on all ranks. Any start direction works that is not orthogonal to the
+/// solution.
 float first_guess(std::uint32_t seed, std::uint32_t i) {
     std::uint32_t z = seed * 0x9E3779B9U + i * 0x85EBCA6BU + 0x1234567U;
     z = (z ^ (z >> 16)) * 0x7FEB352DU;
@@ -39,18 +40,18 @@ float first_guess(std::uint32_t seed, std::uint32_t i) {
     return static_cast<float>(z >> 8) * 0x1p-23F - 1;
 }
 
-/// A gradient as the product P Q^T of two narrow matrices, of which the columns lie one after the other.
+/// A gradient as the product P Q^T of two narrow matrices, whose columns are stored one after the other.
 struct Factors {
     std::size_t rows = 0, columns = 0, rank = 0;
-    std::vector<float> q;  ///< [rank][columns]; zeros: to be guessed
-    std::vector<float>
-        error;  ///< what the last step did not send of this rank's gradient; empty without error feedback
+    std::vector<float> q;      ///< [rank][columns]; a zero vector gets a new random start
+    std::vector<float> error;  ///< part of this rank's gradient that the last step did not send; empty
+                               ///< without error feedback
 };
 
-/// Gram-Schmidt over `rank` vectors, twice: once leaves rounding errors of the others' directions. A vector
-/// that depends on those before it becomes zero, for what is left of it is rounding errors only.
+/// Gram-Schmidt over `rank` vectors, twice: one pass leaves rounding errors along the other vectors. A vector
+/// that depends on earlier ones becomes zero, because its remainder is only rounding errors.
 void orthogonalize(float* vectors, std::size_t rank, std::size_t length) {
-    constexpr float kDependent = 1e-5F;  // of a vector's length
+    constexpr float kDependent = 1e-5F;  // relative to a vector's length
     for (std::size_t k = 0; k < rank; ++k) {
         float* const mine = vectors + k * length;
         const float before = std::sqrt(dot(mine, mine, length));
@@ -69,11 +70,11 @@ bool all_finite(const std::vector<float>& values) {
     return std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
 }
 
-/// What is under way for one bucket.
+/// The state of one bucket between start and finish.
 struct Step {
     std::vector<Tensor> low_rank, whole;
-    std::vector<Factors*> factors;  ///< of `low_rank`
-    std::vector<float> sums;        ///< all P, then all gradients that are sent as they are
+    std::vector<Factors*> factors;  ///< factors of `low_rank`
+    std::vector<float> sums;        ///< all P, then all gradients that are sent whole
     Work work;
 };
 
@@ -105,7 +106,7 @@ struct PowerSgd::Impl {
         }
         return all;
     }
-    /// What is sent depends on the sum of the ranks' errors only, so each may go on with their average.
+    /// Only the sum of the ranks' errors affects later steps, so each rank may continue with the average.
     void share_errors(ProcessGroup& group) {
         if (!options_.error_feedback) return;
         for (const auto& [parameter, name] : names_)
@@ -119,8 +120,7 @@ struct PowerSgd::Impl {
         if (!compresses)
             return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
         if (group.device() != Device{})
-            throw InvalidInput(
-                "power_sgd: the gradients are on a CUDA device; it works on those in host memory only");
+            throw InvalidInput("power_sgd: the gradients are on a CUDA device; it needs host memory");
         const auto step = std::make_shared<Step>(divide(bucket));
         for (std::size_t i = 0; i < step->low_rank.size(); ++i)
             begin(step->low_rank[i], *step->factors[i], step->sums);
@@ -151,7 +151,7 @@ struct PowerSgd::Impl {
         Step step;
         for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
             const Tensor& gradient = bucket.gradients[i];
-            // Pointers into the map last. By parameter, as buckets are laid out anew once.
+            // Pointers into the map stay valid. The key is the parameter, because buckets are rebuilt once.
             auto known = factors_.find(bucket.parameters[i]);
             if (known == factors_.end())
                 known = factors_.emplace(bucket.parameters[i], shape_of(gradient)).first;
@@ -165,7 +165,7 @@ struct PowerSgd::Impl {
         return step;
     }
 
-    /// Adds what was not sent before, and appends P = M Q.
+    /// Adds the error of the last step, and appends P = M Q.
     void begin(const Tensor& gradient, Factors& f, std::vector<float>& sums) {
         auto* const m = static_cast<float*>(gradient.memory.data);
         if (options_.error_feedback) {
@@ -181,8 +181,8 @@ struct PowerSgd::Impl {
                 sums[at + k * f.rows + i] = dot(m + i * f.columns, f.q.data() + k * f.columns, f.columns);
         }
     }
-    /// A direction that has vanished (a gradient of zeros) would find nothing any more. Q is the same on all
-    /// ranks.
+    /// Restarts vectors of Q that are zero (after a gradient of zeros): they would stay zero. Q is the same
+    /// on all ranks.
     void guess_where_needed(Factors& f) const {
         const std::uint64_t drawn = options_.warm_start ? 0 : static_cast<std::uint64_t>(steps_);
         const auto seed = static_cast<std::uint32_t>(options_.seed + drawn);
@@ -228,7 +228,7 @@ struct PowerSgd::Impl {
             q += f.rank * f.columns;
         }
     }
-    /// M = P Q^T, and what is lost by it.
+    /// Computes M = P Q^T, and the error of that approximation.
     static void multiply(const float* p, Factors& f, float* m) {
         std::fill_n(m, f.rows * f.columns, 0.0F);
         for (std::size_t k = 0; k < f.rank; ++k) {
@@ -237,16 +237,15 @@ struct PowerSgd::Impl {
         }
         if (!f.error.empty()) add_scaled(f.error.data(), m, -1, f.error.size());
         if (all_finite(f.q)) return;
-        // A gradient that was not finite is this step's alone.
+        // A gradient that is not finite must not affect later steps.
         std::fill(f.q.begin(), f.q.end(), 0.0F);
         std::fill(f.error.begin(), f.error.end(), 0.0F);
     }
 
     const PowerSgdOptions options_;
     std::int64_t steps_ = 0;
-    std::map<std::size_t, Factors>
-        factors_;  ///< by parameter; those that are sent whole as well, once they came
-    std::map<std::size_t, std::string> names_;  ///< by parameter: of what state() names
+    std::map<std::size_t, Factors> factors_;    ///< by parameter; includes uncompressed ones once seen
+    std::map<std::size_t, std::string> names_;  ///< by parameter: names in state()
 };
 
 PowerSgd::PowerSgd(std::span<const Tensor> parameters, PowerSgdOptions options)

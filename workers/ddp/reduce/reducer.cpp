@@ -16,8 +16,8 @@
 
 namespace ddp {
 
-/// What the reducer does to gradients in place, on the host or on a device. On a device all of it happens in
-/// the order of the group's stream, and nothing waits for it.
+/// Operations on gradients in place, on the host or on a device. On a device they follow the group's stream,
+/// and the host does not wait for them.
 class GradientMemory {
   public:
     virtual ~GradientMemory() = default;
@@ -25,17 +25,17 @@ class GradientMemory {
     virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
     /// Multiplies a bucket's elements.
     virtual void scale(const Buffer& bucket, double factor) = 0;
-    /// Memory of the same kind for the time of a layout. May wait.
+    /// Memory of the same kind, for one rebuild of the buckets. May wait.
     virtual std::shared_ptr<std::byte> temporary(std::size_t bytes) = 0;
-    /// Starts the averaging of a bucket over all ranks, in the way that is fastest there.
+    /// Starts the fastest averaging of a bucket over all ranks.
     virtual Work start_average(const Buffer& bucket) = 0;
-    /// Everyone's maximum of each of `count` numbers. Waits for it.
+    /// Replaces each of `count` numbers by its maximum over all ranks. Waits for it.
     virtual void agree_on_maximum(std::int32_t* values, std::size_t count) = 0;
 };
 
 namespace {
 
-/// A cache line, and the widest vector: no two gradients share one.
+/// One cache line, and the widest vector: no two gradients share one.
 constexpr std::size_t kBucketAlignment = 64;
 
 constexpr std::size_t padded_bucket(std::size_t bytes) {
@@ -55,7 +55,7 @@ class Stopwatch {
     ddprun::TimePoint start_;
 };
 
-/// Who comes second does not enter.
+/// Excludes a second thread.
 class OneAtATime {
   public:
     explicit OneAtATime(std::atomic<bool>& taken)
@@ -134,13 +134,13 @@ class DeviceGradients final : public GradientMemory {
     cuda::PinnedMemory staging_;
 };
 
-/// For memory that the group gave. The group is borrowed. Collective for a device.
+/// For memory from the group, which is borrowed. Collective for a device.
 std::unique_ptr<GradientMemory> make_gradient_memory(ProcessGroup& group, std::size_t parameters) {
     if (group.device().kind == Device::Kind::Cpu) return std::make_unique<HostGradients>(group);
     return std::make_unique<DeviceGradients>(group, parameters);
 }
 
-/// Whether the group averages gradients of this memory.
+/// True when the group can average gradients of this memory.
 bool can_be_averaged(const Buffer& memory, const ProcessGroup& group) {
     return memory.device == group.device() && is_reducible(memory.dtype, ReduceOp::Avg);
 }
@@ -300,7 +300,7 @@ void Reducer::settle_missing() {
     if (!options_.find_unused_parameters && !options_.static_graph) throw_missing(missing);
     require_static_graph();
     for (const std::size_t i : missing) {
-        // What lies there may be the average of an earlier step: it must not count twice.
+        // The memory may hold the average of an earlier step, which must not count twice.
         if (locally_used_[i] == 0) memory_->zero(arena_.data() + offset_of_[i], specs_[i].bytes);
         --buckets_[bucket_of_[i]].missing;
     }
@@ -331,7 +331,7 @@ void Reducer::finish() {
     group_.require();
     if (accumulating_) return;
     settle_missing();
-    // In a Join steps of others, which this rank shadowed, may have come before.
+    // Inside a Join, this rank may have shadowed steps of others before its own first step.
     if (options_.static_graph && static_graph_.empty()) static_graph_ = ready_;
     complete_step();
 }
@@ -366,8 +366,9 @@ void Reducer::agree_on_used() {
     memory_->agree_on_maximum(globally_used_.data(), globally_used_.size());
 }
 
-/// Of the lowest rank that saw gradients arrive: rank 0 may have no samples left (Join). Those that did not
-/// arrive come last. One order goes to everybody, as the maximum of it and of what is lower.
+/// The order on the lowest rank that saw gradients arrive, because rank 0 may have no samples left (Join);
+/// parameters without a gradient come last. That rank contributes its order, the others -1, and the maximum
+/// reaches all ranks.
 std::vector<std::size_t> Reducer::first_order_of_arrival() {
     const std::vector<std::string> saw_any = group_->all_gather_bytes(arrival_.empty() ? "" : "+");
     const auto lowest = std::find(saw_any.begin(), saw_any.end(), "+") - saw_any.begin();
@@ -392,8 +393,8 @@ void Reducer::rebuild() {
     BucketPlan plan = plan_buckets(specs_, first_order_of_arrival(), options_.limits);
     if (plan == plan_) return;
 
-    // Padded sizes add up to the same total in any order, so the arena is kept. Nobody else touches it: the
-    // last reduction of the step has ended on all ranks (or will, before what the stream is given now).
+    // The arena is kept, because padded sizes have the same sum in any order. No other rank uses it: the last
+    // reduction of the step has ended on all ranks (or will, before later work on the stream).
     const std::shared_ptr<std::byte> old = memory_->temporary(arena_.size());
     memory_->copy(old.get(), arena_.data(), arena_.size());
     const std::vector<std::size_t> old_offset = offset_of_;

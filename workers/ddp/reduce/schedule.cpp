@@ -28,7 +28,7 @@ void check(const Schedule& s) {
     require(s.factor > 0 && std::isfinite(s.factor), fmt::format("factor is {}", s.factor));
 }
 
-/// From 0 to 1 within `steps`, then 1.
+/// Rises from 0 to 1 within `steps`, then stays 1.
 double part_done(std::uint64_t done, std::uint64_t steps) {
     return done >= steps ? 1 : static_cast<double>(done) / static_cast<double>(steps);
 }
@@ -55,7 +55,7 @@ double rate_at(const Schedule& schedule, double base, std::uint64_t steps) {
 }
 
 double scaled_learning_rate(double rate, std::size_t batch, std::size_t batch_of_all) {
-    require(batch > 0, "the batch that the learning rate was found good for is empty");
+    require(batch > 0, "the reference batch of the learning rate is empty");
     return rate * static_cast<double>(batch_of_all) / static_cast<double>(batch);
 }
 

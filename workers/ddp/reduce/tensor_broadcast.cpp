@@ -8,8 +8,8 @@
 namespace ddp {
 namespace {
 
-constexpr std::size_t kLarge = std::size_t{1} << 20;  ///< bytes from which a copy costs more than a call
-constexpr std::size_t kParcelBytes = std::size_t{25} << 20;  ///< and what a parcel grows to, at least
+constexpr std::size_t kLarge = std::size_t{1} << 20;  ///< bytes above which a copy costs more than a call
+constexpr std::size_t kParcelBytes = std::size_t{25} << 20;  ///< least size of a full bucket
 
 std::shared_ptr<std::byte> make_room(const ProcessGroup& group, std::size_t bytes) {
     if (group.device().kind == Device::Kind::Cuda) {

@@ -9,13 +9,13 @@
 
 namespace ddp {
 
-/// Overwrites tensors with one rank's. Small ones travel together: a call costs more than their bytes. On a
-/// device everything is in the order of the group's stream.
+/// Overwrites tensors with one rank's. Small tensors are coalesced, because a call costs more than their
+/// bytes. On a device all work follows the group's stream.
 class TensorBroadcast {
   public:
-    /// All ranks have the same tensors. The group and their memory are borrowed.
+    /// All ranks have the same tensors. The group and the tensors' memory are borrowed.
     TensorBroadcast(ProcessGroup& group, const std::vector<Tensor>& tensors);
-    /// Collective. On a device it waits for nothing.
+    /// Collective. On a device it does not wait.
     void run(int root);
 
   private:
@@ -27,9 +27,9 @@ class TensorBroadcast {
     void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
     BorrowedGroup group_;
-    std::vector<Buffer> large_;  ///< each on its own
+    std::vector<Buffer> large_;  ///< each in its own broadcast
     std::vector<Parcel> parcels_;
-    std::shared_ptr<std::byte> room_;  ///< for one parcel
+    std::shared_ptr<std::byte> room_;  ///< holds one bucket
 };
 
 }  // namespace ddp

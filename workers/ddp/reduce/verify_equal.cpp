@@ -10,10 +10,10 @@
 namespace ddp {
 namespace {
 
-/// One line must hold two of them.
+/// Longest value shown; one line must hold two.
 constexpr std::size_t kShownBytes = 200;
 
-/// With every length, so that no two lists look alike.
+/// Includes every length, so that different lists differ.
 std::string digest_of(std::span<const NamedValue> values) {
     std::string text;
     for (const NamedValue& one : values)
@@ -30,7 +30,7 @@ std::string shown(std::string_view value) {
     return ddprun::excerpt(value, kShownBytes);
 }
 
-/// "0.1 on rank 2, 0.02 on rank 0": rank 0's, and the first other with all ranks that have it.
+/// "0.1 on rank 2, 0.02 on rank 0": the first other value with all its ranks, and rank 0's.
 std::string both_values(const std::vector<std::string>& texts) {
     const auto other =
         std::find_if(texts.begin(), texts.end(), [&](const auto& text) { return text != texts[0]; });
@@ -42,7 +42,7 @@ std::string both_values(const std::vector<std::string>& texts) {
                        ddprun::format_ranges(others), shown(texts[0]));
 }
 
-/// Every rank has seen that the lists differ, so all take part in finding out where.
+/// Every rank has seen that the lists differ, so all take part in locating the difference.
 [[noreturn]] void throw_difference(ProcessGroup& group, std::span<const NamedValue> values) {
     const std::vector<std::string> counts = group.all_gather_bytes(fmt::format("{}", values.size()));
     if (!all_equal(counts))
@@ -50,7 +50,7 @@ std::string both_values(const std::vector<std::string>& texts) {
     for (const NamedValue& one : values) {
         const std::vector<std::string> names = group.all_gather_bytes(one.name);
         if (!all_equal(names))
-            throw MismatchError(fmt::format("verify_equal: what is compared is {}", both_values(names)));
+            throw MismatchError(fmt::format("verify_equal: the name of a value is {}", both_values(names)));
         const std::vector<std::string> all = group.all_gather_bytes(one.value);
         if (!all_equal(all)) throw MismatchError(fmt::format("{} is {}", shown(one.name), both_values(all)));
     }

@@ -208,10 +208,10 @@ void Lockstep::time_out() {
     for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
         if (peer != rank_) peers.push_back(peer);
     }
-    const std::string what =
-        fmt::format("rank {}: {} did not finish within {}: rank{} {} missing: {}", global(rank_),
-                    to_string(call_), ddprun::format_duration(timeout_), missing.size() == 1 ? "" : "s",
-                    ddprun::format_ranges(missing), what_ranks_do(arena_, peers, MonotonicClock::now()));
+    const std::string what = fmt::format("rank {}: {} did not finish within {}: rank{} {} missing: {}",
+                                         global(rank_), to_string(call_), ddprun::format_duration(timeout_),
+                                         missing.size() == 1 ? "" : "s", ddprun::format_ranges(missing),
+                                         describe_activities(arena_, peers, MonotonicClock::now()));
     // A rank that comes later would find everybody's slot, and go on alone.
     complain(arena_.control(), told(std::make_exception_ptr(TimeoutError(what))));
     fail<TimeoutError>(what);

@@ -193,7 +193,7 @@ void PointToPoint::throw_if_hopeless(const std::vector<End*>& heads) const {
     if (now_ns() - first.began_ns < timeout_.count()) return;
     throw TimeoutError(
         fmt::format("{} did not finish within {}: {}{}", attempt, ddprun::format_duration(timeout_),
-                    what_ranks_do(arena_, {first.peer}, MonotonicClock::now()), deadlock(first)));
+                    describe_activities(arena_, {first.peer}, MonotonicClock::now()), deadlock(first)));
 }
 
 void PointToPoint::throw_if_gone(const End& end) const {

@@ -192,13 +192,13 @@ bool is_gone(const Arena& arena, std::uint32_t rank) {
     return who.has_mark != 0 && !arena.segment().is_marked(arena.members()[rank]);
 }
 
-std::string what_ranks_do(const Arena& arena, const std::vector<std::uint32_t>& ranks,
-                          ddprun::TimePoint now) {
+std::string describe_activities(const Arena& arena, const std::vector<std::uint32_t>& ranks,
+                                ddprun::TimePoint now) {
     std::vector<std::string> clauses;
     for (const std::uint32_t rank : ranks) {
         const std::string message = one_message(arena, rank, now);
-        clauses.push_back(!message.empty() ? message
-                                           : what_rank_does(arena.line(rank), arena.global_rank(rank), now));
+        clauses.push_back(
+            !message.empty() ? message : describe_activity(arena.line(rank), arena.global_rank(rank), now));
     }
     return ddprun::join(clauses, "; ");
 }

@@ -46,7 +46,8 @@ void leave_mark(Arena& arena);
 bool is_gone(const Arena& arena, std::uint32_t rank);
 
 /// One clause per rank of the group, from its line, or of the message that it is in.
-std::string what_ranks_do(const Arena& arena, const std::vector<std::uint32_t>& ranks, ddprun::TimePoint now);
+std::string describe_activities(const Arena& arena, const std::vector<std::uint32_t>& ranks,
+                                ddprun::TimePoint now);
 
 /// Tells everybody in the group of a failure, as told() gives it (worker/told_failure.h); what was said first
 /// stays.

@@ -9,16 +9,16 @@
 
 namespace ddp {
 
-/// Where ranks leave words for each other before they have a group. All calls may throw; `get` returns ""
-/// when `until` passes first. Boards of tests may have no `erase`.
+/// A key-value store for ranks that have no group yet. All calls may throw; `get` returns "" when `until`
+/// passes first. `erase` may be empty in tests.
 struct Board {
     std::function<void(const std::string& key, const std::string& value)> put;
     std::function<std::string(const std::string& key, ddprun::TimePoint until)> get;
     std::function<void(const std::string& key)> erase = {};
 };
 
-/// In the store of the launcher that started us; errors begin with `attempt`. Throws InvalidInput when there
-/// is none, TimeoutError, Error.
+/// The store of the launcher that started this process; errors begin with `attempt`. Throws InvalidInput
+/// without one, TimeoutError, Error.
 Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline, std::string_view attempt);
 
 }  // namespace ddp

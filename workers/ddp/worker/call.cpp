@@ -47,7 +47,7 @@ std::string age(std::int64_t since_ns, ddprun::TimePoint now) {
     return ddprun::format_duration(ddprun::Duration(span > 0 ? span : 0));
 }
 
-std::string what_rank_does(const RankLine& line, int rank, ddprun::TimePoint now) {
+std::string describe_activity(const RankLine& line, int rank, ddprun::TimePoint now) {
     const std::uint64_t started = line.started_seq.load(std::memory_order_relaxed);
     const std::uint64_t finished = line.finished_seq.load(std::memory_order_relaxed);
     const char* name =
@@ -62,12 +62,12 @@ std::string what_rank_does(const RankLine& line, int rank, ddprun::TimePoint now
                        age(line.finished_ns.load(std::memory_order_relaxed), now));
 }
 
-std::string what_ranks_do(const SegmentMap& segment, const std::vector<std::uint32_t>& local_ranks,
-                          ddprun::TimePoint now) {
+std::string describe_activities(const SegmentMap& segment, const std::vector<std::uint32_t>& local_ranks,
+                                ddprun::TimePoint now) {
     std::vector<std::string> clauses;
     for (const std::uint32_t rank : local_ranks) {
         clauses.push_back(
-            what_rank_does(segment.line(rank), static_cast<int>(segment.header().first_rank + rank), now));
+            describe_activity(segment.line(rank), static_cast<int>(segment.header().first_rank + rank), now));
     }
     return ddprun::join(clauses, "; ");
 }

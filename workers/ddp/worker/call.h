@@ -8,17 +8,17 @@
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
 
-/// One call of a collective or message, and the sentences about it, whichever backend it is of.
+/// One call of a collective or message, and its descriptions for errors; the same for all backends.
 namespace ddp {
 
-// Stand in Call::root for the calls that have no operation of their own in the rank lines.
+// Values of Call::root for calls that have no operation of their own in the rank lines.
 inline constexpr std::int16_t kAllocateMark = -2;
 inline constexpr std::int16_t kBytesMark = -3;
 inline constexpr std::int16_t kSplitMark = -4;
-inline constexpr std::int16_t kUnevenMark = -5;  ///< all_gather_v and its like
-inline constexpr std::int16_t kBatchMark = -6;   ///< of messages; they have one number together
+inline constexpr std::int16_t kUnevenMark = -5;  ///< all_gather_v and other uneven collectives
+inline constexpr std::int16_t kBatchMark = -6;   ///< messages of a batch, which share one sequence number
 
-/// The call a rank is in, as it tells its peers. Equal on all ranks, or everybody throws MismatchError.
+/// The call of a rank, as its peers see it. It must be equal on all ranks; otherwise all throw MismatchError.
 struct Call {
     std::uint64_t seq = 0;
     std::uint64_t bytes = 0;
@@ -30,7 +30,7 @@ struct Call {
 };
 static_assert(sizeof(Call) == 24);
 
-/// Of a collective or message over `buffer`; without its number.
+/// The call of a collective or message on `buffer`, without its sequence number.
 inline Call call_of(ddprun::SegmentOp operation, const Buffer& buffer, ReduceOp op = ReduceOp::Sum,
                     int root = -1) {
     return {.bytes = buffer.bytes(),
@@ -40,7 +40,7 @@ inline Call call_of(ddprun::SegmentOp operation, const Buffer& buffer, ReduceOp 
             .op = op};
 }
 
-/// Where a sum is made in several places and divided in one.
+/// The operation of partial sums that are divided only once, at the end.
 constexpr ReduceOp without_division(ReduceOp op) { return op == ReduceOp::Avg ? ReduceOp::Sum : op; }
 
 /// "all_reduce #812 (6553600 float32, 25 MiB, sum)".
@@ -48,21 +48,22 @@ std::string to_string(const Call& call);
 /// "rank 3 called broadcast #7 (...), rank 0 called all_reduce #7 (...)".
 std::string both_sides(int rank, const Call& call, int other_rank, const Call& other);
 
-/// The time as the lines of ranks carry it.
+/// The current time in nanoseconds, as rank lines store it.
 inline std::int64_t now_ns() { return ddprun::MonotonicClock::now().time_since_epoch().count(); }
-/// "12 s", from a time of a line until now.
+/// "12 s": the time from `since_ns`, of a rank line, until `now`.
 std::string age(std::int64_t since_ns, ddprun::TimePoint now);
 /// "rank 5 is in all_reduce #812 (25 MiB) since 12 s"; "rank 2 finished #811 (all_reduce) 3 s ago and has not
 /// called the next".
-std::string what_rank_does(const ddprun::RankLine& line, int rank, ddprun::TimePoint now);
-/// One such clause per rank of the node, whichever group they are in.
-std::string what_ranks_do(const SegmentMap& segment, const std::vector<std::uint32_t>& local_ranks,
-                          ddprun::TimePoint now);
+std::string describe_activity(const ddprun::RankLine& line, int rank, ddprun::TimePoint now);
+/// One such clause per listed rank of the node, whatever group the rank is in.
+std::string describe_activities(const SegmentMap& segment, const std::vector<std::uint32_t>& local_ranks,
+                                ddprun::TimePoint now);
 
-/// Tells the launcher how far training is.
+/// Reports training progress to the launcher.
 void report_progress(ddprun::RankLine& line, std::uint64_t step, std::uint64_t samples);
 
-/// Throws PeerLostError "<attempt>: rank 2 was lost, the launcher ended generation 4" once it has.
+/// Throws PeerLostError "<attempt>: rank 2 was lost, the launcher ended generation 4" once the launcher has
+/// ended it.
 void throw_if_lost(const ddprun::SegmentHeader& header, const std::string& attempt);
 
 }  // namespace ddp

@@ -24,13 +24,13 @@ using ddprun::Result;
 
 constexpr std::chrono::seconds kPmixPatience{10};
 
-/// The variables of the contract, and how they came about.
+/// The variables of the environment contract, and their origin.
 struct Contract {
     EnvironmentList variables;
     std::string origin;
 };
 
-/// Made from what the launcher said, and from what the ranks told each other where they are on several hosts.
+/// Built from the launcher's variables, and from the rendezvous of the ranks where they are on several hosts.
 Result<Contract> contract_of(const LauncherChoice& choice, const EnvironmentLookup& lookup) {
     LauncherChoice launcher = choice;
     Placement& placement = *launcher.placement;
@@ -52,7 +52,7 @@ Result<Contract> contract_of(const LauncherChoice& choice, const EnvironmentLook
     if (placement.job.empty()) placement.job = ddprun::launcher_process(choice.rank_variable);
     Result<EnvironmentList> told = ddprun::to_contract(placement);
     if (!told) return told.error();
-    // What was found together comes first: the first of a name counts.
+    // Variables from the rendezvous come first: the first value of a name counts.
     contract.variables.insert(contract.variables.end(), told->begin(), told->end());
     return contract;
 }
@@ -66,9 +66,9 @@ EnvironmentLookup laid_over(const EnvironmentLookup& below, const EnvironmentLis
     };
 }
 
-/// This process's place in its world, from ddprun's or torchrun's variables, else from those of mpirun,
-/// mpiexec, srun or flux; a PMIx server is asked only for what these do not say. Nobody's variables: a world
-/// of one. Error: what the variables lack or contradict, ready to be shown.
+/// Reads this process's place in its world from ddprun's or torchrun's variables, else from those of mpirun,
+/// mpiexec, srun or flux; asks a PMIx server only for facts that these lack. Without any such variables: a
+/// world of one. Error: a missing or contradictory variable, ready to be shown.
 Result<Context> read_launcher(const EnvironmentLookup& lookup) {
     const Result<LauncherChoice> choice = ddprun::choose_launcher(lookup);
     if (!choice) return choice.error();

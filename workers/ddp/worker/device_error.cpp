@@ -9,7 +9,7 @@
 namespace ddp {
 namespace {
 
-/// Two places in turn: a signal handler reads one while the other is written.
+/// Two buffers in turn: a signal handler reads one while the other is written.
 struct Words {
     std::array<std::array<char, 1001>, 2> places{};
     std::atomic<unsigned> newest{0};

@@ -29,9 +29,9 @@ namespace {
 
 constexpr std::array kFatal = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
-/// All that a signal handler needs, laid out beforehand. One per process: signals are the process's.
+/// Everything that the signal handler uses, allocated beforehand. One per process, as signals are.
 struct CrashState {
-    std::array<char, 4096> error_file{};  ///< "" none
+    std::array<char, 4096> error_file{};  ///< "" without one
     std::array<char, 16 * 1024> stack{};
     std::array<char, 48 * 1024> json{};
     std::array<char, 64 * 1024> alternate_stack{};
@@ -61,7 +61,7 @@ std::string error_file() { return ddprun::process_environment("TORCHELASTIC_ERRO
 const char* name_of_signal(int signal) {
     switch (signal) {
         case SIGSEGV: return "SIGSEGV (invalid memory access)";
-        case SIGBUS: return "SIGBUS (memory that cannot be had)";
+        case SIGBUS: return "SIGBUS (memory that is not available)";
         case SIGFPE: return "SIGFPE (impossible arithmetic)";
         case SIGILL: return "SIGILL (unknown instruction)";
         case SIGABRT: return "SIGABRT (abort)";
@@ -69,7 +69,7 @@ const char* name_of_signal(int signal) {
     }
 }
 
-/// Only what is async-signal-safe.
+/// Uses only async-signal-safe calls.
 void report_crash(int signal) {
     const std::size_t length = raw_stack_trace(crash.stack.data(), crash.stack.size());
     char line[128];
@@ -92,10 +92,10 @@ void report_crash(int signal) {
     write_whole(crash.error_file.data(), json.data(), json.size());
 }
 
-/// The disposition is the default again (SA_RESETHAND): a fault happens once more on return, and a signal
-/// that was sent is pending until then. The process dies of it truthfully.
+/// The disposition is the default again (SA_RESETHAND): a fault recurs on return, and a raised signal stays
+/// pending until then. The process then dies of that signal.
 void on_fatal_signal(int signal) {
-    // A child of ours that crashes (a data loader) must not overwrite what concerns the worker.
+    // A crashing child of this process (a data loader) must not overwrite the worker's report.
     if (::getpid() == crash.pid && !crash.reported.exchange(true)) report_crash(signal);
     ::raise(signal);
 }
@@ -106,12 +106,12 @@ std::string text_of_exception() {
     } catch (const std::exception& error) {
         return error.what();
     } catch (...) {
-        return "an exception that is no std::exception";
+        return "an exception that is not a std::exception";
     }
 }
 
 [[noreturn]] void on_terminate() {
-    // This function and std::terminate's own two frames say nothing.
+    // Omit this function's frame and std::terminate's own.
     const std::string stack = stack_trace(1);
     const bool uncaught = std::current_exception() != nullptr;
     const bool first = !crash.reported.exchange(true);
@@ -158,8 +158,8 @@ void install_handlers() {
 int run_main(std::string_view program, const std::function<int()>& body) {
     crash.program = program;
     install_handlers();
-    // Neither a catch nor noexcept here, nor in a main that only calls us: where no frame handles an
-    // exception, the runtime calls std::terminate from the throw itself, with the whole stack still there.
+    // There must be no catch and no noexcept here, nor in a main that only calls this: when no frame handles
+    // an exception, the runtime calls std::terminate from the throw itself, with the whole stack in place.
     return body();
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 std::atomic<std::uint32_t> forks = 0;
 
-// getpid() would be a system call in each collective, half of what a small one takes.
+// getpid() in each collective would be a system call, half the time of a small one.
 const int registered =
     ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 

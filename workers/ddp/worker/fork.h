@@ -5,20 +5,19 @@
 #include <string_view>
 #include <utility>
 
-/// A forked child has the memory of its parent, but none of its threads, and must not speak for it on its
-/// connections.
+/// A forked child has the memory of its parent but none of its threads, and must not use its connections.
 namespace ddp {
 
-/// Generations of fork() between the first process that ran this program and the calling one. Two calls that
-/// give the same number are of one process. Costs one load.
+/// The number of fork() calls between the first process that ran this program and the calling one: equal
+/// results come from the same process. Costs one load.
 std::uint32_t fork_count();
 
-/// Throws Error when the calling process was forked from the one in which fork_count() was `made_in`. `what`
-/// is the object and its call, "rank 0: all_reduce".
+/// Throws Error when the calling process was forked from the one whose fork_count() was `made_in`. `what`
+/// names the object and its call, "rank 0: all_reduce".
 void require_same_process(std::uint32_t made_in, std::string_view what);
 
-/// Deletes in the process that made it; does nothing in a forked child, where a destructor would wait for
-/// threads that the child does not have, or give back what the parent uses.
+/// Deletes an object in the process that made it; does nothing in a forked child, where a destructor would
+/// wait for threads that the child lacks, or free resources of the parent.
 struct DeleteInMaker {
     std::uint32_t made_in = fork_count();
     template <class T>

@@ -33,7 +33,7 @@ std::shared_ptr<StoreClient> connect_to_job_store(const ddprun::WorkerEnv& env, 
                                        deadline);
     if (!client && client.error().sys == ENOENT) {
         throw Error(fmt::format(
-            "rank {}: the job's store: {}: what started this program has closed the descriptors that it got from ddprun",
+            "rank {}: the job's store: {}: the parent of this program closed the descriptors that it got from ddprun",
             env.rank, client.error().what));
     }
     if (!client) throw_store_error(env.rank, "the job's store", client.error());

@@ -15,7 +15,7 @@
 namespace ddp {
 namespace {
 
-/// The signal that asked us to stop, 0 none. Written by the handler.
+/// The signal that requested the stop, 0 without one. Written by the handler.
 volatile sig_atomic_t stop_signal = 0;
 
 void on_stop(int signal) { stop_signal = signal; }
@@ -26,7 +26,7 @@ struct Caught {
     void (*handler)(int);
     int flags;
 };
-/// SA_RESETHAND: who sends it twice does not want to wait.
+/// SA_RESETHAND: a second signal ends the process at once.
 constexpr std::array kCaught = {Caught{SIGTERM, on_stop, static_cast<int>(SA_RESETHAND)},
                                 Caught{SIGINT, on_stop, static_cast<int>(SA_RESETHAND)},
                                 Caught{SIGUSR1, on_companion, 0}, Caught{SIGUSR2, on_companion, 0}};
@@ -44,7 +44,7 @@ void replace(const Caught& caught, void (*expected)(int), void (*handler)(int)) 
 ddprun::UniqueFd inherited(int fd) {
     ddprun::UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
     if (!own) throw InvalidInput(fmt::format("DDPRUN_LIFELINE_FD={}: {}", fd, std::strerror(errno)));
-    // The program's own children would keep it open, and read what is meant for us.
+    // The program's own children would keep it open, and read packets meant for this process.
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
     return own;
 }
@@ -76,7 +76,7 @@ void Lifeline::read_notices() {
     for (;;) {
         const ssize_t n = ::recv(fd_.get(), packet, sizeof packet, MSG_DONTWAIT);
         if (n < 0) return;
-        if (n == 0) {  // the agent is gone; it cannot say anything more
+        if (n == 0) {  // the agent has gone and will send nothing more
             fd_.reset();
             return;
         }
@@ -89,7 +89,7 @@ void Lifeline::read_notices() {
 void Lifeline::send(char kind, const std::string& payload) {
     if (!fd_) return;
     const std::string packet = kind + payload;
-    // A launcher that is too busy to read misses one of many; ignoring.
+    // A launcher that is too busy to read misses one packet of many; ignoring.
     (void)::send(fd_.get(), packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

@@ -48,7 +48,7 @@ Result<TimePoint> deadline_in(const EnvironmentLookup& lookup) {
     return ddprun::deadline_after(MonotonicClock::now(), *span);
 }
 
-/// On rank 0: the store that listens before anybody hears of it, and what the others are told.
+/// Rank 0's store, which listens before its address is sent, and that address.
 struct Hosting {
     std::unique_ptr<StoreHost> store;
     MeetingPoint point;
@@ -78,7 +78,7 @@ Result<Hosting> host_store(const Placement& placement, const EnvironmentLookup& 
     return hosting;
 }
 
-/// Nobody else is this rank, and everybody is there.
+/// Claims this rank, which fails when another process has it, and waits for all ranks.
 Status meet_in_store(StoreClient& store, const Placement& placement, TimePoint deadline) {
     const int rank = placement.rank.value_or(0), size = placement.size.value_or(1);
     const std::string mine =
@@ -93,11 +93,11 @@ Status meet_in_store(StoreClient& store, const Placement& placement, TimePoint d
     return store.barrier("meeting", size, deadline);
 }
 
-/// What stays until the process ends.
+/// Resources that live until the process ends.
 struct Kept {
-    std::unique_ptr<StoreHost> store;  ///< the others need rank 0's for as long as there is a rank 0
+    std::unique_ptr<StoreHost> store;  ///< rank 0's; the other ranks need it as long as rank 0 lives
     std::unique_ptr<Exchange>
-        exchange;  ///< whoever ends it with the launcher cannot begin another, nor can MPI_Init after that
+        exchange;  ///< a process that closes it cannot open another one with the launcher, nor call MPI_Init
 };
 
 Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
@@ -117,7 +117,7 @@ Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
     Result<ddprun::Gathered> gathered = ddprun::gather(*exchange, told, mine, ddprun::WhoIsWhere::Needed);
     if (!gathered) return gathered.error();
     MeetingPoint point = gathered->meeting;
-    if (mine) point.addresses = {"127.0.0.1"};  // its own way
+    if (mine) point.addresses = {"127.0.0.1"};  // rank 0 uses the loopback
     ddprun::rdzv::ClientOptions options;
     options.name = fmt::format("rank {} on {}", told.rank.value_or(0), ddprun::host_name());
     Result<ddprun::rdzv::Reached> reached = ddprun::rdzv::reach(*exchange, point, options, *deadline);
@@ -147,7 +147,7 @@ Result<RankMeeting> meet_once(const LauncherChoice& launcher, const EnvironmentL
         return ddprun::Error{
             Errc::NotFound,
             fmt::format(
-                "{}: its ranks are on several hosts, or may be, and nothing carries where they meet: {} (start "
+                "{}: its ranks are on several hosts, or may be, and no channel carries the rendezvous address: {} (start "
                 "them with ddprun, or set DDPRUN_EXCHANGE_DIR to a directory that all hosts share)",
                 describe(*launcher.placement), choice.why),
             0};
@@ -162,7 +162,7 @@ bool must_meet(const Placement& placement) {
 }
 
 Result<RankMeeting> meet_ranks(const LauncherChoice& launcher, const EnvironmentLookup& lookup) {
-    // The process's: its launcher speaks with it once.
+    // One result per process, because its launcher serves it once.
     static std::mutex mutex;
     static Kept kept;
     static std::optional<Result<RankMeeting>> met;

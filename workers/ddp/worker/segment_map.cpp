@@ -72,7 +72,7 @@ SegmentMap::SegmentMap(UniqueFd fd) : fd_(std::move(fd)) {
     header_ = reinterpret_cast<SegmentHeader*>(map(0, ddprun::kRankLinesOffset));
     try {
         check_header();
-        // The rank lines lie behind the header page; their number was not known before.
+        // The rank lines follow the header page, which holds their number.
         const std::uint64_t bytes = control_bytes(header_->local_world_size) - ddprun::kRankLinesOffset;
         lines_ = reinterpret_cast<RankLine*>(map(ddprun::kRankLinesOffset, bytes));
     } catch (...) {
@@ -104,7 +104,7 @@ void SegmentMap::check_header() const {
 
 std::byte* SegmentMap::map(std::uint64_t offset, std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
-    // The latest mapping of a place is the largest and the first.
+    // The latest mapping of an offset is the largest and comes first.
     if (const auto found = pieces_.lower_bound(offset);
         found != pieces_.end() && found->first == offset && found->second.bytes >= bytes) {
         return static_cast<std::byte*>(found->second.address);
@@ -114,7 +114,7 @@ std::byte* SegmentMap::map(std::uint64_t offset, std::uint64_t bytes) {
                                 offset, file_bytes_));
     }
     void* address = map_shared(fd_.get(), offset, static_cast<std::size_t>(bytes));
-    // A larger piece at the same place: the smaller one may still be in use.
+    // A smaller piece at the same offset may still be in use, so it stays mapped.
     pieces_.emplace_hint(pieces_.lower_bound(offset), offset,
                          Piece{address, static_cast<std::size_t>(bytes)});
     return static_cast<std::byte*>(address);
@@ -127,7 +127,7 @@ void SegmentMap::discard(std::uint64_t offset, std::uint64_t bytes) {
 
 namespace {
 
-/// A lock on the first byte of the rank's line. Nobody ever waits for one.
+/// A lock on the first byte of the rank's line. No process ever waits for one.
 struct flock lock_of(std::uint32_t local_rank, int type) {
     struct flock lock {};
     lock.l_type = static_cast<short>(type);
@@ -141,7 +141,7 @@ struct flock lock_of(std::uint32_t local_rank, int type) {
 
 bool SegmentMap::mark_present(std::uint32_t local_rank) {
     const std::lock_guard guard(mutex_);
-    // fd_ may be one opening of the file that all ranks have inherited, and its locks would be everybody's.
+    // fd_ may be an open file description that all ranks inherited, and would share its locks.
     if (!marks_) marks_.reset(::open(fmt::format("/proc/self/fd/{}", fd_.get()).c_str(), O_RDWR | O_CLOEXEC));
     struct flock mark = lock_of(local_rank, F_RDLCK);
     return marks_ && ::fcntl(marks_.get(), F_OFD_SETLK, &mark) == 0;

@@ -11,22 +11,22 @@
 
 namespace ddp {
 
-/// What a new segment is made for.
+/// The parameters of a new segment.
 struct SegmentShape {
     std::uint32_t local_world_size = 1;
     std::uint32_t world_size = 1;
     std::uint32_t first_rank = 0;
     std::uint64_t generation = 0;
-    std::uint32_t cpus = 0;  ///< 0: not known
+    std::uint32_t cpus = 0;  ///< 0: unknown
     std::uint64_t arena_bytes = ddprun::kArenaBytes;
 };
-/// A nameless segment with its header filled in, CLOEXEC: for a world without a launcher. Throws Error.
+/// Makes a nameless CLOEXEC segment with its header, for a world without a launcher. Throws Error.
 ddprun::UniqueFd make_segment(const SegmentShape& shape);
 
-/// The node's shared segment as this process sees it.
+/// The node's shared segment, mapped into this process.
 ///
-/// The arena is far larger than memory and may be larger than RLIMIT_AS, so pieces are mapped when asked for.
-/// Mappings live as long as this object. Thread-safe.
+/// The arena is far larger than memory and may exceed RLIMIT_AS, so pieces are mapped on demand. Mappings
+/// live as long as this object. Thread-safe.
 class SegmentMap {
   public:
     /// Takes the descriptor over. Throws InvalidInput when it is not a segment of this release.
@@ -38,17 +38,18 @@ class SegmentMap {
     [[nodiscard]] ddprun::SegmentHeader& header() const { return *header_; }
     [[nodiscard]] ddprun::RankLine& line(std::uint32_t local_rank) const { return lines_[local_rank]; }
 
-    /// `bytes` of the segment from `offset` (a multiple of the page size), read-write. The same piece asked
-    /// for twice is mapped once. Throws Error with the kernel's reason.
+    /// Maps `bytes` of the segment from `offset` (a multiple of the page size), read-write. A repeated
+    /// request returns the same mapping. Throws Error with the kernel's reason.
     std::byte* map(std::uint64_t offset, std::uint64_t bytes);
     /// Gives the memory behind a page-aligned piece back to the kernel, for all processes; it reads as zero
     /// after.
     void discard(std::uint64_t offset, std::uint64_t bytes);
 
-    /// Leaves a mark for a rank of ours that stays until this object ends, or the process however it ends
-    /// (and those it forked that run no other program). False: the kernel cannot, or there is no /proc.
+    /// Sets a mark for a rank of this process. It stays until this object or the process ends, and while
+    /// children that the process forked run no other program. False: the kernel cannot do it, or there is no
+    /// /proc.
     bool mark_present(std::uint32_t local_rank);
-    /// True also when that cannot be found out.
+    /// Returns true also when the kernel cannot tell.
     [[nodiscard]] bool is_marked(std::uint32_t local_rank) const;
 
   private:
@@ -59,7 +60,7 @@ class SegmentMap {
     void check_header() const;
 
     ddprun::UniqueFd fd_;
-    ddprun::UniqueFd marks_;  ///< the same file, opened for ourselves: locks belong to an opening
+    ddprun::UniqueFd marks_;  ///< the same file opened again: locks belong to one open file description
     std::uint64_t file_bytes_ = 0;
     ddprun::SegmentHeader* header_ = nullptr;
     ddprun::RankLine* lines_ = nullptr;
@@ -67,8 +68,8 @@ class SegmentMap {
     std::multimap<std::uint64_t, Piece> pieces_;
 };
 
-/// Makes the CPU pages behind a mapped piece exist now, where the kernel can (Linux 5.14), so that the first
-/// collective does not pay for page faults. Best effort.
+/// Allocates the pages behind a mapped piece now, where the kernel can (Linux 5.14), so that the first
+/// collective has no page faults. Best effort.
 void populate(std::byte* address, std::size_t bytes);
 
 }  // namespace ddp

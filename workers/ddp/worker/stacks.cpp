@@ -28,7 +28,7 @@ std::string readable(const char* mangled) {
     return status == 0 ? name.get() : mangled;
 }
 
-/// Where the object that holds `frame` was loaded; 0 when nobody knows.
+/// The load address of the object that holds `frame`; 0 when it is unknown.
 std::uintptr_t base_of(const Dl_info& info) { return reinterpret_cast<std::uintptr_t>(info.dli_fbase); }
 
 }  // namespace
@@ -70,8 +70,8 @@ void prepare_stack_trace() {
 
 namespace {
 
-/// Borrowed by the handler for ever, so never freed. One per process: signals are the process's. Nobody reads
-/// it; `used` keeps the compiler from dropping it, and with it what a leak checker follows.
+/// The handler borrows it for ever, so it is never freed. One per process, as signals are. No code reads it;
+/// `used` keeps the compiler from dropping it, and with it the pointer that a leak checker follows.
 [[gnu::used]] std::shared_ptr<SegmentMap>* kept_segment = nullptr;
 ddprun::RankLine* line = nullptr;
 int lifeline = -1;
@@ -83,7 +83,7 @@ void on_request(int) {
     const char kind[] = {ddprun::lifeline::kStack, '\0'};
     out.add(kind).add("thread ").add_number(static_cast<std::uint64_t>(::gettid())).add(":\n");
     const std::size_t size = out.size() + raw_stack_trace(text + out.size(), sizeof text - out.size());
-    // A launcher that does not read misses it; it must not hold us up.
+    // A launcher that does not read misses it; sending must not block.
     if (::send(lifeline, text, size, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
         line->stacks_sent.fetch_add(1, std::memory_order_release);
     errno = saved;

@@ -16,26 +16,24 @@
 /// offset.
 namespace ddp {
 
-/// With readable C++ names. Leaves out the `skip` innermost frames, besides its own.
+/// Names are demangled. Omits its own frame and the `skip` innermost ones.
 std::string stack_trace(int skip = 0);
 
-/// The same with mangled names, async-signal-safe once prepare_stack_trace() has been called. Writes at most
-/// `size` bytes and returns how many.
+/// A stack trace with mangled names, async-signal-safe after prepare_stack_trace(). Writes at most `size`
+/// bytes and returns their number.
 std::size_t raw_stack_trace(char* text, std::size_t size);
 
-/// Loads what the unwinder needs; the first trace would otherwise allocate memory.
+/// Loads the unwinder's libraries; otherwise the first trace would allocate memory.
 void prepare_stack_trace();
 
-/// From now on the launcher can ask this process for its stacks: a thread that gets SIGRTMIN+5 sends its
-/// stack through the lifeline (the inherited descriptor), and goes on. The rank's line in the segment says
-/// so. Kept for the life of the process; a second call does nothing, nor does one where the program handles
+/// Lets the launcher request stacks of this process: a thread that gets SIGRTMIN+5 sends its stack through
+/// the lifeline (the inherited descriptor), and continues. The rank's line in the segment announces the
+/// signal. Lasts until the process ends; a second call does nothing, nor does one where the program handles
 /// that signal itself.
 void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd);
 
-/// For as long as it lives the other ranks wait for this one with good reason, for `limit` at the longest:
-/// the launcher
-/// (`--hang-timeout`) takes nobody for hung meanwhile. Nothing without a launcher that asks for stacks. One
-/// at a time.
+/// While it lives, for `limit` at most, the launcher (`--hang-timeout`) takes no rank for hung: the others
+/// have reason to wait for this one. Without effect when the launcher requests no stacks. One at a time.
 class Awaited {
   public:
     explicit Awaited(std::chrono::nanoseconds limit);
@@ -44,7 +42,7 @@ class Awaited {
     Awaited& operator=(const Awaited&) = delete;
 };
 
-/// Text put together in a signal handler: into memory that is there already, cut where that ends.
+/// Builds text in a signal handler, in a given buffer; the end is cut off when the buffer is full.
 class SignalText {
   public:
     SignalText(char* memory, std::size_t capacity) : memory_(memory), capacity_(capacity) {}
@@ -55,7 +53,7 @@ class SignalText {
     }
     SignalText& add_number(std::uint64_t value) { return add_digits(value, 10); }
     SignalText& add_hex(std::uint64_t value) { return add_digits(value, 16); }
-    /// As the inside of a JSON string.
+    /// Adds text escaped for a JSON string.
     SignalText& add_json(const char* text, std::size_t length) {
         for (std::size_t i = 0; i < length; ++i) {
             const char c = text[i];

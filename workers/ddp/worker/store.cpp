@@ -19,10 +19,10 @@ using ddprun::rdzv::StoreClient;
 
 namespace {
 
-constexpr std::size_t kMostKeyBytes = 1000;  ///< with own() before it, below the server's limit
+constexpr std::size_t kMostKeyBytes = 1000;  ///< below the server's limit with the prefix of own()
 constexpr std::size_t kShownKeyBytes = 200;
 
-/// What users write is theirs alone: libddp's own keys begin with other words.
+/// Users' keys have a prefix of their own: libddp's keys begin with other words.
 std::string own(std::string_view key) { return fmt::format("user/{}", key); }
 
 }  // namespace
@@ -49,7 +49,7 @@ struct Store::Impl {
     }
     void check_key(std::string_view key) const {
         require_same_process(made_in, fmt::format("rank {}: the store", rank));
-        if (key.empty()) throw InvalidInput("a key of the store is not empty");
+        if (key.empty()) throw InvalidInput("a key of the store must not be empty");
         if (key.size() > kMostKeyBytes) {
             throw InvalidInput(fmt::format("a key of the store has at most {} bytes; \"{}\" has {}",
                                            kMostKeyBytes, ddprun::excerpt(key), key.size()));

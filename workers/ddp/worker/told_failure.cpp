@@ -6,7 +6,7 @@ namespace ddp {
 
 namespace {
 
-// The first letter says of what type it is.
+// The first letter is the type.
 constexpr char kTimeout = 't', kMismatch = 'm', kLost = 'l', kOther = 'o';
 
 }  // namespace

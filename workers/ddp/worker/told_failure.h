@@ -4,11 +4,11 @@
 #include <string>
 #include <string_view>
 
-/// Failures on their way to other ranks.
+/// Failures, encoded for other ranks.
 namespace ddp {
 
-/// A failure as words, and back: of the same type, with `context` before what it says. Never empty; the end
-/// may be cut off.
+/// A failure as text; throw_told throws the same type again, with `context` before its message. Never empty;
+/// the end may be cut off.
 std::string told(const std::exception_ptr& failure);
 [[noreturn]] void throw_told(std::string_view words, const std::string& context);
 

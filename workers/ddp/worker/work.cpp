@@ -22,8 +22,8 @@ void Work::wait() {
 
 namespace {
 
-/// Whoever looks after all collectives does so at intervals; who waits for one asks oftener, the less so the
-/// longer it takes. Returns when it has ended, or soon after somebody else found that.
+/// The watchdog polls all collectives at intervals; a caller that waits for one polls it more often, and less
+/// so the longer it takes. Returns when the collective has ended, or soon after another thread has seen that.
 void look_until_done(Work::State& state) {
     constexpr std::chrono::microseconds kYielding{300}, kPause{200};
     const auto begin = std::chrono::steady_clock::now();
@@ -39,7 +39,7 @@ void look_until_done(Work::State& state) {
 
 }  // namespace
 
-// No deadline of its own: the collective behind it has one, and always ends.
+// Needs no deadline: the collective has one, and always ends.
 void Work::synchronize() {
     if (!state_) return;
     require_same_process(state_->made_in, "Work::wait");

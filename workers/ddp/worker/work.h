@@ -12,18 +12,18 @@
 
 namespace ddp {
 
-/// The shared end of a Work: a result that arrives once. Thread-safe.
+/// The shared state of a Work: a result that arrives once. Thread-safe.
 struct Work::State {
     std::mutex mutex;
     std::condition_variable changed;
     bool done = false;
     std::exception_ptr failure;
-    /// On a GPU backend: makes the current stream wait. Set before the handle is handed out, then constant.
+    /// For GPU backends: makes the current stream wait. Constant once the handle was returned.
     std::function<void()> hold_back;
-    /// On a GPU backend: asks the device whether it has ended by now, and finishes this if so. Constant
-    /// likewise.
+    /// For GPU backends: asks the device whether the collective has ended, and finishes this state if so.
+    /// Constant likewise.
     std::function<void()> look;
-    /// Recorded in a CUDA graph: it happens at every launch, and is never done as such. Constant likewise.
+    /// Recorded in a CUDA graph: it runs at every launch, and never completes by itself. Constant likewise.
     bool captured = false;
 
     const std::uint32_t made_in = fork_count();
@@ -42,12 +42,11 @@ struct Work::State {
     }
 };
 
-/// A thread of libddp's own, under a name of 15 letters at most. The program's signals are for the program's
-/// threads: SIGTERM must not interrupt a collective.
+/// Starts a thread of libddp, with a name of 15 letters at most. It blocks all signals: SIGTERM must
+/// interrupt the program's threads, not a collective.
 std::thread start_own_thread(const char* name, std::function<void()> run);
 
-/// Runs tasks one after the other, in order, on a thread of its own. The destructor runs what is queued
-/// first.
+/// Runs tasks in order on a thread of its own. The destructor runs the queued tasks first.
 class ProgressThread {
   public:
     ProgressThread();
