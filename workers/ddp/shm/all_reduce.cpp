@@ -9,15 +9,15 @@ using ddprun::SegmentOp;
 
 namespace {
 
-constexpr std::size_t kBlockBytes = 64 * 1024;  // summed and passed on while it is in the nearest cache
+constexpr std::size_t kBlockBytes = 64 * 1024;  // summed and copied while it is in the nearest cache
 
-// Of all ranks together: up to there it costs less to read everything than to meet once more.
+// Limit for all ranks together: below it, reading everything costs less than another step.
 constexpr std::size_t kSmallBytes = 128 * 1024;
 
-// Staged at once, per rank: little enough to stay in the caches until its reader has it.
+// Bytes staged at once, per rank: few enough to stay in the caches until they are read.
 constexpr std::size_t kStagedBytes = 256 * 1024;
 
-/// Where a rank stages the piece of `owner`: without a hole for its own.
+/// The place where a rank stages the piece of `owner`; there is no gap for its own.
 std::byte* staged(std::byte* area, std::uint32_t rank, std::uint32_t owner, std::size_t each) {
     return area + (owner < rank ? owner : owner - 1) * each;
 }
@@ -47,7 +47,7 @@ void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction combine) {
     combine(buffer.data, sources_.data(), size(), buffer.count);
 }
 
-// Copied the usual way: what is this small is still in a cache when the others read it.
+// Uses ordinary copies: such small data is still in a cache when the other ranks read it.
 void CpuBackend::reduce_small(const Buffer& buffer, ReduceFunction combine) {
     copy_bytes(arena_.staging(rank_, steps_.coming()), buffer.data, buffer.bytes());
     steps_.meet();
@@ -56,8 +56,8 @@ void CpuBackend::reduce_small(const Buffer& buffer, ReduceFunction combine) {
     combine(buffer.data, sources_.data(), size(), buffer.count);
 }
 
-// Which way it goes depends on every rank's buffer, so the first step shows where they are. It costs nothing
-// in the staged way, which has its first stretch staged by then.
+// The algorithm depends on every rank's buffer, so the first step publishes the places. That is free in the
+// staged algorithm, whose first range is staged by then.
 void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction combine) {
     const std::uint64_t here = locate(buffer.data, buffer.bytes());
     steps_.mine().shared_at = here;
@@ -83,21 +83,21 @@ void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction combine) {
     meet();
 }
 
-/// Of all buffers at `at`, into ours.
+/// Sums all buffers at `at` into this rank's buffer.
 void CpuBackend::sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,
                               ReduceFunction combine) {
     for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = buffers[r] + at;
     combine(buffers[rank_] + at, sources_.data(), size(), count);
 }
 
-/// What we have at `at`, to all others.
+/// Copies this rank's bytes at `at` to all other buffers.
 void CpuBackend::pass_on(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length) {
     for (std::uint32_t r = 0; r < size_; ++r) {
         if (r != rank_) kernels_.stream(buffers[r] + at, buffers[rank_] + at, length);
     }
 }
 
-// One step per stretch: before it a rank stages stretch k and has the results of k - 1 written; after it, it
+// One step per range: before it a rank stages range k and writes the results of k - 1; after it, the rank
 // sums its piece of k and collects the results of k - 1.
 void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction combine, bool first_is_met) {
     const std::size_t total = buffer.bytes();
@@ -116,7 +116,7 @@ void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction combine, boo
     collect(buffer, previous);
 }
 
-// With n ranks a rank stages n - 1 pieces, and they must fit its area.
+// With n ranks a rank stages n - 1 pieces, which must fit its area.
 std::size_t CpuBackend::stretch_bytes() const { return kStagedBytes / (size_ - 1) / kLine * kLine * size_; }
 
 void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {

@@ -21,15 +21,15 @@ constexpr std::uint64_t up(std::uint64_t value, std::uint64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-/// At the arena's begin.
+/// The beginning of the arena.
 struct ArenaHead {
-    std::atomic<std::uint64_t> splits;  ///< one bit per share that a sub-group has
-    /// Followed by one std::atomic<std::uint32_t> per local rank: the groups that it has made.
+    std::atomic<std::uint64_t> splits;  ///< one bit per share in use
+    /// One std::atomic<std::uint32_t> per local rank follows: the number of groups that it has made.
 };
 static_assert(kMaxSplits <= 64);
 static_assert(sizeof(RankLine) % alignof(MessageLine) == 0);
 
-/// How the arena is divided, as offsets in the segment; the same for all ranks.
+/// The division of the arena, as offsets in the segment; the same for all ranks.
 struct Partition {
     std::uint64_t head_bytes, first_group, group_bytes, first_split, split_bytes;
 };
@@ -76,7 +76,7 @@ std::vector<std::uint32_t> whole_node(const SegmentMap& segment) {
 
 }  // namespace
 
-/// Where things lie in a share of n ranks, from its begin.
+/// Offsets in the share of a group of n ranks.
 struct Arena::Layout {
     std::uint64_t identities, lines, messages, slots, staging, results, channels, regions;
 
@@ -126,7 +126,7 @@ void Arena::lay_out(std::uint64_t base, std::uint64_t share_bytes, Lines lines) 
     end_ = base + share_bytes;
 }
 
-// The share of a sub-group is used again, and whoever takes it expects zeros.
+// A sub-group's share is used again, and its next owner expects zeros.
 Arena::~Arena() {
     if (!split_ || control_ == nullptr || control_->left.fetch_add(1) + 1 != ranks()) return;
     segment_->discard(base_, end_ - base_);

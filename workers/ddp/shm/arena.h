@@ -12,36 +12,36 @@
 #include "ddp/worker/call.h"
 #include "ddp/worker/segment_map.h"
 
-/// How the CPU backend lays its part of the segment out. Private to libddp.
+/// The layout of the CPU backend's part of the segment. Private to libddp.
 ///
-///   arena      ArenaHead (how many groups each local rank has made so far, which shares splits have taken)
+///   arena      ArenaHead (the number of groups that each local rank has made, the shares of splits)
 ///              the first half: group 0, group 1, ... of the whole node; the second: sub-groups.
 ///              Each has an equal share of its half of the (sparse) arena, laid out for its n ranks:
 ///                Control | Identity[n] | RankLine[n] | MessageLine[n] | Slot[n][2] | staging[n][2] |
 ///                results[n][2] | Channel[n][n] (mapped when used) | allocate_shared regions
 ///
-/// The rule that makes [2] enough everywhere: what a rank writes before step e goes to copy e % 2. It is read
-/// after step e and before its reader arrives at step e + 1; the writer touches that copy again only after it
-/// has met everybody at step e + 1.
+/// The rule that makes [2] enough everywhere: data written before step e goes to copy e % 2. Readers read it
+/// after step e and before they arrive at step e + 1; the writer uses that copy again only after it has met
+/// all ranks at step e + 1.
 namespace ddp::cpu {
 
-inline constexpr std::size_t kTinyBytes = 4096;         ///< up to here one step moves a whole message
+inline constexpr std::size_t kTinyBytes = 4096;         ///< longest message that fits in one step
 inline constexpr std::size_t kAreaBytes = 1024 * 1024;  ///< staging per rank and copy
 inline constexpr std::uint64_t kMaxGroups = 16;         ///< process groups per rank and generation
 inline constexpr std::uint64_t kMaxSplits = 48;         ///< sub-groups of a node that live at one time
 inline constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
 
-/// What a rank shows at a step: one cache line carries the flag, the call and the smallest messages.
+/// A rank's part of a step: one cache line holds the flag, the call and the smallest messages.
 struct alignas(128) Slot {
     std::atomic<std::uint32_t> step;  ///< futex word
     std::atomic<std::uint32_t> sleepers;
     Call call;
-    std::uint64_t shared_at;  ///< where its buffer lies in the shared regions, or kNotShared
+    std::uint64_t shared_at;  ///< place of its buffer in the shared regions, or kNotShared
     std::byte with_flag[24];
     std::byte behind_flag[kTinyBytes];
 
-    /// Where a message of that length goes. Longer ones start on a line of their own: vector loads that
-    /// straddle two lines cost more than the line.
+    /// The place of a message of that length. Longer ones start on a new line: vector loads that straddle two
+    /// lines cost more than the line.
     [[nodiscard]] std::byte* message(std::size_t bytes) {
         return bytes <= sizeof with_flag ? with_flag : behind_flag;
     }
@@ -51,28 +51,28 @@ struct alignas(128) Slot {
 };
 static_assert(offsetof(Slot, behind_flag) == 64);
 
-/// Who a rank is, written once when it joins.
+/// A rank's identity, written once when it joins.
 struct alignas(128) Identity {
     std::atomic<std::uint32_t> joined;
     std::uint32_t rank;
     std::uint32_t world_size;
     std::uint32_t pid;
-    std::uint64_t pid_space;  ///< in which that pid counts: see roster.h
-    std::uint32_t has_mark;   ///< 1: SegmentMap::is_marked tells whether it is there
-    std::uint64_t layout;     ///< differs when two releases would disagree about this file
+    std::uint64_t pid_space;  ///< namespace of that pid: see joining.h
+    std::uint32_t has_mark;   ///< 1: SegmentMap::is_marked tells whether the rank lives
+    std::uint64_t layout;     ///< differs between releases with different layouts
     cpu_set_t cpus;
 };
 
-/// Which message a rank waits for, for those who ask why it does not come, and what wakes it. The first is
-/// written by it with plain atomic stores; of one that failed it stays.
+/// The message that a rank waits for, shown in other ranks' errors, and its wake-up word. The rank writes the
+/// message with plain atomic stores; after a failure it stays.
 struct alignas(128) MessageLine {
     std::atomic<std::uint32_t> operation;  ///< SegmentOp: Send, Recv, or None
     std::atomic<std::uint32_t> peer;       ///< its rank in the group
     std::atomic<std::uint64_t> seq;
     std::atomic<std::uint64_t> bytes;
     std::atomic<std::int64_t> since_ns;
-    std::atomic<std::uint32_t> bell;      ///< futex word: rung when a channel of a sleeping rank moves
-    std::atomic<std::uint32_t> sleepers;  ///< it sleeps
+    std::atomic<std::uint32_t> bell;      ///< futex word: counts wake-ups of the sleeping rank
+    std::atomic<std::uint32_t> sleepers;  ///< 1 while the rank sleeps
 };
 
 /// Messages from one rank to another: a ring of pieces.
@@ -80,7 +80,7 @@ struct Channel {
     static constexpr std::uint32_t kPieces = 8;
     static constexpr std::size_t kPieceBytes = 16 * 1024;
     struct alignas(64) Piece {
-        Call call;  ///< of the message that it belongs to
+        Call call;  ///< of the piece's message
         std::uint64_t bytes;
     };
     alignas(128) std::atomic<std::uint32_t> written;  ///< pieces so far
@@ -91,13 +91,13 @@ struct Channel {
 };
 
 struct Control {
-    std::atomic<std::uint32_t> left;  ///< ranks that have left a sub-group; the last gives its share back
+    std::atomic<std::uint32_t> left;  ///< ranks that have left a sub-group; the last one frees its share
     alignas(128) std::atomic<std::uint32_t> joined;  ///< ranks that have joined; futex word
-    std::atomic<std::uint64_t> stranger;             ///< packed claim of a process that fits no slot; 0 none
-    /// What a rank found wrong and nobody else of the node can see: all who wait are told. 0 none, 1 being
-    /// written, 2 there.
+    std::atomic<std::uint64_t> stranger;             ///< packed sizes of a process that fits no slot; 0 none
+    /// A failure that one rank saw and that all waiting ranks must throw. 0 none, 1 being written, 2
+    /// complete.
     std::atomic<std::uint32_t> has_complaint;
-    char complaint[512];                               ///< as told() gives it
+    char complaint[512];                               ///< text of encode_failure()
     alignas(128) std::atomic<std::uint32_t> arrived;   ///< arrivals at steps, when ranks share cores
     alignas(128) std::atomic<std::uint32_t> released;  ///< last complete step; futex word
 };
@@ -105,30 +105,32 @@ struct Control {
 /// One process group's share of the arena, mapped. "Rank" is the rank in the group.
 class Arena {
   public:
-    /// Whether the launcher sees what the group does. Its numbers would not fit those of another group.
+    /// Whether the launcher sees the group's activity. Only one group per node may use the launcher's lines,
+    /// because sequence numbers differ between groups.
     enum class Lines : std::uint8_t { OfTheNode, Private };
 
-    /// All ranks of the node: takes the next group of this local rank. Throws InvalidInput past kMaxGroups.
+    /// A group of all ranks of the node: the next one of this local rank. Throws InvalidInput past
+    /// kMaxGroups.
     Arena(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, Lines lines);
-    /// Some of them: `members` are the local ranks, by rank in the group; the others use the same `share`.
+    /// A sub-group: `members` are local ranks, by rank in the group; all members use the same `share`.
     Arena(std::shared_ptr<SegmentMap> segment, std::vector<std::uint32_t> members, std::uint32_t rank,
           std::uint32_t share);
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    /// A share for a sub-group; it is free again when all members have ended their Arena. Throws InvalidInput
-    /// past kMaxSplits.
+    /// Takes a share for a sub-group; it is free again when all members have destroyed their Arena. Throws
+    /// InvalidInput past kMaxSplits.
     static std::uint32_t take_share(SegmentMap& segment);
     static void give_back(SegmentMap& segment, std::uint32_t share);
-    /// The control page of every rank's first group, without taking part in it.
+    /// The control page of every rank's first group, for ranks that are not in it.
     static Control& first_control(SegmentMap& segment);
 
     [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(members_.size()); }
     [[nodiscard]] std::uint32_t rank() const { return rank_; }
     [[nodiscard]] const std::vector<std::uint32_t>& members() const { return members_; }
-    /// In the world. Of one that has not joined it is a guess: that the node's ranks follow each other, which
-    /// a starter may do otherwise (mpirun --map-by node).
+    /// The rank in the world. Before that rank has joined it is a guess: that the ranks of a node are
+    /// consecutive, which some starters do not ensure (mpirun --map-by node).
     [[nodiscard]] int global_rank(std::uint32_t rank) const {
         const Identity& known = identities_[rank];
         if (known.joined.load(std::memory_order_acquire) != 0) return static_cast<int>(known.rank);
@@ -152,7 +154,7 @@ class Arena {
     }
     [[nodiscard]] Channel& channel(std::uint32_t from, std::uint32_t to) const;
 
-    /// The next `bytes` behind all earlier regions, mapped. Every rank must ask for the same.
+    /// Maps the next `bytes` behind all earlier regions. Every rank must ask for the same size.
     struct Piece {
         std::byte* address;
         std::uint64_t offset;
@@ -166,7 +168,7 @@ class Arena {
     std::shared_ptr<SegmentMap> segment_;
     std::vector<std::uint32_t> members_;
     std::uint32_t rank_;
-    std::optional<std::uint32_t> split_;  ///< the share of a sub-group
+    std::optional<std::uint32_t> split_;  ///< share of a sub-group
     std::uint64_t base_ = 0, channels_ = 0, next_ = 0, end_ = 0;
     Control* control_ = nullptr;
     Identity* identities_ = nullptr;
@@ -176,7 +178,7 @@ class Arena {
     std::byte *staging_ = nullptr, *results_ = nullptr;
 };
 
-/// A number that is equal for all builds that lay the arena out alike.
+/// A number that is equal for all builds with the same arena layout.
 std::uint64_t layout_mark();
 
 }  // namespace ddp::cpu

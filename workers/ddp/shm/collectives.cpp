@@ -5,13 +5,13 @@
 
 #include "ddp/shm/cpu_backend.h"
 
-/// All collectives but all_reduce, which has a file of its own.
+/// All collectives except all_reduce, which has its own file.
 namespace ddp::cpu {
 
 using ddprun::SegmentOp;
 
-/// One step for each piece of `total` bytes, `most` at a time, and at least one step: `give` shows a piece,
-/// `take` reads what the others have shown.
+/// Makes one step for each piece of `total` bytes, `most` at a time, and at least one step: `give` shows a
+/// piece, `take` reads the others' pieces.
 template <class Give, class Take>
 void CpuBackend::in_pieces(std::size_t total, std::size_t most, Give give, Take take) {
     std::size_t at = 0;
@@ -24,12 +24,12 @@ void CpuBackend::in_pieces(std::size_t total, std::size_t most, Give give, Take 
     } while (at < total);
 }
 
-/// Shows these bytes, up to kAreaBytes, at the coming step.
+/// Stages these bytes, up to kAreaBytes, for the next step.
 void CpuBackend::show(const std::byte* from, std::size_t length) {
     kernels_.stream(arena_.staging(rank_, steps_.coming()), from, length);
 }
 
-/// The `most` bytes at `at` of every other rank's slice.
+/// Copies the `most` bytes at `at` of every other rank's slice.
 void CpuBackend::collect_from_all(const Buffer& output, const Slices& slices, std::size_t at,
                                   std::size_t most) {
     for (std::uint32_t r = 0; r < size_; ++r) {
@@ -72,12 +72,12 @@ void CpuBackend::gather_slices(const Buffer& output, const Buffer& input, const 
     if (size_ == 1) return;
     in_pieces(
         slices.longest(), kAreaBytes,
-        // Not `input`, which may overlap what we write.
+        // Not `input`, which may overlap the output.
         [&](std::size_t at, std::size_t most) { show(own + at, slices.within(rank_, at, most)); },
         [&](std::size_t at, std::size_t most) { collect_from_all(output, slices, at, most); });
 }
 
-/// What fits an area for each of n ranks.
+/// Bytes for each of n ranks in one area.
 std::size_t CpuBackend::piece_bytes() const { return kAreaBytes / size_ / kLine * kLine; }
 
 /// Stages the `most` bytes at `at` of every other rank's slice of `buffer`.
@@ -91,7 +91,7 @@ void CpuBackend::stage_for_each(const Buffer& buffer, const Slices& slices, std:
     }
 }
 
-/// What that rank has staged for us.
+/// The bytes that `rank` has staged for this rank.
 const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
     return arena_.staging(rank, steps_.met()) + rank_ * piece_bytes();
 }
@@ -174,7 +174,7 @@ void CpuBackend::all_to_all(Buffer output, Buffer input) {
     steps_.end();
 }
 
-/// `longest`: of all slices that any rank sends.
+/// `longest` is the longest slice that any rank sends.
 void CpuBackend::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
                                  const Slices& sent, std::size_t longest) {
     copy_bytes(bytes_of(output) + received.offset(rank_), bytes_of(input) + sent.offset(rank_),
@@ -191,7 +191,7 @@ void CpuBackend::exchange_slices(const Buffer& output, const Slices& received, c
         });
 }
 
-// ---- slices of different lengths: a step in which all tell theirs comes first
+// ---- slices of different lengths: the first step exchanges the counts
 
 namespace {
 
@@ -201,11 +201,11 @@ Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Su
 
 }  // namespace
 
-/// Everyone's, as Slices compares them.
+/// Every rank's counts, in the form that unequal_counts and unmatched_counts take.
 std::vector<Counts> CpuBackend::tell_counts(const Counts& own) {
     const std::size_t bytes = (own.size() + 1) * sizeof own[0];
     if (bytes > kTinyBytes)
-        throw InvalidInput(fmt::format("rank {}: uneven collectives are for fewer ranks on a node than {}",
+        throw InvalidInput(fmt::format("rank {}: uneven collectives do not support {} ranks on a node",
                                        arena_.global_rank(rank_), size_));
     const auto rank = static_cast<std::size_t>(arena_.global_rank(rank_));
     std::byte* const mine = steps_.mine().message(bytes);
@@ -237,7 +237,7 @@ void CpuBackend::reduce_scatter_v(Buffer output, Buffer input, const Counts& cou
 }
 
 void CpuBackend::all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent) {
-    // No length: it differs between ranks.
+    // Without the length, which differs between ranks.
     steps_.begin(uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, {}}));
     Counts both = sent;
     both.insert(both.end(), received.begin(), received.end());
@@ -250,7 +250,7 @@ void CpuBackend::all_to_all_v(Buffer output, const Counts& received, Buffer inpu
     steps_.end();
 }
 
-// A pair that lost each other cannot keep step with the others either.
+// After a failed transfer the pair cannot take part in collectives either.
 template <class Transfer>
 void CpuBackend::between_two(Transfer transfer) {
     steps_.throw_if_broken();

@@ -63,8 +63,8 @@ CpuBackend::CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t
       messages_(arena_, roster_, steps_.timeout(), kernels_),
       sources_(size_) {}
 
-// Only our own parts: a peer may still be inside the last collective, but nobody reads another rank's shared
-// buffer after the step that ends one.
+// Discards only this rank's parts: a peer may still be inside the last collective, but no rank reads another
+// one's shared buffer after the last step of a collective.
 CpuBackend::~CpuBackend() {
     for (const Region& region : regions_)
         segment_->discard(region.offset + rank_ * region.stride, region.stride);
@@ -130,7 +130,7 @@ ReduceFunction CpuBackend::reduction(DType type, ReduceOp op) const {
 
 namespace {
 
-/// What a rank says of the share that it was to take: "" when it was not to.
+/// The result of taking a share, as the first member sends it; other ranks send "".
 struct ShareTaken {
     std::uint32_t share = 0;
     std::string why_not;
@@ -156,7 +156,7 @@ ShareTaken try_to_take(SegmentMap& segment) {
 
 }  // namespace
 
-// All ranks see the same answers. What the others got for nothing is given back.
+// All ranks see the same answers. A share that the failed split took is given back.
 std::uint32_t CpuBackend::take_share(const std::vector<std::uint32_t>& members) {
     std::optional<ShareTaken> mine;
     if (!members.empty() && members.front() == rank_) mine = try_to_take(*segment_);

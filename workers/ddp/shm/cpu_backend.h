@@ -19,18 +19,18 @@
 
 namespace ddp::cpu {
 
-inline constexpr std::size_t kLine = 64;  ///< of the caches
+inline constexpr std::size_t kLine = 64;  ///< bytes of a cache line
 
 inline std::byte* bytes_of(const Buffer& buffer) { return static_cast<std::byte*>(buffer.data); }
 inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
     if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-/// A stretch of a buffer, cut into one piece per rank. Offsets and lengths in bytes.
+/// A range of a buffer, divided into one piece per rank. Offsets and lengths in bytes.
 struct Pieces {
     std::size_t begin, end, each;
 
-    // Pieces end on cache lines of the stretch, so that two ranks never write the same line of it.
+    // Pieces end on cache lines of the range, so that two ranks never write the same line of it.
     static Pieces cut(std::size_t begin, std::size_t end, std::size_t ranks) {
         const std::size_t share = (end - begin + ranks - 1) / ranks;
         return {begin, end, (share + kLine - 1) / kLine * kLine};
@@ -39,8 +39,8 @@ struct Pieces {
     [[nodiscard]] std::size_t length(std::size_t rank) const { return offset(rank + 1) - offset(rank); }
 };
 
-/// Where a buffer lies in the shared regions of a group, as ranks tell each other in one word: the number of
-/// the region, and the bytes from the beginning of the rank's part of it.
+/// The place of a buffer in a group's shared regions, in one word for other ranks: the number of the region,
+/// and the offset in the rank's part of it.
 struct SharedPlace {
     static constexpr unsigned kOffsetBits = 44;
     static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << kOffsetBits;  ///< of a rank's part
@@ -52,23 +52,23 @@ struct SharedPlace {
 };
 
 /// Blocking collectives of one node over its shared segment. One thread at a time. all_reduce.cpp has the
-/// ways of all_reduce, collectives.cpp the other collectives, cpu_group.cpp the process group.
+/// algorithms of all_reduce, collectives.cpp the other collectives, cpu_group.cpp the process group.
 ///
-/// Four ways to reduce, all summing in rank order element by element, so the way and the sizes of its pieces
-/// never change a bit of the result:
-///   tiny       the message travels in the slot; one step, everybody sums everything
-///   small      all of it is copied to shared memory; one step, everybody sums everything
+/// Four algorithms reduce; all sum in rank order element by element, so the algorithm and the sizes of its
+/// pieces never change a bit of the result:
+///   tiny       the message travels in the slot; one step, each rank sums everything
+///   small      the buffer is copied to shared memory; one step, each rank sums everything
 ///   zero-copy  every rank's buffer lies in an allocate_shared region: each sums its slice over all the
 ///              buffers and writes the result into all of them; two steps
-///   staged     pieces that others sum are copied to shared memory first; one step per piece
+///   staged     pieces for other ranks are copied to shared memory first; one step per piece
 class CpuBackend {
   public:
-    /// Joins the ranks of `env`'s node on `segment`. Throws what check_claim and join throw.
-    /// `loops` are borrowed.
+    /// Joins the ranks of `env`'s node on `segment`. Throws the errors of check_claim and join. `loops` are
+    /// borrowed.
     CpuBackend(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
                std::chrono::nanoseconds timeout, Arena::Lines lines = Arena::Lines::OfTheNode,
                const Kernels& loops = kernels());
-    /// Joins some ranks of a group: `members` by their ranks in it, in the new order. See Arena for `share`.
+    /// Joins a sub-group: `members` are ranks of the parent, in the new order. See Arena for `share`.
     CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t>& members, std::uint32_t share);
     virtual ~CpuBackend();
     CpuBackend(const CpuBackend&) = delete;
@@ -79,8 +79,7 @@ class CpuBackend {
     [[nodiscard]] const Roster& roster() const { return roster_; }
     [[nodiscard]] virtual std::string describe() const;
 
-    // As ProcessGroup, with arguments that are already checked. Throw MismatchError, PeerLostError,
-    // TimeoutError.
+    // The calls of ProcessGroup, with checked arguments. Throw MismatchError, PeerLostError, TimeoutError.
     virtual void all_reduce(Buffer buffer, ReduceOp op);
     virtual void broadcast(Buffer buffer, int root);
     virtual void all_gather(Buffer output, Buffer input);
@@ -97,21 +96,21 @@ class CpuBackend {
     virtual void batch(const std::vector<Message>& messages);
     virtual void barrier();
     virtual std::span<std::byte> allocate_shared(std::size_t bytes);
-    /// A share of the arena for the sub-group of `members`, for those who are in none too: 0. The first
-    /// member takes it. Throws InvalidInput on all ranks when the arena has no room for one of the
-    /// sub-groups.
+    /// Takes a share of the arena for the sub-group of `members`; ranks that are in none call it too and get
+    /// 0. The first member takes it. Throws InvalidInput on all ranks when the arena has no room for one of
+    /// the sub-groups.
     std::uint32_t take_share(const std::vector<std::uint32_t>& members);
-    /// `mark` says as what it is reported: kBytesMark, kSplitMark.
+    /// `mark` is the reported operation: kBytesMark or kSplitMark.
     virtual std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark = kBytesMark);
-    /// Collective: the group of `members`, by their ranks in the new order; null for whoever is in none.
-    /// Throws as take_share.
+    /// Collective: the group of `members`, by rank in the new order; null for ranks that are in none. Throws
+    /// the errors of take_share.
     virtual std::unique_ptr<CpuBackend> split(const std::vector<std::uint32_t>& members);
 
-    /// Of the calls that follow.
+    /// Applies to later calls.
     void set_timeout(std::chrono::nanoseconds timeout) {
         steps_.set_timeout(timeout), messages_.set_timeout(timeout);
     }
-    /// Every later collective fails with `why`; peers find out by their deadlines.
+    /// Makes every later collective fail with `why`; peers detect it by their deadlines.
     void give_up(std::exception_ptr why) { steps_.give_up(std::move(why)); }
 
     [[nodiscard]] double communication_seconds() const { return steps_.communication_seconds(); }
@@ -119,7 +118,7 @@ class CpuBackend {
     void report_progress(std::uint64_t step, std::uint64_t samples);
 
   protected:
-    // For groups of several nodes, whose ranks of one node meet here.
+    // Members for AcrossNodes, whose ranks of one node meet here.
     struct Region {
         std::byte* base;
         std::uint64_t offset;  ///< in the segment
@@ -129,15 +128,15 @@ class CpuBackend {
     [[nodiscard]] std::uint64_t locate(const void* data, std::size_t bytes) const;
     [[nodiscard]] std::byte* shared_buffer(std::uint32_t rank, std::uint64_t location) const;
     void meet() { kernels_.fence(), steps_.meet(); }
-    /// Throws InvalidInput for more than one region holds.
+    /// Throws InvalidInput above the largest region.
     static Call allocation_of(std::size_t bytes);
-    /// As a part of a call in which all ranks have met, so that they ask for the same.
+    /// Part of a call in which all ranks have met, so that they ask for the same size.
     std::span<std::byte> take_region(std::size_t bytes);
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
     [[nodiscard]] std::chrono::nanoseconds timeout() const { return steps_.timeout(); }
     /// Messages within the node; see PointToPoint.
     void batch_here(const std::vector<Message>& messages, const std::function<bool()>& meanwhile);
-    /// As a part of a call: everyone's bytes.
+    /// Part of a call: every rank's bytes.
     std::vector<std::string> gather_bytes(std::string_view mine);
 
     const ddprun::WorkerEnv env_;
@@ -183,11 +182,11 @@ class CpuBackend {
     void collect(const Buffer& buffer, const Pieces& pieces);
 };
 
-/// A process group over this backend. Joins, so it blocks; throws what ProcessGroup::create throws.
+/// A process group over this backend. Joining blocks; throws the errors of ProcessGroup::create.
 /// Progress::Auto becomes Inline when this rank has less than two CPUs.
 std::unique_ptr<ProcessGroup> make_group(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
                                          const ProcessGroupOptions& options);
-/// Over one that has joined.
+/// Uses a backend that has joined.
 std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<CpuBackend> backend, const ddprun::WorkerEnv& env,
                                          const ProcessGroupOptions& options);
 

@@ -9,7 +9,7 @@ namespace {
 
 using Progress = ProcessGroupOptions::Progress;
 
-/// Decides which thread runs a collective; the backend does the rest.
+/// Decides which thread runs a collective; the backend runs it.
 class CpuGroup final : public ProcessGroup {
   public:
     CpuGroup(std::unique_ptr<CpuBackend> backend, int world_rank, Progress wanted,
@@ -133,7 +133,7 @@ class CpuGroup final : public ProcessGroup {
     const int world_rank_;
     const Progress wanted_;
     OwnedByMaker<CpuBackend> backend_;
-    OwnedByMaker<ProgressThread> progress_;  // last: it ends before the backend that its tasks use
+    OwnedByMaker<ProgressThread> progress_;  // last: its thread ends before the backend that its tasks use
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The inner loops, compiled once per instruction set with DDP_KERNELS (the table's name), DDP_KERNELS_NAME
-// and DDP_VECTOR_BYTES (meson.build). Everything but the table is in an unnamed namespace, and no function of
-// the standard library is used: an inline function compiled here for AVX-512 must never be the copy that the
-// linker keeps for everybody. What chooses among the tables at run time is compiled with the first set alone,
-// which every CPU has.
+// and DDP_VECTOR_BYTES (meson.build). Everything except the table is in an unnamed namespace and calls no
+// function of the standard library: an inline function compiled here for AVX-512 must never be the copy that
+// the linker keeps for all callers. The code that selects a table at run time is compiled with the first set
+// only, which every CPU has.
 
 #include "ddp/shm/kernels.h"
 
@@ -31,7 +31,7 @@ struct VectorOf {
 template <class T, std::size_t Bytes = kVector>
 using Vector = typename VectorOf<T, Bytes>::Type;
 
-// ---- elements: how they lie in memory (at any address) and what they are in the accumulator
+// ---- element types: in memory (at any address) and in the accumulator
 
 template <class T>
 struct Plain {
@@ -60,7 +60,7 @@ struct Bfloat16 {
     using Half = Vector<U16, kVector / 2>;
 
     template <class B>
-    static B rounded(B bits) {  // to nearest even; NaN stays a (quiet) NaN
+    static B rounded(B bits) {  // to nearest even; NaN becomes a quiet NaN
         const B even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
         const B nan = (bits >> 16) | 0x40u;
         return (bits & 0x7fffffffu) > 0x7f800000u ? nan : even;
@@ -86,9 +86,9 @@ struct Bfloat16 {
     }
 };
 
-/// Every float that lies in this type is converted exactly; the way back rounds to nearest even. No
-/// instruction of its own, so that all sets do the same; no subnormal float on the way, which some CPUs take
-/// long for.
+/// Converts every value of this type exactly to float; the way back rounds to nearest even. It uses no
+/// conversion instruction, so that all sets give the same bits, and no subnormal floats, which are slow on
+/// some CPUs.
 struct Float16 {
     using Stored = U16;
     static constexpr std::size_t kLanes = kVector / sizeof(float);
@@ -99,15 +99,15 @@ struct Float16 {
     static constexpr U32 kExponent = 0x1fu << 23;       // a half's, at a float's place
     static constexpr U32 kRebias = (127u - 15u) << 23;  // from a half's exponent to a float's
     static constexpr U32 kSmallest = 113u << 23;        // 2^-14, the smallest normal half
-    static constexpr U32 kOverflow = 143u << 23;        // 2^16: what is not below it becomes infinite
-    static constexpr U32 kHalfStep = 126u << 23;        // 0.5: its last bit counts as a half's last
+    static constexpr U32 kOverflow = 143u << 23;        // 2^16: from here on values become infinite
+    static constexpr U32 kHalfStep = 126u << 23;  // 0.5: its last bit has the weight of a half's last bit
 
     template <class B, class F>
     static B widened(B half) {
         const B shifted = (half & 0x7fffu) << 13;
         const B exponent = shifted & kExponent;
         const B normal = shifted + kRebias;
-        // As 1.m * 2^-14, less that 1: exact.
+        // Computes 1.m * 2^-14 - 2^-14, which is exact.
         const F scaled = cast<F>(normal + (B{} + (1u << 23))) - cast<F>(B{} + kSmallest);
         const B nonzero = exponent == kExponent ? normal + kRebias : normal;
         return (exponent == 0u ? cast<B>(scaled) : nonzero) | (half & 0x8000u) << 16;
@@ -189,7 +189,7 @@ struct Least : Add {
     }
 };
 
-// ---- loops: kCount sources known at compile time, or 0; E is what they are, To what comes out
+// ---- loops: kCount sources known at compile time, or 0; E is their type, To that of the result
 
 template <class E, class Op, class To, int kCount>
 void reduce_counted(typename To::Stored* out, const void* const* sources, int given, std::size_t n) {
@@ -259,7 +259,7 @@ void stream_vector(char* to, const char* from) {
 }
 
 void stream(void* to, const void* from, std::size_t bytes) {
-    if (bytes == 0) return;  // `from` may be null then
+    if (bytes == 0) return;  // `from` may be null here
     auto* out = static_cast<char*>(to);
     const auto* in = static_cast<const char*>(from);
     // Whole cache lines only: a half-written line would be flushed as two slow partial writes.
@@ -276,8 +276,8 @@ void stream(void* to, const void* from, std::size_t bytes) {
 void fence() { _mm_sfence(); }
 
 #else
-// ThreadSanitizer does not see streaming stores: what it checks are these copies. That the real ones are
-// fenced before a peer is told is held by test_streaming.cpp. Other CPUs have none that we know of.
+// ThreadSanitizer does not see streaming stores, so it checks these copies; test_streaming.cpp checks that
+// the real ones are fenced before a peer is told. Other CPUs have no such stores that we know of.
 
 void stream(void* to, const void* from, std::size_t bytes) {
     if (bytes > 0) __builtin_memcpy(to, from, bytes);
@@ -288,7 +288,7 @@ void fence() {}
 
 }  // namespace
 
-// Integer sums and products wrap, so they are done unsigned.
+// Integer sums and products wrap, so they are computed unsigned.
 const Kernels DDP_KERNELS = {
     DDP_KERNELS_NAME,
     {

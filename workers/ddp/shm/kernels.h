@@ -16,15 +16,15 @@ using ReduceFunction = void (*)(void* out, const void* const* sources, int count
 struct Kernels {
     const char* name;
     ReduceFunction reduce[7][5];  ///< by DType and ReduceOp; null for integer averages
-    /// By DType, null but for bf16 and f16: the same into float32, for sums that go on elsewhere; and float32
-    /// rounded back.
+    /// By DType, null except for bf16 and f16: reductions into float32, for sums that continue elsewhere, and
+    /// the rounding of the result.
     struct Wide {
         ReduceFunction sum, product;
         void (*round)(void* to, const float* from, std::size_t n);
     } wide[7];
-    /// By DType, null for integers: n values in place.
+    /// By DType, null for integers: divides n values in place.
     void (*divide[7])(void* values, int by, std::size_t n);
-    /// Copies past the caches: for what another core is going to read. fence() before telling it so.
+    /// Copies around the caches, for data that another core reads. Call fence() before telling that core.
     void (*stream)(void* to, const void* from, std::size_t bytes);
     void (*fence)();
 };

@@ -21,8 +21,8 @@ namespace {
 constexpr int kEagerTurns =
     200;  // without a pause, which would cost more than a hand-over between running ranks
 
-// A small collective whose peers are there already costs about as much as two looks at the clock, so it is
-// given no start time and charged with this.
+// A small collective whose peers are present costs about as much as two readings of the clock, so it gets no
+// start time and counts as this duration.
 constexpr std::chrono::nanoseconds kQuick{100};
 
 }  // namespace
@@ -93,13 +93,13 @@ void Lockstep::meet() {
                           std::memory_order_relaxed);
     all_called_ = true;
     compare_calls();
-    // Who gave this step up has shown it, and does not go on.
+    // A rank that failed this step has published its slot, but will not continue.
     throw_if_told();
 }
 
 void Lockstep::arrive(Slot& slot) {
-    // exchange, not store: the flag must be out before we look for sleepers, or a sleeper and we could miss
-    // each other. Sequentially consistent on both sides.
+    // exchange, not store: the flag must be visible before the check for sleepers, or a sleeper and this rank
+    // could miss each other. Both sides are sequentially consistent.
     slot.step.exchange(step_);
     if (slot.sleepers.load() != 0) futex_wake_all(slot.step);
 }
@@ -142,7 +142,7 @@ void Lockstep::sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value
         if (seen == value) return;
         futex_wait(word, seen, kSleepSlice);
         if (word.load(std::memory_order_acquire) == value) return;
-        // The slots decide: whoever had to count itself, or to release us, may have ended just before.
+        // The slots decide: the rank that had to count itself, or to release this one, may just have died.
         if (absent().empty()) return;
         throw_if_hopeless();
     }
@@ -175,12 +175,12 @@ void Lockstep::throw_if_hopeless() {
         fail<PeerLostError>(fmt::format("rank {}: {}: rank {} was lost, the launcher ended generation {}",
                                         global(rank_), to_string(call_), aborted - 1, header.generation));
     }
-    // At its own time-out a rank says what it saw itself.
+    // A rank at its own time-out reports what it saw itself.
     const bool is_late = now_ns() - began_ns_ >= (timeout_ + patience_).count();
     if (!is_late) throw_if_told();
     for (const std::uint32_t peer : absent()) {
         if (!is_gone(arena_, peer)) continue;
-        // It may have arrived between our look at its flag and its end.
+        // It may have arrived between the check of its flag and its end.
         if (arena_.slot(peer, step_).step.load() == step_) continue;
         fail<PeerLostError>(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part",
                                         global(rank_), to_string(call_), global(peer),
@@ -189,7 +189,7 @@ void Lockstep::throw_if_hopeless() {
     if (is_late) time_out();
 }
 
-/// What another rank found wrong.
+/// Throws a failure that another rank has posted.
 void Lockstep::throw_if_told() {
     if (arena_.control().has_complaint.load(std::memory_order_relaxed) == 0) return;
     try {
@@ -203,7 +203,7 @@ void Lockstep::throw_if_told() {
 void Lockstep::time_out() {
     std::vector<int> missing;
     for (const std::uint32_t peer : absent()) missing.push_back(global(peer));
-    std::sort(missing.begin(), missing.end());  // a sub-group orders its members as it likes
+    std::sort(missing.begin(), missing.end());  // a sub-group orders its members in any way
     std::vector<std::uint32_t> peers;
     for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
         if (peer != rank_) peers.push_back(peer);
@@ -212,7 +212,7 @@ void Lockstep::time_out() {
                                          global(rank_), to_string(call_), ddprun::format_duration(timeout_),
                                          missing.size() == 1 ? "" : "s", ddprun::format_ranges(missing),
                                          describe_activities(arena_, peers, MonotonicClock::now()));
-    // A rank that comes later would find everybody's slot, and go on alone.
+    // A rank that arrives later would find all slots, and continue alone.
     complain(arena_.control(), told(std::make_exception_ptr(TimeoutError(what))));
     fail<TimeoutError>(what);
 }

@@ -12,55 +12,55 @@
 
 namespace ddp::cpu {
 
-/// The steps in which all ranks of a node meet, and what each of them shows there. A collective is begin(),
+/// The steps in which all ranks of a node meet, and the slots that they show there. A collective is begin(),
 /// some steps, end(). One thread at a time.
 ///
-/// A step costs one cache line per peer: it carries the flag, the call (so that a mismatch is seen on the
-/// way) and the first bytes of the message. Waiting spins as long as that pays (Attention), then sleeps on a
-/// futex, and looks at the abort word and the deadline every kSleepSlice. Where ranks share cores nobody
-/// spins: the last to arrive wakes the others, one sleep per rank and step. A step is met when all slots show
-/// it, whatever the words say that only spare looking at every slot: a rank can be killed between the two.
+/// A step costs one cache line per peer: it holds the flag, the call (which reveals a mismatch) and the first
+/// bytes of the message. A waiting rank spins as long as that pays (SpinBudget), then sleeps on a futex, and
+/// checks the abort word and the deadline every kSleepSlice. Where ranks share cores no rank spins: the last
+/// to arrive wakes the others, one sleep per rank and step. A step is complete when all slots show it; the
+/// words that save reading every slot do not count, because a rank can be killed between the two writes.
 class Lockstep {
   public:
-    /// `steps_so_far`: in tests of what comes after 2^32 of them.
+    /// Tests set `steps_so_far` to reach the overflow after 2^32 steps.
     Lockstep(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
              std::uint32_t steps_so_far = 0);
 
-    /// Starts a collective: gives it its number, writes our line. Throws PeerLostError at once when the
-    /// generation is over, and the first failure again when an earlier collective of this group failed.
+    /// Starts a collective: gives it its sequence number, writes this rank's line. Throws PeerLostError at
+    /// once when the generation is over, and the first failure again when an earlier collective of this group
+    /// failed.
     void begin(Call call);
     void end();
 
-    /// What we shall show at the coming step, and the number of that step.
+    /// This rank's slot of the next step, and the number of that step.
     [[nodiscard]] Slot& mine() const { return arena_.slot(rank_, coming()); }
     [[nodiscard]] std::uint32_t coming() const { return step_ + 1; }
-    /// What a rank showed at the step that we met last, and its number.
+    /// A rank's slot of the last completed step, and the number of that step.
     [[nodiscard]] const Slot& shown_by(std::uint32_t rank) const { return arena_.slot(rank, step_); }
     [[nodiscard]] std::uint32_t met() const { return step_; }
 
-    /// Shows our slot, waits until everybody has shown theirs, compares the calls.
-    /// Throws MismatchError, PeerLostError, TimeoutError; the group is unusable from then on.
+    /// Publishes this rank's slot, waits until all ranks have published theirs, compares the calls. Throws
+    /// MismatchError, PeerLostError, TimeoutError; the group is unusable from then on.
     void meet();
 
     [[nodiscard]] double communication_seconds() const;
-    /// Of these, until the last rank had made the call too: of a collective's first step.
+    /// The part of these seconds until the last rank had made the call: the first step of each collective.
     [[nodiscard]] double waiting_seconds() const {
         return static_cast<double>(waiting_ns_.load(std::memory_order_relaxed)) * 1e-9;
     }
-    /// Of the collectives that follow.
+    /// Applies to later collectives.
     void set_timeout(std::chrono::nanoseconds timeout) { timeout_ = timeout; }
     [[nodiscard]] std::chrono::nanoseconds timeout() const { return timeout_; }
-    /// That we are in, with its number.
+    /// The current call, with its sequence number.
     [[nodiscard]] const Call& call() const { return call_; }
-    /// The call has to wait for something outside of the steps.
+    /// Records the start time: the call waits for something other than a step.
     void note_start() { note_start(now_ns()); }
-    /// The rest of this call may take so much longer than the time-out: others find out first who does not
-    /// come.
+    /// Extends the deadline of the rest of this call by `longer`: other ranks must detect a missing rank
+    /// first.
     void be_patient(std::chrono::nanoseconds longer) { patience_ = longer; }
-    /// Fails this call and all later ones with a MismatchError that says so: all ranks know what they
-    /// disagree on.
+    /// Fails this call and all later ones with a MismatchError; all ranks see the same disagreement.
     [[noreturn]] void disagree(const std::string& on_what);
-    /// Every later collective fails with `why`: something outside of the steps went wrong.
+    /// Makes every later collective fail with `why`, after an error outside of the steps.
     void give_up(std::exception_ptr why);
     /// Throws the first failure again.
     void throw_if_broken() const {
@@ -94,8 +94,8 @@ class Lockstep {
     Call call_;
     std::int64_t began_ns_ = 0;
     std::int64_t inside_ns_ = 0;
-    bool all_called_ = false;         ///< the collective's first step is met
-    std::int64_t wait_began_ns_ = 0;  ///< in it; 0: nobody had to be waited for
+    bool all_called_ = false;         ///< the collective's first step is complete
+    std::int64_t wait_began_ns_ = 0;  ///< in the first step; 0: no rank was late
     std::atomic<std::int64_t> waiting_ns_ = 0;
     std::exception_ptr broken_;
 };

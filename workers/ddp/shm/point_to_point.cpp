@@ -19,7 +19,8 @@ using ddprun::SegmentOp;
 
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenLooks{1};  // where something else moves only when it is looked at
+constexpr std::chrono::milliseconds kBetweenLooks{
+    1};  // polling interval for data that moves only when it is polled
 
 std::size_t part_of(std::size_t bytes, std::size_t at) { return std::min(Channel::kPieceBytes, bytes - at); }
 
@@ -49,7 +50,7 @@ void PointToPoint::move(std::span<const Message> messages, const std::function<b
     ends.reserve(messages.size());
     for (const Message& message : messages) ends.push_back(begin(message));
     for (;;) {
-        // Messages of one channel go one after the other.
+        // Messages of one channel move one after the other.
         std::vector<End*> heads;
         bool has_moved = false;
         for (End& end : ends) {
@@ -88,7 +89,7 @@ bool PointToPoint::can_move(const End& end) {
                Channel::kPieces;
 }
 
-/// One piece into the channel.
+/// Puts one piece into the channel.
 void PointToPoint::put(End& end) {
     Channel& channel = end.channel;
     if (channel.refused.load() != 0) throw MismatchError(refusal(end));
@@ -104,7 +105,7 @@ void PointToPoint::put(End& end) {
     ring(end.peer);
 }
 
-/// One piece out of the channel.
+/// Takes one piece out of the channel.
 void PointToPoint::take(End& end) {
     Channel& channel = end.channel;
     const std::uint32_t number = channel.read.load(std::memory_order_relaxed);
@@ -118,7 +119,7 @@ void PointToPoint::take(End& end) {
     ring(end.peer);
 }
 
-// The flag is out before we look for a sleeper, as in Lockstep::arrive.
+// The flag is visible before the check for a sleeper, as in Lockstep::arrive.
 void PointToPoint::ring(std::uint32_t peer) {
     MessageLine& line = arena_.message_line(peer);
     if (line.sleepers.load() == 0) return;
@@ -131,7 +132,7 @@ void PointToPoint::compare(const End& end, const Call& sent) {
     const int own = arena_.global_rank(arena_.rank());
     const std::string what = fmt::format("rank {}: a message is not the one expected: {}", own,
                                          both_sides(own, end.call, arena_.global_rank(end.peer), sent));
-    // A message that fitted the channel has left its sender, and only this rank knows what became of it.
+    // A message that fitted the channel has left its sender, and only this rank knows that it was wrong.
     complain(arena_.control(), told(std::make_exception_ptr(MismatchError(what))));
     end.channel.refused.store(1);
     ring(end.peer);
@@ -145,7 +146,7 @@ std::string PointToPoint::refusal(const End& end) const {
                        complaint);
 }
 
-/// What to do about it, where the two wait for each other.
+/// The remedy, when the two ranks wait for each other.
 std::string PointToPoint::deadlock(const End& end) const {
     const MessageLine& other = arena_.message_line(end.peer);
     const auto doing = static_cast<SegmentOp>(other.operation.load(std::memory_order_acquire));
@@ -197,7 +198,7 @@ void PointToPoint::throw_if_hopeless(const std::vector<End*>& heads) const {
 }
 
 void PointToPoint::throw_if_gone(const End& end) const {
-    // It may have done its part between our look and its end.
+    // The peer may have done its part between the check and its end.
     if (!is_gone(arena_, end.peer) || can_move(end)) return;
     throw PeerLostError(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part",
                                     arena_.global_rank(arena_.rank()), to_string(end.call),

@@ -15,26 +15,26 @@
 
 namespace ddp::cpu {
 
-/// Messages between two ranks of a node, through the arena's channels: only these two take part. What does
-/// not fit a channel waits for its receiver. Of several messages at once, each moves as soon as it can. One
-/// thread at a time.
+/// Messages between two ranks of a node, through the arena's channels: only these two take part. A message
+/// that does not fit a channel waits for its receiver. Of several messages at once, each moves as soon as it
+/// can. One thread at a time.
 class PointToPoint {
   public:
     PointToPoint(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
                  const Kernels& kernels);
 
-    /// Throw MismatchError with both sides (the sender where it still waits for this message or for anything
-    /// later in the group), PeerLostError, TimeoutError. A channel that failed once is unusable.
+    /// Throw MismatchError with both sides (on the sender when it still waits for this message or for a later
+    /// call of the group), PeerLostError, TimeoutError. A failed channel stays unusable.
     void send(const Buffer& buffer, std::uint32_t to);
     void recv(const Buffer& buffer, std::uint32_t from);
-    /// `meanwhile` moves something else of this rank's; true: it has.
+    /// `meanwhile` moves other data of this rank; true: it has moved some.
     void move(std::span<const Message> messages, const std::function<bool()>& meanwhile = {});
 
-    /// Of the messages that follow.
+    /// Applies to later messages.
     void set_timeout(std::chrono::nanoseconds timeout) { timeout_ = timeout; }
 
   private:
-    /// One end of a channel, in a message.
+    /// One end of a channel, for one message.
     struct End {
         Channel& channel;
         std::uint32_t peer;
@@ -62,7 +62,7 @@ class PointToPoint {
     std::chrono::nanoseconds timeout_;
     const Kernels& kernels_;
     Attention attention_;
-    std::vector<std::uint64_t> sent_, received_;  ///< messages, by peer
+    std::vector<std::uint64_t> sent_, received_;  ///< number of messages, by peer
 };
 
 }  // namespace ddp::cpu

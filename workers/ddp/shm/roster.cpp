@@ -27,8 +27,8 @@ using ddprun::SegmentOp;
 using ddprun::TimePoint;
 using ddprun::WorkerEnv;
 
-// A process whose sizes do not fit the segment has no slot in it. It leaves its claim in group 0's control
-// page, where waiting peers look: bit 63 set, rank, world size.
+// A process whose sizes do not fit the segment has no slot in it. It writes its claim into group 0's control
+// page, which waiting peers check: bit 63 set, rank, world size.
 constexpr std::uint64_t pack(std::uint32_t rank, std::uint32_t world) {
     return std::uint64_t{1} << 63 | std::uint64_t{rank} << 32 | world;
 }
@@ -59,13 +59,13 @@ std::vector<int> missing_ranks(const Arena& arena) {
     return missing;
 }
 
-/// A number for our PID namespace that no other has at the same time; 0 without /proc.
+/// A number that identifies this PID namespace among those that exist; 0 without /proc.
 std::uint64_t own_pid_space() {
     struct stat status {};
     return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
-/// In our PID namespace. Also of a process that nobody has reaped yet, where the kernel can tell (Linux 5.3).
+/// For processes of this PID namespace. True for a zombie too, where the kernel can tell (Linux 5.3).
 bool has_ended(std::uint32_t pid) {
 #ifdef SYS_pidfd_open
     const ddprun::UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
@@ -132,7 +132,7 @@ void throw_world_sizes(int rank, std::uint32_t size, int other_rank, std::uint32
 }
 
 void leave_claim(SegmentMap& segment, int rank, int world_size) {
-    // In the first group: that is where a world that has not formed yet is waiting.
+    // A world that has not formed yet waits in the first group.
     Control& control = Arena::first_control(segment);
     std::uint64_t none = 0;
     control.stranger.compare_exchange_strong(

@@ -9,53 +9,51 @@
 
 namespace ddp::cpu {
 
-/// What joining taught the ranks of a node about it, the same on all. A sub-group goes by its parent's: the
-/// ranks that are not in it compute meanwhile.
+/// The ranks and CPUs of a node, equal on all its ranks. A sub-group uses its parent's: ranks outside of it
+/// compute meanwhile.
 struct Roster {
-    int ranks = 1;                   ///< of the node
-    int cpus = 1;                    ///< that they may use, all together
+    int ranks = 1;                   ///< on the node
+    int cpus = 1;                    ///< available to all of them together
     bool ranks_share_cores = false;  ///< more ranks than CPUs: waiting must not spin
 };
 
-/// MismatchError: the two were started with worlds of these sizes.
+/// Throws MismatchError: the two ranks were started with worlds of these sizes.
 [[noreturn]] void throw_world_sizes(int rank, std::uint32_t size, int other_rank, std::uint32_t other);
 
-/// Lets everybody who waits in join() on this segment know that `rank` was started with another world size.
+/// Tells all ranks that wait in join() on this segment that `rank` was started with another world size.
 void leave_claim(SegmentMap& segment, int rank, int world_size);
 
-/// Says who we are before the segment is divided: a claim that contradicts the segment is shown to the peers
-/// too. Throws MismatchError with both sides.
+/// Checks this rank's sizes before the segment is divided; the peers learn of a contradiction too. Throws
+/// MismatchError with both sides.
 void check_claim(SegmentMap& segment, const ddprun::WorkerEnv& env);
 
-/// Writes our identity and waits for everybody's.
-/// Throws MismatchError (both sides), TimeoutError (which ranks are missing), PeerLostError (generation
-/// ended).
+/// Writes this rank's identity and waits for all others. Throws MismatchError (both sides), TimeoutError (the
+/// missing ranks), PeerLostError (generation ended).
 void join(Arena& arena, const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
 
-/// Of the node whose ranks have all joined `arena`.
+/// For a node whose ranks have all joined `arena`.
 Roster read_roster(const Arena& arena);
 
-/// Writes into our identity how others find out that we are no more, without a launcher that would tell:
-/// before it is shown to them.
+/// Writes into this rank's identity how other ranks can detect its end without a launcher. Called before the
+/// identity is published.
 ///
-/// The id of a process counts in its PID namespace only, and ranks may be in several (a container each).
-/// Within ours the id is asked for; a rank of another one holds a mark on the segment's file, which the
-/// kernel takes off with its last descriptor, however the process ends.
+/// A process id counts only in its PID namespace, and ranks may be in several (one per container). In the
+/// same namespace the id is checked; a rank of another one holds a lock on the segment's file, which the
+/// kernel releases with its last descriptor, however the process ends.
 void leave_mark(Arena& arena);
-/// The rank has joined, and is no more. False also where that cannot be known.
+/// True when the rank has joined and its process has ended. False also when that is unknown.
 bool is_gone(const Arena& arena, std::uint32_t rank);
 
-/// One clause per rank of the group, from its line, or of the message that it is in.
+/// One clause per rank of the group, from its line, or about the message that it waits for.
 std::string describe_activities(const Arena& arena, const std::vector<std::uint32_t>& ranks,
                                 ddprun::TimePoint now);
 
-/// Tells everybody in the group of a failure, as told() gives it (worker/told_failure.h); what was said first
-/// stays.
+/// Tells all ranks of the group of a failure, encoded by encode_failure (worker/encoded_failure.h); the first
+/// one stays.
 void complain(Control& control, const std::string& words);
-/// Throws it with the type that it had, "<attempt>: the group has failed: ...". Nothing when nobody has
-/// complained.
+/// Throws the posted failure with its type, "<attempt>: the group has failed: ...". Does nothing without one.
 void throw_complaint(const Control& control, const std::string& attempt);
-/// "" when nobody has complained; else what it says.
+/// The text of the posted failure; "" without one.
 std::string complaint_in(const Control& control);
 
 }  // namespace ddp::cpu

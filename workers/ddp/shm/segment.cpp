@@ -30,7 +30,7 @@ using ddprun::UniqueFd;
 using ddprun::WorkerEnv;
 
 constexpr std::chrono::milliseconds kConnectAgain{10};
-constexpr std::chrono::seconds kAfterMismatch{2};     // so that the ranks that disagree all hear of it
+constexpr std::chrono::seconds kAfterMismatch{2};     // so that all ranks that disagree learn of it
 constexpr std::uint64_t kGreeting = 0x3148535044ull;  // "DPSH1"
 
 struct Hello {
@@ -57,7 +57,7 @@ struct Address {
 Address address_of(const WorkerEnv& env) {
     const std::string key = fmt::format("{}|{}|{}|{}|{}|{}", env.master_addr, env.master_port, env.run_id,
                                         env.generation, env.restart_count, env.group_rank);
-    std::uint64_t hash = 14695981039346656037ull;  // FNV-1a: a name of fixed length, no secret
+    std::uint64_t hash = 14695981039346656037ull;  // FNV-1a: a name of fixed length; it is not a secret
     for (const char c : key) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
     const std::string text = fmt::format("ddp-segment-{}-{:016x}", ::getuid(), hash);
 
@@ -101,7 +101,7 @@ void send_with_fd(int socket, const Hello& hello, int fd) {
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    // A rank that is gone again is noticed by joining: nothing to do about it here.
+    // Joining detects a rank that has gone meanwhile; ignoring it here.
     (void)!::sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
@@ -122,19 +122,19 @@ UniqueFd receive_with_fd(int socket, Hello& hello) {
     return UniqueFd(fd);
 }
 
-/// Serves one connection. False when it was nobody of ours.
+/// Serves one connection. False when the peer is not a rank of this node.
 bool serve(int listener, const Hello& mine, int segment, TimePoint deadline, Hello& peer) {
     const UniqueFd connection(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection || !is_ours(connection.get())) return false;
     if (!wait_for(connection.get(), POLLIN, deadline)) return false;
     if (::recv(connection.get(), &peer, sizeof peer, 0) != static_cast<ssize_t>(sizeof peer)) return false;
-    // A number that no rank of its own world has would be counted as one of those that are waited for.
+    // A rank number that is invalid in the peer's own world would be counted as one of the expected ranks.
     if (peer.greeting != kGreeting || peer.rank < 1 || peer.rank >= peer.world_size) return false;
     send_with_fd(connection.get(), mine, segment);
     return true;
 }
 
-/// "1-3", as ranks of the world when those of a node count through.
+/// "1-3", as ranks of the world, assuming that the ranks of a node are consecutive.
 std::string ranks_not_in(const std::set<int>& served, const WorkerEnv& env) {
     std::vector<int> missing;
     for (int rank = 1; rank < env.local_world_size; ++rank) {
@@ -175,7 +175,8 @@ UniqueFd hand_out(const WorkerEnv& env, TimePoint deadline) {
     }
     if (other.world_size != mine.world_size) {
         SegmentMap map(std::move(segment));
-        cpu::leave_claim(map, other.rank, other.world_size);  // for those who agree with us and wait already
+        cpu::leave_claim(map, other.rank,
+                         other.world_size);  // for ranks that agree with this one and wait already
         throw_world_sizes(mine, other);
     }
     if (static_cast<int>(served.size()) < expected) {
@@ -196,7 +197,7 @@ UniqueFd connect_until(const WorkerEnv& env, TimePoint deadline) {
                 fmt::format("rank {}: joining a world of {}: rank {} did not come within the time-out",
                             env.rank, env.world_size, env.rank - env.local_rank));
         }
-        // Nobody can tell us that a name without a file appears, so look again at intervals.
+        // No event tells that an abstract name appears, so try again at intervals.
         ::poll(nullptr, 0, static_cast<int>(kConnectAgain.count()));
     }
 }
@@ -234,8 +235,8 @@ UniqueFd share_segment(const WorkerEnv& env, TimePoint deadline) {
 
 namespace {
 
-// The variable stays set, and the program may make a second group: ours is a duplicate. The program's own
-// children have no use for the original.
+// The variable stays set, and the program may make a second group, so this is a duplicate. The program's own
+// children do not need the original.
 UniqueFd inherited_segment(int fd) {
     UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
     if (!own) throw InvalidInput(fmt::format("DDPRUN_SEGMENT_FD={}: {}", fd, std::strerror(errno)));

@@ -16,11 +16,11 @@ using std::chrono::nanoseconds;
 namespace {
 
 constexpr nanoseconds kLeast =
-    std::chrono::microseconds(2);  ///< below it a try is not worth its two looks at the clock
+    std::chrono::microseconds(2);  ///< a shorter spin is not worth its two readings of the clock
 
 }  // namespace
 
-// Not FUTEX_PRIVATE_FLAG: the word is shared between processes through different mappings.
+// Without FUTEX_PRIVATE_FLAG: processes share the word through different mappings.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds slice) {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(slice);
     const timespec limit{.tv_sec = seconds.count(), .tv_nsec = (slice - seconds).count()};

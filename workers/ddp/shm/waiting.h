@@ -12,7 +12,7 @@ namespace ddp::cpu {
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds slice);
 void futex_wake_all(std::atomic<std::uint32_t>& word);
 
-/// Counts a sleeper for as long as it lives, so that arrivals know whether to wake somebody.
+/// Counts a sleeper while it lives, so that arriving ranks know whether to wake it.
 class Sleeper {
   public:
     explicit Sleeper(std::atomic<std::uint32_t>& count) : count_(count) { count_.fetch_add(1); }
@@ -24,7 +24,7 @@ class Sleeper {
     std::atomic<std::uint32_t>& count_;
 };
 
-/// How long a sleeper goes without looking at the abort word and its deadline.
+/// Longest sleep between two checks of the abort word and the deadline.
 inline constexpr std::chrono::milliseconds kSleepSlice{50};
 
 /// One turn of a spin loop.
@@ -36,37 +36,36 @@ inline void relax() {
 #endif
 }
 
-/// How long a rank looks for what it waits for before it sleeps. Looking saves the sleep and the wake-up
-/// call, which cost more than a meeting of ranks that run; but on a core that others want it is paid for with
-/// time that the awaited rank, or we ourselves after the wake-up, would have had. Nobody tells a process
-/// whether its core is wanted, so this learns from what its own tries brought.
+/// How long a rank spins before it sleeps. Spinning saves the sleep and the wake-up call, which cost more
+/// than a hand-over between running ranks; but on a core that other threads need, it takes time from the
+/// awaited rank, or from this one after its wake-up. The kernel does not tell a process whether its core is
+/// needed, so the budget adapts to the results of earlier spins.
 struct Attention {
-    /// Far shorter than anything a user could notice, longer than any hand-over between ranks that run.
+    /// Longest spin: too short for a user to notice, longer than any hand-over between running ranks.
     static constexpr std::chrono::nanoseconds kMost = std::chrono::microseconds(100);
-    /// Tries that bring nothing get this part of the time at most.
+    /// Spins that fail use at most 1 / kShareOfTime of the time.
     static constexpr int kShareOfTime = 50;
 
-    std::chrono::nanoseconds limit = kMost;  ///< of a try; 0: none, but for a trial after `rests_until`
+    std::chrono::nanoseconds limit = kMost;  ///< of a spin; 0: none, except one trial after `retry_at`
     ddprun::TimePoint rests_until{};
 
     bool operator==(const Attention&) const = default;
 };
 
-/// What a try brought. `took` is far longer than its limit when the core was taken away in the middle of it.
+/// The result of one spin. `took` is far above its limit when the core was lost during the spin.
 struct Try {
     bool met = false;
     std::chrono::nanoseconds took{};
 };
 
-/// How long the coming try may take; 0: sleep at once.
+/// The limit of the next spin; 0: sleep at once.
 std::chrono::nanoseconds allowed(const Attention& attention, ddprun::TimePoint now);
 
-/// A try that brought something makes the next ones longer, one in vain shorter; one in which the core was
-/// lost ends them. Once there are none, a trial is made now and then, the more seldom the more the last one
-/// cost.
+/// Returns the budget after a spin: a success raises the limit, a failure lowers it, the loss of the core
+/// ends spinning. After that a trial follows now and then, the later the more the last one cost.
 Attention after(const Attention& attention, const Try& made, ddprun::TimePoint now);
 
-/// Looks for it as long as that pays, calling `pause` in between. True: it is there.
+/// Spins until `ready` or the limit, calling `pause` between the checks. True: `ready` holds.
 template <class Ready, class Pause>
 bool look_for(Attention& attention, Ready ready, Pause pause) {
     const ddprun::TimePoint begin = ddprun::MonotonicClock::now();
@@ -85,12 +84,13 @@ bool look_for(Attention& attention, Ready ready, Pause pause) {
     return met;
 }
 
-/// Between two looks. Where the awaited rank has a core of its own.
+/// The pause between two checks when the awaited rank has its own core.
 struct Spins {
-    static constexpr int turns = 32;  ///< looks for one at the clock
+    static constexpr int turns = 32;  ///< checks for each reading of the clock
     void operator()() const { relax(); }
 };
-/// Where it may be ready to run on ours: it needs the core, not our sleep and its wake-up call.
+/// The pause when the awaited rank may need this rank's core: it needs the core, not a sleep and a wake-up
+/// call.
 struct Yields {
     static constexpr int turns = 1;
     void operator()() const;
