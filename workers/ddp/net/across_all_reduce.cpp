@@ -8,14 +8,14 @@ namespace ddp::net {
 using cpu::Pieces;
 using ddprun::SegmentOp;
 
-/// Begun, it lets the others' pieces come; finished, ours holds what all have.
+/// begin() starts the exchange of a piece with the other nodes; after finish() it holds the sum of all nodes.
 class AcrossNodes::Exchange {
   public:
-    /// `scratch` is the owner's, from one call to the next.
+    /// `scratch` is the owner's, kept between calls.
     Exchange(AcrossNodes& owner, const Sum& how, std::vector<std::byte>& scratch)
         : owner_(owner), how_(how), scratch_(scratch), batch_(owner) {}
 
-    /// Where the node's sum of a piece of the buffer goes: into the piece itself, unless it is wide.
+    /// The place for the node's sum of a piece of the buffer: the piece itself, unless the sum is wide.
     std::byte* take(std::span<std::byte> piece) {
         piece_ = piece;
         rounds_ = choose_rounds(how_.partial_bytes(piece.size()), nodes());
@@ -52,11 +52,11 @@ class AcrossNodes::Exchange {
     [[nodiscard]] std::uint32_t nodes() const {
         return static_cast<std::uint32_t>(owner_.layout_.nodes.size());
     }
-    /// What a node adds up.
+    /// The part that a node sums.
     [[nodiscard]] std::span<std::byte> part_of(std::span<std::byte> piece, std::uint32_t node) const {
         return rounds_ == Rounds::AllToAll ? piece : piece.subspan(parts_.offset(node), parts_.length(node));
     }
-    /// Our node's sum of it.
+    /// This node's partial sum of that part.
     [[nodiscard]] std::span<std::byte> partial_of(std::uint32_t node) const {
         const std::span<std::byte> part = part_of(piece_, node);
         return {sum_ + how_.partial_bytes(static_cast<std::size_t>(part.data() - piece_.data())),
@@ -87,7 +87,7 @@ class AcrossNodes::Exchange {
     std::span<std::byte> piece_;
     Rounds rounds_ = Rounds::AllToAll;
     Pieces parts_{};
-    std::vector<std::byte>& scratch_;  ///< the node's sum where it is wide, then a part from each node
+    std::vector<std::byte>& scratch_;  ///< the node's sum when it is wide, then a part from each node
     std::byte *sum_ = nullptr, *came_ = nullptr;
     Batch batch_;
 };
@@ -122,7 +122,7 @@ void AcrossNodes::all_reduce_now(const Buffer& buffer, ReduceOp op) {
     reduce_by_lanes(buffer, how);
 }
 
-/// The first rank of a node sums for it, tells the others with its greeting, and hands out what all make.
+/// Each leader sums for its node, exchanges the sums with its header, and distributes the result on its node.
 void AcrossNodes::reduce_by_speakers(const Buffer& buffer, const Sum& how) {
     const std::size_t bytes = buffer.bytes(), partial_bytes = how.partial_bytes(bytes);
     if (!speaks()) kernels_.stream(arena_.staging(rank_, steps_.coming()), buffer.data, bytes);
@@ -144,10 +144,10 @@ void AcrossNodes::reduce_by_speakers(const Buffer& buffer, const Sum& how) {
     share(0, bytes_of(buffer), bytes);
 }
 
-/// Of each stretch of the buffer every lane has a piece: it sums it over the node and begins its exchange;
-/// then it ends that of its piece before, and passes the result on. Where all buffers of the node are shared,
-/// sums are read from them and results written to them; otherwise what others sum is staged a stretch ahead,
-/// and results are collected a stretch behind.
+/// Every lane has a piece of each range of the buffer: it sums the piece over the node and begins its
+/// exchange; then it finishes the exchange of its previous piece, and publishes the result. When all buffers
+/// of the node are shared, sums read them and results are written to them; otherwise pieces for other lanes
+/// are staged one range ahead, and results are collected one range behind.
 void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     const std::uint32_t lanes = layout_.lanes();
     const std::size_t stretch =

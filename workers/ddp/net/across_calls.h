@@ -10,8 +10,8 @@ namespace ddp::net {
 using cpu::bytes_of;
 using cpu::copy_bytes;
 
-/// The calls of this node are compared first. A group that failed in the middle of a call is unusable: who
-/// goes on with its memory must not find the link writing there.
+/// Compares the calls of this node first. A group that failed in a call is unusable: later code may reuse the
+/// memory, so the link must not write there.
 template <class Body>
 void AcrossNodes::in_call(const Call& call, Body body) {
     try {
@@ -32,8 +32,8 @@ void AcrossNodes::fail(const std::string& what) {
     throw Exception(what);
 }
 
-/// One step of the node for each piece of `total` bytes, and none for none: `give` shows it, `take` reads
-/// what others show.
+/// One step of the node for each piece of `total` bytes, and none for 0: `give` shows a piece, `take` reads
+/// the others' pieces.
 template <class Give, class Take>
 void AcrossNodes::in_steps(std::size_t total, Give give, Take take) {
     for (std::size_t at = 0; at < total; at += cpu::kAreaBytes) {

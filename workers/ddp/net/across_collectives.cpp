@@ -4,7 +4,7 @@
 #include "ddp/net/across_calls.h"
 #include "ddp/net/meeting.h"
 
-/// All collectives between nodes but all_reduce, which has a file of its own.
+/// All collectives between nodes except all_reduce, which has its own file.
 namespace ddp::net {
 
 using ddprun::SegmentOp;
@@ -21,7 +21,7 @@ Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Su
 
 }  // namespace
 
-/// `length` bytes of one rank of the node, to all of it.
+/// Broadcasts `length` bytes of one rank to its node.
 void AcrossNodes::share(std::uint32_t from_place, std::byte* bytes, std::size_t length) {
     if (size_ == 1) return;
     in_steps(
@@ -35,13 +35,14 @@ void AcrossNodes::share(std::uint32_t from_place, std::byte* bytes, std::size_t 
         });
 }
 
-/// All ranks of this node are in the same call. From here on they may wait for other nodes.
+/// After this step all ranks of this node are in the same call. From here on they may wait for other nodes.
 void AcrossNodes::meet_here() {
     meet();
     steps_.be_patient(2 * patience());
 }
 
-/// All ranks of all nodes are in the same call: nobody is done with one that others are not in.
+/// After this step all ranks of all nodes are in the same call: none can finish a call that others are not
+/// in.
 void AcrossNodes::open() {
     meet_here();
     if (speaks()) {
@@ -55,8 +56,7 @@ void AcrossNodes::barrier() {
     in_call({.operation = SegmentOp::Barrier}, [&] { open(); });
 }
 
-/// Down a tree of nodes, a piece after the other; the root speaks for its node, the first rank for the
-/// others.
+/// Sends pieces down a tree of nodes; the root sends for its node, the leaders for the others.
 void AcrossNodes::broadcast(Buffer buffer, int root) {
     in_call(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [&] {
         open();
@@ -94,10 +94,11 @@ void AcrossNodes::all_gather_v(Buffer output, Buffer input, const Counts& counts
     });
 }
 
-/// A rank sends its slice to one rank of every other node, which shares it there.
+/// Each rank sends its slice to one rank of every other node, which broadcasts it there.
 void AcrossNodes::gather_slices(const Buffer& output, const Buffer& input, const Slices& slices) {
     const std::span<std::byte> own = slice_of(output, slices, layout_.rank);
-    if (!own.empty()) std::memmove(own.data(), input.data, own.size());  // `input` may overlap what comes
+    if (!own.empty())
+        std::memmove(own.data(), input.data, own.size());  // `input` may overlap the slices received
     open();
     const auto holder = [&](std::uint32_t rank) { return layout_.holder(rank, layout_.node()); };
     Batch batch(*this);
@@ -127,9 +128,9 @@ void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& co
     });
 }
 
-/// Every slice is summed over the node by the one who sends it to its rank, which sums what comes from the
-/// nodes. In a round each rank of the node has a slice of its own to sum, of which the others show it their
-/// part.
+/// Each slice has a holder on every node, which sums it over the node and sends the sum to the slice's rank;
+/// that rank sums over the nodes. In each round every rank of the node holds one slice, for which the others
+/// stage their parts.
 void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices,
                                 ReduceOp op) {
     open();
@@ -189,7 +190,7 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
     settle_sum(how, output.data, mine.data(), output.bytes());
 }
 
-/// As all_reduce, for the bits; only the root takes what it gives.
+/// Uses all_reduce, which gives equal bits; only the root keeps the result.
 void AcrossNodes::reduce(Buffer buffer, int root, ReduceOp op) {
     in_call(call_of(SegmentOp::Reduce, buffer, op, root), [&] {
         std::vector<std::byte> copy(bytes_of(buffer), bytes_of(buffer) + buffer.bytes());
@@ -199,7 +200,7 @@ void AcrossNodes::reduce(Buffer buffer, int root, ReduceOp op) {
     });
 }
 
-/// Ranks of other nodes send to the root itself.
+/// Ranks of other nodes send to the root directly.
 void AcrossNodes::gather(Buffer output, Buffer input, int root) {
     in_call(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [&] {
         open();
@@ -288,8 +289,7 @@ void AcrossNodes::all_to_all_v(Buffer output, const Counts& received, Buffer inp
     });
 }
 
-/// Between nodes every pair for itself; within the node in as many rounds as there are others, each with
-/// another partner.
+/// Between nodes each pair exchanges directly; within the node each rank has another partner in each round.
 void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
                                   const Slices& sent, std::size_t longest) {
     open();
@@ -299,7 +299,8 @@ void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, 
     for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
         if (!layout_.is_local(rank)) batch.receive(rank, slice_of(output, received, rank));
     }
-    for (std::uint32_t step = 1; step < layout_.size(); ++step) {  // not all to the same rank first
+    for (std::uint32_t step = 1; step < layout_.size();
+         ++step) {  // ranks do not all start with the same peer
         const auto rank = static_cast<std::uint32_t>((own + step) % layout_.size());
         if (!layout_.is_local(rank)) batch.send(rank, slice_of(input, sent, rank));
     }
@@ -329,7 +330,7 @@ std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, st
     return all;
 }
 
-/// The first rank of a node collects its words, exchanges them with its likes and hands theirs out.
+/// A leader collects the bytes of its node, exchanges them with the other leaders and distributes all.
 std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     const std::string ours = pack(gather_bytes(mine));
     steps_.be_patient(2 * patience());
@@ -362,7 +363,7 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     return all;
 }
 
-/// Everyone's counts behind its rank in the world, as Slices compares them.
+/// Every rank's rank in the world and its counts, in the form that unequal_counts and unmatched_counts take.
 std::vector<Counts> AcrossNodes::tell_counts_everywhere(const Counts& own) {
     Counts told{static_cast<std::size_t>(env_.rank)};
     told.insert(told.end(), own.begin(), own.end());
@@ -370,7 +371,7 @@ std::vector<Counts> AcrossNodes::tell_counts_everywhere(const Counts& own) {
     for (const std::string& word :
          gather_everywhere({reinterpret_cast<const char*>(told.data()), told.size() * sizeof told[0]})) {
         if (word.size() != told.size() * sizeof told[0])
-            fail<MismatchError>(attempt() + ": other ranks called something else");
+            fail<MismatchError>(attempt() + ": other ranks called another collective");
         std::memcpy(all.emplace_back(told.size()).data(), word.data(), word.size());
     }
     return all;

@@ -26,13 +26,14 @@ using ddprun::WorkerEnv;
 
 namespace {
 
-constexpr std::chrono::milliseconds kOfAClosedConnection{200};  ///< for its reason
+constexpr std::chrono::milliseconds kOfAClosedConnection{
+    200};  ///< time for the reason of a closed connection to arrive
 constexpr std::chrono::seconds kOfAnotherCall{
-    2};  ///< for what the first ranks say of it: they look when they are next awake
+    2};  ///< time for a mismatch report of the leaders, which check when they wake up
 
-/// What a rank says of itself before it has connections.
+/// What a rank publishes before it has connections.
 struct Introduction {
-    std::string failure;  ///< why it cannot come; "" where it does
+    std::string failure;  ///< why it cannot join; "" when it can
     std::string host, secret, address;
 };
 
@@ -42,7 +43,7 @@ Introduction introduction_of(const std::string& word) {
     return {std::move(parts[0]), std::move(parts[1]), std::move(parts[2]), std::move(parts[3])};
 }
 
-// What one rank of a node found, for all of them: words behind an empty one, or a failure.
+// Encodes the result of the node's first rank for its other ranks: "" and the texts, or a failure.
 template <class Find>
 std::string outcome_of(Find find) {
     try {
@@ -65,7 +66,7 @@ std::vector<Word> words_or_throw(const std::string& outcome) {
 
 }  // namespace
 
-// ---- how the nodes meet
+// ---- rendezvous
 
 AcrossNodes::AcrossNodes(std::shared_ptr<SegmentMap> segment, const WorkerEnv& env,
                          std::chrono::nanoseconds timeout, const Parts& parts)
@@ -114,7 +115,7 @@ void AcrossNodes::meet_world(const Parts& parts) {
             std::map<int, std::string> words;
             for (std::uint32_t place = 0; place < size_; ++place)
                 words[arena_.global_rank(place)] = ours[place];
-            // Before the others of the node lose their patience with us.
+            // Must end before the other ranks of the node time out.
             const auto patience = timeout() - timeout() / 10;
             return gather_nodes(
                 parts.board,
@@ -148,7 +149,7 @@ void AcrossNodes::settle(const std::vector<std::string>& introductions, const st
         if (!one.failure.empty())
             throw InvalidInput(fmt::format("rank {} on {}: {}", world_ranks[rank], one.host, one.failure));
         addresses.push_back(layout_.is_local(rank) ? "" : one.address);
-        // Everyone has a part in it, so it is as good as the best.
+        // The secret is the XOR of all ranks' parts, so it is as good as the best part.
         const ddprun::Result<std::string> bytes = ddprun::from_hex(one.secret);
         std::uint64_t part = 0;
         if (bytes && bytes->size() == sizeof part) std::memcpy(&part, bytes->data(), sizeof part);
@@ -159,7 +160,7 @@ void AcrossNodes::settle(const std::vector<std::string>& introductions, const st
     sent_.resize(peers_.size());
     received_.resize(peers_.size());
     const std::uint64_t highest_bit =
-        link_->tag_mask() - (link_->tag_mask() >> 1);  // the other messages count from 1
+        link_->tag_mask() - (link_->tag_mask() >> 1);  // the tags of other messages count from 1
     last_words_.emplace(*link_, secret_ ^ highest_bit);
     if (!speaks()) return;
     words_.assign(layout_.nodes.size(),
@@ -213,7 +214,7 @@ std::span<std::byte> AcrossNodes::allocate_shared(std::size_t bytes) {
 AcrossNodes::Batch::~Batch() {
     const auto is_done = [](const Begun& message) { return message.transfer.done; };
     if (!std::all_of(messages_.begin(), messages_.end(), is_done))
-        owner_.link_->abandon();  // it would still use their memory
+        owner_.link_->abandon();  // the link would still use their memory
 }
 
 std::uint64_t AcrossNodes::next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const {
@@ -222,7 +223,7 @@ std::uint64_t AcrossNodes::next_tag(std::vector<std::uint64_t>& counts, std::uin
 
 void AcrossNodes::Batch::send(std::uint32_t peer, std::span<const std::byte> from) {
     if (from.empty()) return;
-    // Engines define the length of receives only, so that of a send is never another than expected.
+    // Transports define the length of receives only, so any length of a send is correct.
     Begun& message = messages_.emplace_back(Transfer{}, peer, 0, SIZE_MAX);
     owner_.link_->send(peer, owner_.next_tag(owner_.sent_, peer), from, message.transfer);
 }
@@ -240,7 +241,7 @@ const AcrossNodes::Batch::Begun& AcrossNodes::Batch::receive_up_to(std::uint32_t
     return message;
 }
 
-/// Moves what can be moved. True: something was done. Throws for a message that cannot arrive any more.
+/// Moves data. True: a transfer was done. Throws for a message that cannot arrive any more.
 bool AcrossNodes::Batch::look() {
     const bool any = owner_.link_->look();
     for (const Begun& message : messages_) {
@@ -273,11 +274,12 @@ void AcrossNodes::wait_for(const Batch::Begun& message) {
     if (!transfer.failure.empty() || message.is_other()) lament(message);
 }
 
-// Whoever ends closes its connections, and whoever called something else sends something else. The reason
-// comes by another way, and tells more: from the launcher, in a greeting, or with last words.
+// A rank that ends closes its connections, and a rank in another call sends other bytes. The reason arrives
+// separately and says more: from the launcher, in a header, or as a failure notice. So wait for it before
+// throwing.
 void AcrossNodes::lament(const Batch::Begun& message) {
     const Transfer& transfer = message.transfer;
-    if (began_ns_ == 0) began_ns_ = now_ns();  // it failed at the first look: that is no time-out
+    if (began_ns_ == 0) began_ns_ = now_ns();  // it failed at once: that is no time-out
     const auto patience =
         transfer.failure.empty() ? kOfAnotherCall : std::chrono::nanoseconds(kOfAClosedConnection);
     const auto until = MonotonicClock::now() + patience;
@@ -289,12 +291,13 @@ void AcrossNodes::lament(const Batch::Begun& message) {
     if (!transfer.failure.empty())
         fail<PeerLostError>(
             fmt::format("{}: the connection to {}: {}", attempt(), name_of(message.peer), transfer.failure));
-    fail<MismatchError>(fmt::format("{}: {} sent {} bytes where {} were expected: it called something else",
-                                    attempt(), name_of(message.peer), transfer.bytes, message.most));
+    fail<MismatchError>(
+        fmt::format("{}: {} sent {} bytes where {} were expected: it called another collective", attempt(),
+                    name_of(message.peer), transfer.bytes, message.most));
 }
 
-// Where a rank does not come, its node finds out within the time-out, and says who it is. The first ranks of
-// other nodes hear that in this time more, and theirs in twice as much.
+// A node detects its own missing rank within the time-out, and names it. The leaders of other nodes learn of
+// it in this additional time, and their ranks in twice as much.
 std::chrono::nanoseconds AcrossNodes::patience() const {
     return std::min<std::chrono::nanoseconds>(timeout() / 8, std::chrono::seconds(1));
 }
@@ -325,21 +328,21 @@ void AcrossNodes::throw_if_hopeless(std::uint32_t peer) {
                                    here.empty() ? "" : "; ", here));
 }
 
-/// To the others of this node and of other nodes. Before the connections are abandoned, as they are with a
-/// Batch that is not done.
+/// Announces a failure to the ranks of this node and of other nodes. Call it before the connections are
+/// abandoned, as the destructor of an unfinished Batch does.
 void AcrossNodes::pass_on(const std::exception_ptr& failure) {
     cpu::complain(arena_.control(), told(failure));
     last_words_->say(failure);
 }
 
-/// Of another node.
+/// Throws a failure notice of another node.
 void AcrossNodes::throw_last_words() const {
     if (const auto heard = last_words_->heard())
         throw_told(heard->words, fmt::format("{}: {} failed: ", attempt(), name_of(heard->peer)));
 }
 
-/// No call of this group can be any more, and nobody writes to its memory. Where the launcher has ended the
-/// generation, all hear of it.
+/// Ends the group: no call can follow, and no rank writes to its memory. Ranks learn of the end of a
+/// generation from the launcher instead.
 void AcrossNodes::end_with(const std::exception_ptr& why) {
     if (segment_->header().aborted.load(std::memory_order_relaxed) == 0) last_words_->say(why);
     greetings_.reset();
@@ -347,7 +350,7 @@ void AcrossNodes::end_with(const std::exception_ptr& why) {
     give_up(why);
 }
 
-// ---- what the nodes say first
+// ---- headers
 
 void AcrossNodes::greet(std::span<const std::byte> bytes) {
     greetings_ = std::make_unique<Batch>(*this);
@@ -371,7 +374,7 @@ void AcrossNodes::hear() {
     greetings_.reset();
 }
 
-// The greetings that are expected stand first, in the order of the nodes.
+// The expected headers come first in the batch, in node order.
 void AcrossNodes::compare_heard() {
     if (!greetings_) return;
     auto next = greetings_->messages_.begin();
@@ -391,7 +394,7 @@ void AcrossNodes::compare_heard() {
 
 // ---- messages between two ranks
 
-/// A message between nodes: first which it is, with all of it where it is small.
+/// A message between nodes: its header, with the payload when it is small, then the rest.
 struct AcrossNodes::Carried {
     Message message;
     Call call;
@@ -425,7 +428,8 @@ void AcrossNodes::batch(const std::vector<Message>& messages) {
             message.peer = static_cast<int>(layout_.place_of[peer]);
             local.push_back(message);
         }
-        // What goes to other nodes moves as well: a rank of this one may wait for it before it turns to us.
+        // Messages to other nodes move meanwhile: a rank of this node may wait for one before it serves this
+        // rank.
         if (!local.empty()) batch_here(local, [&] { return together.look(); });
         for (const Carried& one : carried) arrive(one);
         together.wait();
@@ -456,7 +460,7 @@ void AcrossNodes::begin(Carried& carried, Batch& together) {
     if (!carried.fits_first()) together.send(peer, carried.bytes());
 }
 
-/// What comes is what was expected.
+/// Compares a received message with the expected one.
 void AcrossNodes::arrive(const Carried& carried) {
     if (carried.arriving == nullptr) return;
     call_ = carried.call;

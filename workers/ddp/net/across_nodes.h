@@ -21,31 +21,31 @@
 
 namespace ddp::net {
 
-/// How a world of several nodes finds itself; tests bring their own.
+/// The means of the rendezvous of several nodes; tests have their own.
 struct Parts {
     Board board;
-    int group = 0;  ///< the how many-th of this generation
+    int group = 0;  ///< number of this group in the generation
     std::function<std::unique_ptr<Link>()> open_link;
 };
 
-/// Collectives of ranks on several nodes: in shared memory within each, by a link between them. One thread at
-/// a time. across_all_reduce.cpp has all_reduce, across_collectives.cpp the others, across_nodes.cpp how the
-/// nodes meet, speak and wait.
+/// Collectives of ranks on several nodes: over shared memory within a node, over a link between nodes. One
+/// thread at a time. across_all_reduce.cpp has all_reduce, across_collectives.cpp the other collectives,
+/// across_nodes.cpp the rendezvous, headers and waits.
 ///
-/// Sums are made in rank order within a node and in node order between them, whatever comes first: all ranks
-/// get the same bits in every run. The first rank of a node tells those of the others which call it is in, so
-/// that a mismatch is seen by all. Messages of a pair of ranks are counted, and their tags are that number
-/// under a secret which only members know.
+/// Sums are in rank order within a node and in node order between nodes, whatever arrives first: all ranks
+/// get the same bits in every run. The first rank of a node, its leader, sends the header of its current call
+/// to the other leaders, so that all of them see a mismatch. The tag of a message between two ranks is its
+/// number, combined with a secret that only members know.
 class AcrossNodes final : public cpu::CpuBackend {
   public:
-    /// Joins the world. Throws TimeoutError naming who did not come, MismatchError, InvalidInput (no
-    /// libfabric) on all ranks.
+    /// Joins the world. Throws on all ranks: TimeoutError naming the missing rank, MismatchError,
+    /// InvalidInput (no libfabric).
     AcrossNodes(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
                 std::chrono::nanoseconds timeout, const Parts& parts);
-    /// Some ranks of a group, on several nodes: split() makes it.
+    /// The ranks of a sub-group on several nodes, for split().
     struct SubGroup {
-        std::vector<std::uint32_t> members;  ///< by their ranks in the parent, in the new order
-        std::vector<std::uint32_t> locals;   ///< those of this node, by their places there
+        std::vector<std::uint32_t> members;  ///< by rank in the parent, in the new order
+        std::vector<std::uint32_t> locals;   ///< members on this node, by position there
         std::uint32_t share = 0;
         std::unique_ptr<Link> link;
         std::vector<std::string> introductions;  ///< of all ranks of the parent
@@ -77,12 +77,12 @@ class AcrossNodes final : public cpu::CpuBackend {
     std::unique_ptr<CpuBackend> split(const std::vector<std::uint32_t>& members) override;
 
   private:
-    /// Another rank, for messages.
+    /// Another rank, for errors.
     struct Peer {
         int world_rank = 0;
         std::string host;
     };
-    /// Messages that were begun together. Memory that they use must outlive it.
+    /// Messages that were started together. Their memory must outlive the batch.
     class Batch {
       public:
         explicit Batch(AcrossNodes& owner) : owner_(owner) {}
@@ -92,11 +92,11 @@ class AcrossNodes final : public cpu::CpuBackend {
 
         void send(std::uint32_t peer, std::span<const std::byte> from);
         void receive(std::uint32_t peer, std::span<std::byte> into);
-        /// Of any length up to that of `into`.
+        /// A started transfer, with the lengths that are correct.
         struct Begun {
             Transfer transfer;
             std::uint32_t peer;
-            std::size_t least, most;  ///< bytes that may come
+            std::size_t least, most;  ///< limits of the received bytes
             [[nodiscard]] bool is_other() const { return transfer.bytes < least || transfer.bytes > most; }
         };
         const Begun& receive_up_to(std::uint32_t peer, std::span<std::byte> into);
@@ -108,14 +108,15 @@ class AcrossNodes final : public cpu::CpuBackend {
         AcrossNodes& owner_;
         std::deque<Begun> messages_;
     };
-    /// How a sum is made within the node and then between nodes.
+    /// The arithmetic of a sum within the node and between nodes.
     struct Sum {
-        DType type;     ///< of the buffers
-        DType partial;  ///< of a node's sum: float32 for 16-bit floats, that all is rounded once
+        DType type;  ///< type of the buffers
+        DType
+            partial;  ///< type of a node's sum: float32 for 16-bit floats, so that only the result is rounded
         cpu::ReduceFunction here, across;  ///< `type` to `partial`, `partial` to `partial`
         ReduceOp op;
         [[nodiscard]] bool is_wide() const { return partial != type; }
-        /// Of the partial sums of so many bytes of a buffer.
+        /// Bytes of the partial sums of `bytes` bytes of a buffer.
         [[nodiscard]] std::size_t partial_bytes(std::size_t bytes) const {
             return bytes / size_of(type) * size_of(partial);
         }
@@ -123,18 +124,19 @@ class AcrossNodes final : public cpu::CpuBackend {
     /// A lane's piece of an all-reduce, summed between the nodes.
     class Exchange;
 
-    // How the nodes meet.
+    // Rendezvous.
     void meet_world(const Parts& parts);
     [[nodiscard]] std::string introduce(std::unique_ptr<Link>& link, const std::string& failure) const;
     void settle(const std::vector<std::string>& introductions, const std::vector<int>& world_ranks);
 
-    // A call, and what its ranks say first.
+    // A call and its headers.
     template <class Body>
     void in_call(const Call& call, Body body);
     [[nodiscard]] bool speaks() const { return layout_.place() == 0; }
     void meet_here();
     void open();
-    /// Tells the other nodes which call this is, with some bytes; theirs stand in words_ once hear() is back.
+    /// Sends this call's header and up to leader_reduce_bytes() of payload to the other leaders;
+    /// receive_headers() receives theirs into headers_[node].
     void greet(std::span<const std::byte> bytes = {});
     void hear();
     void compare_heard();
@@ -156,7 +158,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     [[nodiscard]] std::string attempt() const;
     [[nodiscard]] std::string name_of(std::uint32_t peer) const;
 
-    // Within the node, as parts of a call.
+    // Steps within the node, as parts of a call.
     template <class Give, class Take>
     void in_steps(std::size_t total, Give give, Take take);
     void share(std::uint32_t from_place, std::byte* bytes, std::size_t length);
@@ -174,8 +176,8 @@ class AcrossNodes final : public cpu::CpuBackend {
     [[nodiscard]] std::vector<Counts> tell_counts_everywhere(const Counts& own);
     void agree_on_counts(const Counts& counts);
     [[nodiscard]] Sum sum_of(DType type, ReduceOp op) const;
-    /// What all nodes' sums make, `bytes` of a buffer: divided for an average, and rounded. `to` may be `sum`
-    /// unless it is wide.
+    /// Turns `sum`, over all nodes, into `bytes` of the result: divided for an average, and rounded. `to` may
+    /// be `sum` unless the sum is wide.
     void settle_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const;
     struct Carried;
     void begin(Carried& carried, Batch& together);
@@ -187,14 +189,14 @@ class AcrossNodes final : public cpu::CpuBackend {
     Layout layout_;
     std::vector<Peer> peers_;
     std::uint64_t secret_ = 0;
-    std::vector<std::uint64_t> sent_, received_;              ///< by peer: what the link carried
+    std::vector<std::uint64_t> sent_, received_;              ///< by peer: transfers of the link
     std::vector<std::uint64_t> messages_to_, messages_from_;  ///< by peer: calls of send and recv
-    Call call_;                                               ///< that we are in
+    Call call_;                                               ///< the current call
     std::int64_t began_ns_ = 0;
     cpu::Attention attention_;
-    std::vector<std::vector<std::byte>> words_;  ///< by node: a Call, and some bytes
+    std::vector<std::vector<std::byte>> words_;  ///< by node: a Call, and its payload
     std::array<std::vector<std::byte>, 2>
-        scratch_;  ///< of the exchanges of an all-reduce, at most two at a time
+        scratch_;  ///< for the exchanges of an all-reduce, at most two at a time
     std::unique_ptr<Batch> greetings_;
     std::vector<bool> compared_;  ///< by node
 };

@@ -27,8 +27,9 @@ namespace {
 
 constexpr const char* kLibrary = "libfabric.so.1";
 constexpr std::size_t kLong =
-    128 * 1024;  // libfabric's tcp takes such messages from their sender's memory, piece by piece
-constexpr std::uint32_t kInterface = FI_VERSION(1, 9);  // of what we use, all is older
+    128 *
+    1024;  // bytes; libfabric's tcp provider reads longer messages from their sender's memory, piece by piece
+constexpr std::uint32_t kInterface = FI_VERSION(1, 9);  // everything that we use is older
 
 /// The functions that libfabric exports; all others are in tables of its objects.
 struct FabricApi {
@@ -46,15 +47,15 @@ void find(void* library, const char* name, Function& function) {
         throw InvalidInput(fmt::format("{} has no {}: another library of that name", kLibrary, name));
 }
 
-/// Stays loaded: its providers may have threads.
+/// The library stays loaded: its providers may have threads.
 const FabricApi& fabric_api() {
     static const FabricApi found = [] {
         ::setenv("IPATH_NO_BACKTRACE", "1",
-                 0);  // libinfinipath takes no signals then, not even while it loads
+                 0);  // keeps libinfinipath from installing signal handlers, also while it loads
         void* const library = ddprun::load_library(kLibrary);
         if (library == nullptr) {
             throw InvalidInput(fmt::format(
-                "the cpu backend speaks to other nodes by libfabric, and there is none: {} (install libfabric, "
+                "the cpu backend needs libfabric for other nodes, and cannot load it: {} (install libfabric, "
                 "or start all ranks on one node)",
                 ::dlerror()));
         }
@@ -75,7 +76,7 @@ std::string provider_wish() {
     return named == nullptr || *named == '\0' ? "tcp" : named;
 }
 
-/// An object of libfabric's, closed when it goes.
+/// An object of libfabric, closed by the destructor.
 template <class T>
 struct Opened {
     T* object = nullptr;
@@ -119,8 +120,7 @@ class FabricLink final : public Link {
         return {name.data(), length};
     }
 
-    // fi_endpoint(3): the first bits of the format that are 0 are those that the provider ignores. cxi
-    // refuses them.
+    // The provider ignores the leading 0 bits of the format (fi_endpoint(3)). cxi refuses tags that use them.
     std::uint64_t tag_mask() const override {
         const std::uint64_t format = info_->ep_attr->mem_tag_format;
         return ~std::uint64_t{0} >> (format == 0 ? 0 : std::countl_zero(format));
@@ -133,7 +133,7 @@ class FabricLink final : public Link {
             if (!one.empty() && (one.size() != length ||
                                  ::fi_av_insert(addresses_.object, one.data(), 1, &peer, 0, nullptr) != 1))
                 throw Error(fmt::format(
-                    "{}: the address of rank {} is none: do all nodes have the same libfabric and FI_PROVIDER?",
+                    "{}: the address of rank {} is invalid: do all nodes have the same libfabric and FI_PROVIDER?",
                     describe(), peers_.size()));
             peers_.push_back(peer);
         }
@@ -172,13 +172,13 @@ class FabricLink final : public Link {
         fid* waited = &queue_.object->fid;
         if (::fi_trywait(fabric_.object, &waited, 1) != FI_SUCCESS) return;
         pollfd entry{.fd = descriptor_, .events = POLLIN, .revents = 0};
-        // What is held back has no event of its own.
+        // A transfer that is held back has no event of its own.
         (void)::poll(&entry, 1, held_back_.empty() ? static_cast<int>(most.count()) : 1);
     }
 
-    // Libfabric's tcp provider crashes (1.17) when a connection is closed in the middle of a long message. It
-    // moves nothing unless it is asked to, so it is left alone then, for good. Where an adapter writes to
-    // memory by itself it has to be closed.
+    // libfabric's tcp provider (1.17) crashes when a connection is closed during a long message. It moves
+    // data only when it is polled, so the objects stay open and unused for ever. An adapter that writes to
+    // memory by itself must be closed.
     void abandon() override {
         held_back_.clear();
         if (is_abandoned_) return;
@@ -191,8 +191,7 @@ class FabricLink final : public Link {
 
   private:
     void leave_open() {
-        static auto& left =
-            *new std::vector<fid*>;  // so that they are found where somebody looks for what is lost
+        static auto& left = *new std::vector<fid*>;  // lets leak checkers find the objects
         static std::mutex mutex;
         const std::lock_guard lock(mutex);
         left.insert(left.end(), {&endpoint_.object->fid, &queue_.object->fid, &addresses_.object->fid,
@@ -219,7 +218,7 @@ class FabricLink final : public Link {
         hints->domain_attr->threading = FI_THREAD_DOMAIN;
         hints->domain_attr->control_progress = hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
         hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
-        // What the variable says libfabric reads itself: a list, or what to leave out.
+        // libfabric itself reads the variable, which may be a list or an exclusion.
         if (std::getenv("FI_PROVIDER") == nullptr) hints->fabric_attr->prov_name = ::strdup(wish.c_str());
         // Only providers over IP know addresses of interfaces.
         const auto is_of = [&](const char* family) { return wish.starts_with(family); };
@@ -239,7 +238,7 @@ class FabricLink final : public Link {
         return {list, api_.freeinfo};
     }
 
-    // Some providers have nothing that a thread could sleep on: then we do not sleep.
+    // Some providers have no descriptor that a thread could sleep on: then the link polls.
     void open_queue() {
         fi_cq_attr wanted{};
         wanted.format = FI_CQ_FORMAT_TAGGED;
@@ -262,7 +261,7 @@ class FabricLink final : public Link {
     void begin(const Attempt& attempt) {
         if (!held_back_.empty() || !try_to_begin(attempt)) held_back_.push_back(attempt);
     }
-    /// False: not now.
+    /// False: it cannot start now.
     bool try_to_begin(const Attempt& attempt) {
         const ssize_t code = queue_.object == nullptr ? -FI_EOPBADSTATE : attempt.make();
         if (code == -FI_EAGAIN) return false;
@@ -300,7 +299,7 @@ class FabricLink final : public Link {
         if (::fi_cq_readerr(queue_.object, &entry, 0) < 1 || entry.op_context == nullptr) return false;
         auto* const transfer = static_cast<Transfer*>(entry.op_context);
         transfer->bytes =
-            entry.len + std::max<std::size_t>(entry.olen, 1);  // not all providers say how much there was
+            entry.len + std::max<std::size_t>(entry.olen, 1);  // not all providers give the whole length
         if (entry.err != FI_ETRUNC) fail(*transfer, entry.err);
         else note_end(*transfer);
         return true;
@@ -314,7 +313,7 @@ class FabricLink final : public Link {
     Opened<fid_cq> queue_;
     Opened<fid_ep> endpoint_;
     int descriptor_ = -1;
-    int long_ones_ = 0;  ///< under way
+    int long_ones_ = 0;  ///< in transit
     bool is_abandoned_ = false;
     std::vector<fi_addr_t> peers_;
     std::deque<Attempt> held_back_;
@@ -323,7 +322,7 @@ class FabricLink final : public Link {
 }  // namespace
 
 std::unique_ptr<Link> open_fabric_link(const std::string& host) {
-    const ddprun::KeptSignals kept;  // providers load libraries when they are first asked, or opened
+    const ddprun::KeptSignals kept;  // providers load libraries when they are queried or opened
     return std::make_unique<FabricLink>(host);
 }
 

@@ -26,7 +26,7 @@ void LastWords::say(const std::exception_ptr& failure) {
     if (std::exchange(said_, true)) return;
     told(failure).copy(own_.data(), own_.size() - 1);
     for (auto& [peer, ear] : ears_) link_.send(peer, tag_, std::as_bytes(std::span(own_)), ear.sent);
-    // A peer that has said its own needs none.
+    // A peer that has sent its own notice needs none.
     const auto has_left = [](const auto& ear) { return ear.second.sent.done || ear.second.heard.done; };
     const auto until = ddprun::MonotonicClock::now() + kPatience;
     while (!std::all_of(ears_.begin(), ears_.end(), has_left) && ddprun::MonotonicClock::now() < until) {

@@ -12,28 +12,30 @@
 
 namespace ddp::net {
 
-/// A rank whose group failed abandons its connections, for nobody may write to its buffers any more. With its
-/// last words the others learn of it, and why. They go beside all other messages, under a tag of their own.
+/// Failure notices between the leaders of nodes. A rank whose group failed abandons its connections, because
+/// no rank may write to its buffers any more; its notice first tells the other nodes why. Notices have a tag
+/// of their own.
 class LastWords {
   public:
-    /// The link is borrowed. This must outlive it, or its connections: peers may speak at any time.
+    /// The link is borrowed. This object must outlive it, or its connections: peers may send at any time.
     LastWords(Link& link, std::uint64_t tag) : link_(link), tag_(tag) {}
     LastWords(const LastWords&) = delete;
     LastWords& operator=(const LastWords&) = delete;
 
-    /// From now on this peer's are heard, and it hears ours. A second time: nothing.
+    /// Receives this peer's notice from now on, and sends ours to it later. A repeated call does nothing.
     void expect(std::uint32_t peer);
-    /// Once, to all peers. Back when they have left, or after a moment; the link is abandoned then.
+    /// Sends the notice to all peers, once. Returns when it was sent, or after a moment; the link is
+    /// abandoned then.
     void say(const std::exception_ptr& failure);
     struct Heard {
         std::uint32_t peer = 0;
-        std::string words;  ///< as told() gives them
+        std::string words;  ///< encoded by encode_failure()
     };
-    /// Of whoever has come first by rank.
+    /// The received notice of the lowest rank, if any.
     [[nodiscard]] std::optional<Heard> heard() const;
 
   private:
-    using Words = std::array<char, 1024>;  ///< ended by a 0, and sent whole
+    using Words = std::array<char, 1024>;  ///< ends with a 0, and is sent whole
     struct Ear {
         Words words{};
         Transfer heard, sent;

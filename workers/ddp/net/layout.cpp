@@ -7,9 +7,9 @@ namespace ddp::net {
 
 namespace {
 
-constexpr std::size_t kSpokenInAll = 64 * 1024;  // by a node, to all others together
+constexpr std::size_t kSpokenInAll = 64 * 1024;  // sent by one leader to all others together
 constexpr std::size_t kScatterFrom =
-    64 * 1024;  // below, a second round costs more than the bytes that it saves
+    64 * 1024;  // below it, a second round costs more than the bytes that it saves
 
 std::uint32_t from_root(std::uint32_t node, std::uint32_t root, std::uint32_t n) {
     return (node + n - root) % n;

@@ -20,7 +20,8 @@ using ddprun::TimePoint;
 
 namespace {
 
-constexpr std::chrono::milliseconds kLookUp{100};  ///< from the wait for a key to the launcher's abort word
+constexpr std::chrono::milliseconds kLookUp{
+    100};  ///< longest wait for a key between two checks of the launcher's abort word
 
 std::string wait_for(const Board& board, const Appointment& appointment, int first_rank) {
     const std::string key = key_of(appointment, first_rank);
@@ -36,7 +37,7 @@ std::string wait_for(const Board& board, const Appointment& appointment, int fir
     }
 }
 
-/// By which we would reach MASTER_ADDR; nothing is sent. "" where there is no way. Throws TimeoutError.
+/// The source address of packets to MASTER_ADDR; sends nothing. "" without a route. Throws TimeoutError.
 std::string source_towards_master(const ddprun::WorkerEnv& env, TimePoint deadline) {
     const ddprun::Endpoint master{env.master_addr, static_cast<std::uint16_t>(env.master_port)};
     const ddprun::Result<ddprun::SocketAddresses> found = ddprun::resolve_by(master, deadline);
@@ -52,12 +53,13 @@ std::string source_towards_master(const ddprun::WorkerEnv& env, TimePoint deadli
     return "";
 }
 
-/// A node that gave up must not be met by one that comes later: its link is closed, and it may try again.
+/// Removes the texts of a node that gave up: a node that comes later must not find them, because the link is
+/// closed. The node may try again.
 void withdraw(const Board& board, const std::string& key) {
     try {
         if (board.erase) board.erase(key);
     } catch (const Error&) {
-        // Ignoring: the store is gone, so nobody reads there.
+        // Ignoring: the store is gone, so no rank reads there.
     }
 }
 
@@ -71,7 +73,7 @@ std::string key_of(const Appointment& appointment, int first_rank) {
 
 namespace {
 
-// Whose word is missing is on a node that has not been heard, and the lowest of those speaks for its node.
+// The lowest rank without a text is the leader of a node that was not read yet.
 std::vector<Word> read_all(const Board& board, const Appointment& appointment,
                            const std::vector<std::string>& said) {
     std::vector<std::optional<Word>> all(static_cast<std::size_t>(appointment.world_size));
@@ -95,8 +97,7 @@ std::vector<Word> read_all(const Board& board, const Appointment& appointment,
         }
         if (!all[static_cast<std::size_t>(node)])
             throw MismatchError(fmt::format(
-                "rank {} speaks for a node that it is not on: check RANK and LOCAL_RANK of every worker",
-                node));
+                "rank {} leads a node that it is not on: check RANK and LOCAL_RANK of every worker", node));
     }
     std::vector<Word> words;
     for (std::optional<Word>& word : all) words.push_back(*std::move(word));
@@ -142,7 +143,7 @@ std::vector<std::string> unpack(std::string_view packed) {
     return words;
 }
 
-// A name that leads the head to its own loopback (127.0.1.1 in /etc/hosts) leads nobody else to it.
+// A name that resolves to the head's own loopback (127.0.1.1 in /etc/hosts) is useless on other hosts.
 std::string own_address(const ddprun::WorkerEnv& env, TimePoint deadline) {
     const std::string towards = source_towards_master(env, deadline);
     if (!towards.empty() &&

@@ -5,7 +5,7 @@ namespace ddp::net {
 
 std::unique_ptr<Link> open_fabric_link(const std::string&) {
     throw InvalidInput(
-        "the cpu backend speaks to other nodes by libfabric, and this build is without it: build with libfabric's headers "
+        "the cpu backend needs libfabric for other nodes, and this build has none: build with libfabric's headers "
         "(libfabric-dev), or start all ranks on one node");
 }
 
