@@ -212,9 +212,10 @@ TEST(NcclJoin, AnIdThatCannotBeMadeIsExplained) {
     EXPECT_THAT(message_of(failures[0]),
                 HasSubstr("ncclGetUniqueId: unhandled system error (ncclSystemError)"));
     EXPECT_TRUE(is<TimeoutError>(failures[1]));
-    EXPECT_EQ(message_of(failures[1]),
-              "rank 1: joining a world of 2: rank 0 did not leave its NCCL unique id (nccl/0/0/0) within the "
-              "time-out");
+    EXPECT_EQ(
+        message_of(failures[1]),
+        "rank 1: joining a world of 2: rank 0 did not publish its NCCL unique id (nccl/0/0/0) within the "
+        "time-out");
 }
 
 TEST(NcclJoin, ARankThatHangsEndsTheWaitOfTheOthersAtTheTimeOut) {
@@ -337,9 +338,8 @@ TEST(NcclWatchdog, AnAbortThatDoesNotComeBackDoesNotHoldTheWaiterUpAndIsSaid) {
     const auto begin = Clock::now();
     const auto failures = failures_of(1, reduce_once, {.faults = "0:2:async:6,0:abort:hang"});
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
-    EXPECT_THAT(
-        message_of(failures[0]),
-        HasSubstr("; ncclCommAbort did not come back within 500 ms: kernels may still use the buffers"));
+    EXPECT_THAT(message_of(failures[0]),
+                HasSubstr("; ncclCommAbort did not return within 500 ms: kernels may still use the buffers"));
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
 }
 
@@ -371,7 +371,7 @@ TEST(NcclLeaving, AfterAPeersAbortOnlyAbortsFromNccl231OnWhereFinalizeDoesNotCom
                                       {.faults = "0:2:fail:3", .timeout = std::chrono::milliseconds(500)});
     expect_all_well(failures);
     EXPECT_EQ(::testing::internal::GetCapturedStderr(),
-              "ddp: rank 1: leaving NCCL communicator 0: ncclCommFinalize did not come back; aborted it\n");
+              "ddp: rank 1: leaving NCCL communicator 0: ncclCommFinalize did not return; aborted it\n");
 }
 
 TEST(NcclLeaving, AnErrorIsSaid) {

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <type_traits>
 
-/// Compile-time comparison of our declarations of a foreign interface with its own header.
+/// Compares our declarations of a foreign interface with its own header, at compile time.
 namespace ddp {
 
-/// A value that is passed the same way: pointers are pointers, numbers have one size and kind.
+/// True for two types that are passed the same way: pointers match pointers, numbers have one size and kind.
 template <class Ours, class Theirs>
 constexpr bool same_value =
     sizeof(Ours) == sizeof(Theirs) &&

@@ -11,18 +11,18 @@
 
 namespace ddp::cuda {
 
-/// What kernels call the type: float32, bfloat16, float16. None for types that have no kernels.
+/// The kernels' name of the type: float32, bfloat16, float16; nullopt for types without kernels.
 [[nodiscard]] std::optional<device::ElementType> element_type(DType type);
 [[nodiscard]] inline bool has_kernels(DType type) { return element_type(type).has_value(); }
 
-/// to[i] = from[i] * scale, rounded once to nearest even, queued on `stream` of the current device; types
-/// with kernels in any combination. In place when both are the same buffer; any other overlap is an error.
+/// to[i] = from[i] * scale, rounded once to nearest even, queued on `stream` of the current device; any
+/// combination of types with kernels. In place when both are the same buffer; any other overlap is an error.
 /// Throws InvalidInput for other types or different counts, Error when the launch is refused.
 void scale_cast(const Gpu& gpu, const Buffer& from, const Buffer& to, float scale, Stream stream);
 
-/// Calls `launch` with all gradients that have elements, as many at once as a kernel takes, in their order,
-/// and with the blocks that an element-wise kernel of them takes. Throws InvalidInput, before any call and
-/// beginning with `who`, for others than float32, bfloat16 and float16 on the GPU.
+/// Calls `launch` with all gradients that have elements, in their order, as many at once as a kernel takes,
+/// and with the number of blocks of an element-wise kernel for them. Throws InvalidInput, before any call and
+/// beginning with `who`, unless they are float32, bfloat16 or float16 on the GPU.
 using LaunchGradients = std::function<void(const device::GradientBatch& batch, unsigned blocks)>;
 void for_gradients(const Gpu& gpu, std::span<const Buffer> gradients, std::string_view who,
                    const LaunchGradients& launch);

@@ -32,8 +32,8 @@ bool succeeded(cudaError_t code) {
 
 namespace {
 
-/// Whether the calling thread has worked on a device. Only the driver knows; it is asked through the runtime,
-/// which has loaded it.
+/// True when the calling thread has a context on a device. Only the driver knows; the runtime has loaded it
+/// and gives its entry point.
 bool has_context() {
     using Ask = int (*)(void** context);
     void* ask = nullptr;
@@ -47,7 +47,7 @@ bool has_context() {
 }  // namespace
 
 DeviceScope::DeviceScope(int device) {
-    // Where even this fails the device is lost, and the call that follows says so under its own name.
+    // When even this fails the device is lost, and the next call reports that under its own name.
     if (!succeeded(cudaGetDevice(&before_)) || before_ == device) return;
     const bool had_context = has_context();
     check(cudaSetDevice(device), "choosing a CUDA device");

@@ -9,14 +9,14 @@ void cast(const ProcessGroup& group, const Buffer& from, const Buffer& to, float
     scale_cast(*Gpu::of(group.device().index), from, to, scale, static_cast<Stream>(group.stream()));
 }
 
-/// Whether to divide before the sum, in a pass of our own.
+/// True when a pass of libddp divides before the sum.
 bool divides_first(const ProcessGroup& group, DType type) {
     return group.shared_memory_is_symmetric() && has_kernels(type);
 }
 float share_of_one(const ProcessGroup& group) { return 1.0F / static_cast<float>(group.size()); }
 
-/// Of one rank the sum is the average, and in place no work at all; for an average NCCL multiplies by 1, in a
-/// kernel over the whole buffer.
+/// With one rank the sum is the average, and in place no work at all; for an average NCCL would run a kernel
+/// over the buffer that multiplies by 1.
 bool is_alone(const ProcessGroup& group) { return group.size() == 1; }
 
 }  // namespace

@@ -20,7 +20,7 @@ StepScalars sgd_scalars(const SgdOptions& options) {
     s.learning_rate = options.learning_rate;
     s.decay = static_cast<float>(options.weight_decay);
     s.momentum = static_cast<float>(options.momentum);
-    // Nesterov: the step looks ahead along the velocity; plain momentum: the step is the velocity.
+    // Nesterov's step adds the gradient to the momentum's part of the velocity; a plain step is the velocity.
     s.of_gradient = options.nesterov ? 1.0F : 0.0F;
     s.of_velocity = options.nesterov ? s.momentum : 1.0F;
     return s;
@@ -126,7 +126,7 @@ class DeviceOptimizer final : public Optimizer {
         step(batch, rescaling);
     }
 
-    /// Empties the batch.
+    /// Launches the batch's step, and empties the batch.
     void step(device::ParameterBatch& batch, const device::Rescaling& rescaling) const {
         if (batch.count == 0) return;
         std::uint64_t largest = 0;
@@ -148,7 +148,7 @@ class DeviceOptimizer final : public Optimizer {
                 .correction = correction(i),
                 .count = gradient.count,
                 .gradient_type = *element_type(gradient.dtype),
-                // Without a copy its type does not matter to the kernel.
+                // The kernel ignores the type when there is no copy.
                 .copy_type = copy.data != nullptr ? *element_type(copy.dtype) : device::ElementType::BF16};
     }
 
@@ -179,7 +179,7 @@ class DeviceOptimizer final : public Optimizer {
                                            describe(parameters()[i])));
         }
     }
-    /// In the parameters' order; empty for float32.
+    /// Fills masters_ in the parameters' order; empty ones for float32.
     void make_masters() {
         for (std::size_t i = 0; i < parameters().size(); ++i) {
             const Buffer& memory = parameters()[i].memory;
@@ -194,7 +194,7 @@ class DeviceOptimizer final : public Optimizer {
     float* value(std::size_t i) const {
         return has_master(i) ? masters_[i].as<float>() : static_cast<float*>(parameters()[i].memory.data);
     }
-    /// What is written beside the value: the parameter itself where the value is a master.
+    /// The copy that is written beside the value: the parameter itself when the value is a master.
     Buffer copy_of(std::size_t i) const {
         if (has_master(i)) return parameters()[i].memory;
         return options_.copies.empty() ? Buffer{} : options_.copies[i];
@@ -221,7 +221,7 @@ class DeviceOptimizer final : public Optimizer {
     std::vector<std::string_view> slot_names_;
     std::vector<DeviceMemory> slots_;  ///< slot-major
     std::vector<DeviceMemory> masters_;
-    DeviceMemory corrections_;  ///< one for each parameter; empty for SGD
+    DeviceMemory corrections_;  ///< one per parameter; empty for SGD
 };
 
 }  // namespace

@@ -8,12 +8,12 @@
 
 namespace ddp::cuda {
 
-/// Events that are used again: making and destroying one costs more than recording it. Thread-safe.
+/// Reuses events: making and destroying one costs more than recording it. Thread-safe.
 class EventPool : public std::enable_shared_from_this<EventPool> {
   public:
     static std::shared_ptr<EventPool> make();
-    /// One that nobody uses; record it before anything else. It comes back with its last owner, who may
-    /// outlive whoever made the pool. Throws Error.
+    /// A free event; record it before any other use. It returns to the pool with its last owner, who may
+    /// outlive the pool's creator. Throws Error.
     std::shared_ptr<const Event> take();
 
   private:

@@ -11,16 +11,16 @@
 namespace ddp::cuda {
 namespace {
 
-/// Elements that a thread takes at once where it can, and threads of a warp.
+/// Elements that a thread processes at once where it can, and threads per warp.
 constexpr std::uint64_t kPack = 8, kLanes = 32;
-/// Blocks of 256 threads that a multiprocessor holds at once.
+/// Blocks of 256 threads that fit on a multiprocessor at once.
 constexpr std::uint64_t kBlocksPerMultiprocessor = 8;
 
 }  // namespace
 
 std::shared_ptr<const Gpu> Gpu::of(int index) {
     static std::mutex mutex;
-    // Never freed: at exit CUDA may be gone before us.
+    // Never freed: at exit CUDA may end before this.
     static auto* const opened = new std::map<int, std::shared_ptr<const Gpu>>;
     const std::lock_guard lock(mutex);
     std::shared_ptr<const Gpu>& gpu = (*opened)[index];

@@ -7,24 +7,24 @@
 
 namespace ddp::cuda {
 
-/// One CUDA device of this process: what a launch has to know of it. Thread-safe.
+/// One CUDA device of this process, with the facts for launches. Thread-safe.
 class Gpu {
   public:
-    /// The device with that number, opened at the first call and kept for the life of the process (as CUDA
-    /// itself keeps it). Throws Error with CUDA's reason.
+    /// The device with that number, opened at the first call and kept until the process ends, as CUDA itself
+    /// keeps it. Throws Error with CUDA's reason.
     static std::shared_ptr<const Gpu> of(int index);
 
     explicit Gpu(int index);
 
     [[nodiscard]] int index() const { return index_; }
 
-    /// The calling thread's CUDA calls are for this device from now on. Every thread that launches or
-    /// allocates calls it once.
+    /// Makes this device current for the calling thread. Every thread that launches or allocates calls it
+    /// once.
     void make_current() const;
-    /// Blocks of kBlockThreads for an element-wise kernel: enough to fill the device, no more than there is
-    /// work for. At least 1.
+    /// The number of blocks of kBlockThreads for an element-wise kernel: enough to fill the device, not more
+    /// than the elements need. At least 1.
     [[nodiscard]] unsigned grid_for(std::uint64_t elements) const;
-    /// The same for a kernel that gives each row to one warp.
+    /// The number of blocks for a kernel with one warp per row.
     [[nodiscard]] unsigned grid_for_rows(std::uint64_t rows) const;
 
   private:
@@ -33,7 +33,7 @@ class Gpu {
     int multiprocessors_ = 1;
 };
 
-/// Threads of a block; every launch has as many.
+/// Threads per block of every launch.
 inline constexpr unsigned kBlockThreads = 256;
 
 }  // namespace ddp::cuda

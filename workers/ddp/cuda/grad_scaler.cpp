@@ -14,7 +14,7 @@ void require(bool holds, const char* what) {
 
 void check_options(const Device& device, const GradScalerOptions& options) {
     require(device.kind == Device::Kind::Cuda, "it works on CUDA devices only");
-    // Below, the scale or its inverse would not be a float.
+    // Outside this range the scale or its inverse is not a normal float.
     require(options.initial_scale >= 0x1p-126 && options.initial_scale <= 0x1p127,
             "the initial scale is not in [2^-126, 2^127]");
     require(options.growth_factor >= 1 && options.growth_factor <= 0x1p127,
@@ -71,7 +71,7 @@ void GradScaler::update() {
 }
 
 std::vector<Tensor> GradScaler::state() const {
-    // The struct as four words: a checkpoint holds all of it, the inverse and the flag too.
+    // The struct as four words: a checkpoint holds all of it, with the inverse and the flag.
     const Buffer words{parts_->memory.get(), sizeof(device::GradScale) / sizeof(float), DType::I32,
                        parts_->device};
     return {{"grad_scaler", {static_cast<std::int64_t>(words.count)}, words}};

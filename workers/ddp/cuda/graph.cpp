@@ -15,7 +15,7 @@ Graph::~Graph() { cudaGraphExecDestroy(exec_); }
 void Graph::launch(Stream stream) const { check(cudaGraphLaunch(exec_, stream), "launching a CUDA graph"); }
 
 Capture::Capture(Stream stream) : stream_(stream) {
-    // This thread's calls only: watchdogs ask their events on threads of their own.
+    // Restricts only this thread: watchdogs query their events on threads of their own.
     check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a CUDA stream");
     capturing_ = true;
 }
@@ -35,14 +35,14 @@ std::unique_ptr<Graph> Capture::end() {
 
 void leave_captures_alone() {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
-    // Where even this fails the device is lost, and the thread's next call says so.
+    // When even this fails the device is lost, and the thread's next call reports it.
     static_cast<void>(succeeded(cudaThreadExchangeStreamCaptureMode(&mode)));
 }
 
 bool is_capturing(Stream stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    // The default stream (null, or cudaStreamLegacy) cannot be captured, and asking it may be an error while
-    // another one is.
+    // The default stream (null, or cudaStreamLegacy) cannot be captured, and querying it may fail while
+    // another stream is captured.
     if (reinterpret_cast<std::uintptr_t>(stream) <= 1) return false;
     check(cudaStreamIsCapturing(stream, &status), "asking whether a CUDA stream is captured");
     return status != cudaStreamCaptureStatusNone;

@@ -6,8 +6,8 @@
 
 namespace ddp::cuda {
 
-/// Work that was captured from a stream and is launched again as a whole, with the same addresses and
-/// arguments: a training step costs one launch.
+/// A CUDA graph captured from a stream: each launch repeats it with the same addresses and arguments, so that
+/// a training step costs one launch.
 class Graph {
   public:
     /// Destroys `graph`. Throws Error.
@@ -15,16 +15,16 @@ class Graph {
     ~Graph();
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
-    /// Runs it in the order of `stream`. Does not block.
+    /// Queues it on `stream`. Does not block.
     void launch(Stream stream) const;
 
   private:
     cudaGraphExec_t exec_ = nullptr;
 };
 
-/// Between construction and end() what this thread gives to `stream`, and to streams that wait for its
-/// events, is recorded and does not run. Nothing in between may block, allocate or ask an event; streams that
-/// were drawn in must be waited for again before end(). Other threads of the process are not restricted.
+/// Between construction and end(), work that this thread puts on `stream`, and on streams that wait for its
+/// events, is recorded and does not run. Nothing in between may block, allocate or query an event; `stream`
+/// must wait for all streams involved before end(). Other threads of the process are not restricted.
 ///
 ///     Capture capture(stream);
 ///     ... one training step ...
@@ -34,11 +34,11 @@ class Capture {
   public:
     /// `stream` may not be the default stream. Throws Error.
     [[nodiscard]] explicit Capture(Stream stream);
-    /// Without end(): what was recorded is thrown away.
+    /// Without end() the recording is discarded.
     ~Capture();
     Capture(const Capture&) = delete;
     Capture& operator=(const Capture&) = delete;
-    /// Throws Error with CUDA's reason when something in between could not be captured.
+    /// Throws Error with CUDA's reason when a call in between could not be captured.
     [[nodiscard]] std::unique_ptr<Graph> end();
 
   private:
@@ -46,12 +46,12 @@ class Capture {
     bool capturing_ = false;
 };
 
-/// For threads of libddp's own, once, behind their choice of a device: what they ask of events and allocate
-/// does not spoil a capture that the program makes meanwhile, also one in CUDA's default mode, which forbids
-/// it to every thread. Does not throw.
+/// For libddp's own threads, once, after they chose a device: their event queries and allocations then do not
+/// invalidate a capture of the program, also one in CUDA's default mode, which forbids these calls to every
+/// thread. Does not throw.
 void leave_captures_alone();
 
-/// Whether `stream` is being captured now.
+/// True while `stream` is being captured.
 [[nodiscard]] bool is_capturing(Stream stream);
 
 }  // namespace ddp::cuda

@@ -1,6 +1,6 @@
-// The kernels of libddp, and how they are launched. A kernel is a struct with its arguments and a call for
-// one of several threads; `array` is its place in the batch. The order of operations of a step is
-// optimizer.cpp's.
+// The kernels of libddp and their launches. A kernel is a struct with its arguments and a call for one of
+// several threads; `array` is an index into the batch. A step has the same order of operations as
+// optimizer.cpp.
 #if defined(__CUDACC__)
 #include "ddp/cuda/launch.cuh"
 #endif
@@ -28,8 +28,8 @@ struct ScaleCast {
     }
 };
 
-/// Whether all that this thread has looked at was finite. Written down at the end only: nothing between the
-/// loads keeps the compiler from having several under way.
+/// Remembers whether all elements of this thread were finite. The flag is written at the end only: nothing
+/// between the loads keeps the compiler from overlapping them.
 template <class T>
 struct AllFinite {
     const T* values;
@@ -49,7 +49,7 @@ struct FindNonFinite {
     DDP_BOTH void look(std::uint64_t thread, std::uint64_t threads, const GradientArray& array) const {
         AllFinite<T> all{static_cast<const T*>(array.values)};
         for_elements(thread, threads, array.count, all, all.values);
-        // Whoever finds one writes the same: no order matters.
+        // All threads write the same value, so their order does not matter.
         if (!all.holds) scale->found_non_finite = 1;
     }
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned array) const {
@@ -72,7 +72,7 @@ struct UpdateScale {
 
 // ---- the norm of gradients
 
-/// One stretch by one warp. The same sum whatever the memory's alignment and the number of warps.
+/// One warp sums one stretch. The sum does not depend on the memory's alignment or the number of warps.
 struct SumSquares {
     GradientBatch batch;
     double* sums;
@@ -170,15 +170,15 @@ struct SetLearningRate {
     }
 };
 
-/// One pass over a parameter: reads the gradient, updates the float32 value and its states, writes the copy
-/// in low precision and zeroes the gradient, where wanted.
+/// One pass over a parameter: reads the gradient, updates the float32 value and its states, writes the
+/// low-precision copy and zeroes the gradient, where requested.
 template <class Gradient, class Copy>
 struct Pass {
     StepScalars scalars;
     bool zero_gradient;
     float* value;
     Gradient* gradient;
-    Copy* copy;  ///< null for none
+    Copy* copy;  ///< null without one
 
     template <int N>
     DDP_BOTH Floats<N> scaled_gradient(std::uint64_t i) const {
@@ -186,7 +186,7 @@ struct Pass {
         for (int k = 0; k < N; ++k) g.of[k] *= scalars.gradient_factor;
         return g;
     }
-    /// Behind all loads: a store between them would hold the later ones back.
+    /// Called after all loads: a store between them would delay the later ones.
     template <int N>
     DDP_BOTH void put_value(std::uint64_t i, const Floats<N>& p) const {
         store(value + i, p);
@@ -228,7 +228,7 @@ template <class Gradient, class Copy>
 struct AdamW : Pass<Gradient, Copy> {
     float* average;
     float* square_average;
-    float rate, root;  ///< of the parameter's correction
+    float rate, root;  ///< from the parameter's Correction
 
     DDP_BOTH AdamW(const Pass<Gradient, Copy>& pass, const ParameterArray& of)
         : Pass<Gradient, Copy>(pass),
@@ -256,7 +256,7 @@ struct AdamW : Pass<Gradient, Copy> {
     }
 };
 
-/// What is left of a step that changes nothing: the next one must not see these gradients.
+/// The rest of a skipped step: the next step must not see these gradients.
 template <class Gradient>
 struct Zero {
     Gradient* gradient;
@@ -267,7 +267,7 @@ struct Zero {
     }
 };
 
-/// Of one rule for all types.
+/// The step of one rule, for all types.
 template <template <class, class> class Update>
 struct Step {
     ParameterBatch batch;

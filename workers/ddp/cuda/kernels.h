@@ -7,13 +7,13 @@
 #include "ddp/cuda/steps.h"
 
 /// The kernels of libddp. Every call puts one launch on `stream`, of `blocks` blocks (Gpu::grid_for) where it
-/// says so, and returns whether it was accepted; all memory is the device's, of any alignment (16 bytes is
-/// fast), and lives until the stream has come past. Arrays of a list go together in batches, which are
-/// arguments of the kernel: nothing is brought to the device first, and a captured launch keeps its own.
+/// has that parameter, and returns whether it was accepted. All memory is device memory of any alignment (16
+/// bytes is fast), and must live until the launch is done. Several arrays share a launch as a batch in the
+/// kernel's arguments: nothing is copied to the device first, and a captured launch keeps its own.
 namespace ddp::device {
 
-/// Of a list, the arrays that one launch takes: with what goes beside them no more than the 4 KiB of
-/// arguments that every driver takes.
+/// The arrays of a list that share one launch; with the other arguments at most 4 KiB, the limit of every
+/// driver.
 template <class Array, unsigned most>
 struct Batch {
     static constexpr unsigned kMost = most;
@@ -21,7 +21,7 @@ struct Batch {
     Array arrays[most];
 };
 
-/// Sums are made of stretches of an array, always of the same ones: so many, each by one warp.
+/// Sums are computed over fixed stretches of an array, each by one warp; this is their number.
 DDP_BOTH inline std::uint32_t stretches_of(std::uint64_t count) {
     constexpr std::uint64_t kShortest = 4096, kMost = 1024;
     const std::uint64_t stretches = (count + kShortest - 1) / kShortest;
@@ -32,17 +32,17 @@ struct GradientArray {
     const void* values;
     std::uint64_t count;
     ElementType type;
-    std::uint32_t first_stretch;  ///< of all arrays', one after the other
+    std::uint32_t first_stretch;  ///< index among the stretches of all arrays
 };
 using GradientBatch = Batch<GradientArray, 160>;
 
-/// A parameter, its gradient and what belongs to both.
+/// A parameter, its gradient and its optimizer state.
 struct ParameterArray {
     float* value;
     void* gradient;
-    void* copy;              ///< in low precision; null for none
-    float* states[2];        ///< the velocity (null without momentum), or both of AdamW's averages
-    Correction* correction;  ///< AdamW's; null for SGD
+    void* copy;              ///< in low precision; null without one
+    float* states[2];        ///< the velocity (null without momentum), or both averages of AdamW
+    Correction* correction;  ///< for AdamW; null for SGD
     std::uint64_t count;
     ElementType gradient_type, copy_type;  ///< a copy is never float32
 };
@@ -65,18 +65,19 @@ cudaError_t scale_cast(const Cast& cast, unsigned blocks, cudaStream_t stream);
 /// Sets scale->found_non_finite when an element is infinite or NaN; never clears it.
 cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsigned blocks,
                             cudaStream_t stream);
-/// Moves the scale (next_scale).
+/// Updates the scale after a step (next_scale).
 cudaError_t update_scale(GradScale* scale, GradScaleRules rules, cudaStream_t stream);
 
-/// sums[i]: of the squares of stretch i, for those of the batch. `blocks` are Gpu::grid_for_rows of them.
+/// sums[i] = the sum of squares of stretch i, for the stretches of the batch; `blocks` from
+/// Gpu::grid_for_rows.
 cudaError_t sum_squares(const GradientBatch& batch, double* sums, unsigned blocks, cudaStream_t stream);
-/// How far the gradients are clipped whose stretches have these sums. `scale` may be null.
+/// Computes the clipping factor from the sums of all stretches. `scale` may be null.
 cudaError_t update_clip(GradClip* clip, const double* sums, std::uint64_t stretches, const GradScale* scale,
                         cudaStream_t stream);
 
-/// The factors of a step, once before its batches.
+/// Computes the factors of a step, once before its batches.
 cudaError_t begin_step(Rule rule, StepScalars* scalars, const Rescaling& rescaling, cudaStream_t stream);
-/// The corrections of a batch's parameters, before its step.
+/// Updates the corrections of a batch's parameters, before its step.
 cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars,
                              const Rescaling& rescaling, cudaStream_t stream);
 cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients,

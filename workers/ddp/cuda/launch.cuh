@@ -4,15 +4,14 @@
 
 #include <cstdint>
 
-/// How kernels that are structs are run on a device. A launch for elements calls (thread, threads, array) of
-/// each thread, one for rows (warp, warps, lanes) of each thread of a warp; see kernels.cu. No result may
-/// depend on how many there are. What is not a device includes another file in place of this one
-/// (no_cuda.cpp, the tests' fakes).
+/// The launches of kernels, which are structs. A launch for elements calls (thread, threads, array) in each
+/// thread, one for rows (warp, warps, lanes) in each thread of a warp; see kernels.cu. No result may depend
+/// on their number. Builds without a device include another file instead (no_cuda.cpp, the tests' fakes).
 namespace ddp::device {
 
 inline constexpr unsigned kThreads = 256;
 
-/// The threads of a warp: every one of them calls, and every one gets the result, the same bits.
+/// The threads of a warp: all of them call, and all get the result, with the same bits.
 struct Lanes {
     static constexpr std::uint64_t count = 32;
     __device__ static std::uint64_t mine() { return threadIdx.x % count; }

@@ -8,11 +8,11 @@
 
 namespace ddp::cuda {
 
-/// Memory of a CUDA device, at least 256-byte aligned. Freed with the object: cudaFree waits for the device,
-/// so this is nothing for the inside of a step.
+/// Memory of a CUDA device, at least 256-byte aligned. The destructor frees it: cudaFree waits for the
+/// device, so do not use it inside a step.
 class DeviceMemory {
   public:
-    /// Throws Error naming the size and what is free on the device. 0 bytes are allowed.
+    /// Throws Error naming the size and the free memory of the device. 0 bytes are allowed.
     DeviceMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes);
     ~DeviceMemory();
     DeviceMemory(DeviceMemory&& other) noexcept;
@@ -24,7 +24,7 @@ class DeviceMemory {
         return reinterpret_cast<T*>(memory_);
     }
     [[nodiscard]] std::size_t bytes() const { return bytes_; }
-    /// Zeroes it in the order of `stream`.
+    /// Zeroes the memory, queued on `stream`.
     void clear(Stream stream) const;
 
   private:
@@ -33,7 +33,7 @@ class DeviceMemory {
     std::size_t bytes_;
 };
 
-/// Page-locked host memory: the only kind that is copied to or from a device without blocking.
+/// Page-locked host memory, the only kind that is copied to or from a device without blocking.
 class PinnedMemory {
   public:
     PinnedMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes);
@@ -54,8 +54,8 @@ class PinnedMemory {
     std::size_t bytes_;
 };
 
-/// A stream of its own that does not wait for the default stream. What it was given still runs when the
-/// object goes.
+/// A stream of its own that does not wait for the default stream. The destructor does not wait for queued
+/// work.
 class OwnedStream {
   public:
     explicit OwnedStream(std::shared_ptr<const Gpu> gpu, Priority priority = Priority::Normal);
@@ -64,7 +64,7 @@ class OwnedStream {
     OwnedStream& operator=(const OwnedStream&) = delete;
 
     [[nodiscard]] Stream get() const { return stream_; }
-    /// Blocks until everything it was given is done. Throws Error with what went wrong on the device.
+    /// Blocks until all queued work is done. Throws Error with the device's failure.
     void synchronize() const;
 
   private:
@@ -72,9 +72,9 @@ class OwnedStream {
     Stream stream_ = nullptr;
 };
 
-/// Copies in the order of `stream`, between any two places. Does not block when host memory is pinned.
+/// Queues a copy between any two places on `stream`. Does not block when host memory is pinned.
 void copy(void* to, const void* from, std::size_t bytes, Stream stream);
-/// Blocks until `stream` has done all it was given. Throws Error with what went wrong on the device.
+/// Blocks until all work queued on `stream` is done. Throws Error with the device's failure.
 void synchronize(Stream stream);
 
 }  // namespace ddp::cuda

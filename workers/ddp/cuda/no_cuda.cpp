@@ -1,5 +1,5 @@
-// In place of the CUDA runtime and of everything nvcc compiles, in a build without them: every call is
-// refused, and says why.
+// Replaces the CUDA runtime and the code that nvcc compiles, in a build without them: every call is refused
+// with the reason.
 #include "ddp/cuda/kernels.cu"
 #include "ddp/cuda/no_launch.h"
 

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-/// In place of launch.cuh where no nvcc compiles kernels: every launch is refused.
+/// Replaces launch.cuh in builds without nvcc: every launch is refused.
 namespace ddp::device {
 
 inline constexpr cudaError_t kNoCuda = cudaErrorStubLibrary;

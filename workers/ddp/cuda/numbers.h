@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// Elements of arrays as kernels see them: read as float32, several at once where memory allows it, whatever
-/// their type. For the device and for the host, where tests run the same functions in loops.
+/// Elements of arrays in kernels: read as float32 whatever their type, several at once where alignment allows
+/// it. For the device and for the host, where tests run the same functions in loops.
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>
 #define DDP_BOTH __host__ __device__
@@ -15,11 +15,11 @@ namespace ddp::device {
 
 enum class ElementType : std::uint32_t { F32, BF16, F16 };
 
-/// bfloat16 as it lies in memory.
+/// bfloat16 in memory.
 struct Bf16 {
     std::uint16_t bits;
 };
-/// IEEE half precision as it lies in memory.
+/// IEEE half precision in memory.
 struct F16 {
     std::uint16_t bits;
 };
@@ -34,7 +34,7 @@ DDP_BOTH inline float float_of(std::uint32_t bits) {
     __builtin_memcpy(&value, &bits, sizeof value);
     return value;
 }
-/// Neither infinite nor NaN.
+/// True unless infinite or NaN.
 DDP_BOTH inline bool is_finite(float value) { return (bits_of(value) & 0x7F800000U) != 0x7F800000U; }
 
 DDP_BOTH inline float to_float(float value) { return value; }
@@ -51,7 +51,7 @@ DDP_BOTH inline float to_float(F16 value) {
 #endif
 }
 
-/// The nearest value, ties to even; a NaN becomes 0x7FFF.
+/// Rounds to the nearest value, ties to even; a NaN becomes 0x7FFF.
 DDP_BOTH inline void round_to(float value, float& to) { to = value; }
 DDP_BOTH inline void round_to(float value, Bf16& to) {
     const std::uint32_t bits = bits_of(value);
@@ -70,8 +70,7 @@ DDP_BOTH inline void round_to(float value, F16& to) {
     } else if (magnitude >= 0x477FF000U) {
         to.bits = static_cast<std::uint16_t>(sign | 0x7C00U);  // rounds to 65536 or more
     } else if (magnitude < 0x38800000U) {
-        // Too small for a normal half: an addition whose last place is a half's smallest step does the
-        // rounding.
+        // Too small for a normal half: the addition rounds, because its last place is a half's smallest step.
         to.bits = static_cast<std::uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5F) - 0x3F000000U));
     } else {
         const std::uint32_t even = magnitude + 0xFFFU + ((magnitude >> 13) & 1U);
@@ -90,7 +89,7 @@ struct alignas(sizeof(T) * N) Pack {
     T of[N];
 };
 
-/// What a thread takes at once where it can: 16 bytes of float32.
+/// Elements that a thread processes at once where it can: 16 bytes of float32.
 inline constexpr int kPack = 4;
 
 /// `from` is aligned to N elements.
@@ -109,14 +108,14 @@ DDP_BOTH void store(T* to, const Floats<N>& values) {
     *reinterpret_cast<Pack<T, N>*>(to) = raw;
 }
 
-/// Whether packs of it can be moved at once. A null pointer is an array that is done without.
+/// True when packs can be moved at once. A null pointer is an unused array.
 template <class T>
 DDP_BOTH bool is_aligned(const T* pointer) {
     return reinterpret_cast<std::uintptr_t>(pointer) % (sizeof(T) * kPack) == 0;
 }
 
-/// The elements that are one thread's of several: calls `body.run<kPack>(i)` for whole packs and
-/// `body.run<1>(i)` for the rest, or for all where an array is not aligned.
+/// Visits the elements of one thread out of several: calls `body.run<kPack>(i)` for whole packs and
+/// `body.run<1>(i)` for the rest, or for all when an array is not aligned.
 template <class Body, class... T>
 DDP_BOTH void for_elements(std::uint64_t thread, std::uint64_t threads, std::uint64_t count, Body& body,
                            const T*... arrays) {

@@ -8,11 +8,11 @@
 
 namespace ddp {
 
-/// Finds an entry point by name; null when there is none. Tests hide names with their own.
+/// Finds an entry point by name; null when there is none. Tests pass their own to hide names.
 using Resolve = std::function<void*(const char* name)>;
 
-/// A library opened with dlopen: the first of `names` that can be. It is never closed again: CUDA and NCCL
-/// run threads and exit handlers of their own.
+/// A library opened with dlopen: the first of `names` that opens. It is never closed: CUDA and NCCL have
+/// threads and exit handlers of their own.
 struct SharedLibrary {
     std::string name;
     Resolve resolve;
@@ -20,10 +20,10 @@ struct SharedLibrary {
 /// Error: NotFound with the loader's reason for the first name.
 ddprun::Result<SharedLibrary> open_library(const std::vector<std::string>& names);
 
-/// The value of `variable` alone when it is set, else `defaults`: where a library is looked for.
+/// The names to open: the value of `variable` alone when it is set, else `defaults`.
 std::vector<std::string> library_names(const char* variable, std::vector<std::string> defaults);
 
-/// Fills `slot` with the entry point of that name, null when there is none. False: there is none.
+/// Fills `slot` with the entry point of that name. False, and null, when there is none.
 template <class Function>
 bool take(const Resolve& resolve, const char* name, Function*& slot) {
     slot = reinterpret_cast<Function*>(resolve(name));

@@ -4,17 +4,17 @@
 
 #include "ddp/cuda/numbers.h"
 
-/// The numbers of an optimizer step and of the scale of the loss. They live on the device: a captured step is
-/// launched again with the same arguments, and whether a step counts at all (a gradient may not be finite) is
-/// known there only.
+/// The numbers of an optimizer step and of the loss scale. They live on the device: a captured step is
+/// launched again with the same arguments, and only the device knows whether a step counts (its gradients are
+/// finite).
 namespace ddp::device {
 
-/// Under float16 (torch.cuda.amp's rules).
+/// The loss scale for float16 (torch.cuda.amp's rules).
 struct GradScale {
-    float scale;                     ///< the loss is multiplied by it
-    float inverse;                   ///< and the gradients by this
-    std::uint32_t found_non_finite;  ///< in this step's gradients
-    std::uint32_t good_steps;        ///< in a row since the scale was changed
+    float scale;                     ///< factor of the loss
+    float inverse;                   ///< factor of the gradients
+    std::uint32_t found_non_finite;  ///< 1 when this step's gradients have one
+    std::uint32_t good_steps;        ///< consecutive, since the last change of the scale
 };
 
 struct GradScaleRules {
@@ -23,8 +23,8 @@ struct GradScaleRules {
     std::uint32_t growth_interval;
 };
 
-/// The scale after a step. Backs off when a gradient was not finite, grows after an interval without one; a
-/// growth that would overflow is left out.
+/// The scale after a step. It shrinks when a gradient was not finite, and grows after an interval of finite
+/// ones unless it would overflow.
 DDP_BOTH inline GradScale next_scale(GradScale now, GradScaleRules rules) {
     GradScale next = now;
     next.found_non_finite = 0;
@@ -39,16 +39,16 @@ DDP_BOTH inline GradScale next_scale(GradScale now, GradScaleRules rules) {
     return next;
 }
 
-/// How gradients are clipped to a norm of all of them together.
+/// Clipping of all gradients together to a joint norm.
 struct GradClip {
     double max_norm;
-    double norm;             ///< of the gradients last measured, without the scale of the loss
-    std::uint64_t left_out;  ///< steps, because that was not finite
-    float factor;            ///< gradients are multiplied by it
-    std::uint32_t skip;      ///< this step's norm is not finite
+    double norm;             ///< of the gradients last measured, without the loss scale
+    std::uint64_t left_out;  ///< number of steps whose norm was not finite
+    float factor;            ///< factor of the gradients
+    std::uint32_t skip;      ///< 1 when this step's norm is not finite
 };
 
-/// Of the sum of all gradients' squares, as they lie in memory. `scale` may be null.
+/// Computes norm and factor from the sum of all gradients' squares, as stored. `scale` may be null.
 DDP_BOTH inline void close_norm(GradClip& c, double squares, const GradScale* scale) {
     c.norm = sqrt(squares) * static_cast<double>(scale != nullptr ? scale->inverse : 1);
     c.skip = c.norm < INFINITY ? 0 : 1;
@@ -57,34 +57,34 @@ DDP_BOTH inline void close_norm(GradClip& c, double squares, const GradScale* sc
     c.factor = factor < 1 ? static_cast<float>(factor) : 1;
 }
 
-/// What a step does to gradients before it uses them. Both may be null.
+/// The changes to gradients before a step uses them. Both may be null.
 struct Rescaling {
     const GradScale* scale = nullptr;
     const GradClip* clip = nullptr;
 };
 
 struct StepScalars {
-    std::uint64_t step;  ///< steps done, this one included; each parameter counts its own (Correction)
+    std::uint64_t step;  ///< steps done, this one included; each parameter has its own count (Correction)
     double learning_rate;
     double weight_decay;
     double beta1, beta2;
 
     float rate;                                       ///< SGD
-    float gradient_factor;                            ///< gradients are multiplied by it
+    float gradient_factor;                            ///< factor of the gradients
     std::uint32_t skip;                               ///< this step changes nothing
     float decay, momentum, of_gradient, of_velocity;  // SGD
     float keep, epsilon, b1, b2, a1, a2;              // AdamW
 };
 
-/// AdamW's averages begin at zero, which is corrected by how often they were moved: by the parameter's own
-/// steps, of which one that is unused at times has fewer.
+/// AdamW's averages begin at zero, and the correction for that depends on the number of their updates: the
+/// parameter's own steps, which are fewer when it is unused at times.
 struct alignas(16) Correction {
-    std::uint64_t step;  ///< of this parameter, the one under way included
-    float rate;          ///< the learning rate, corrected for the first average
-    float root;          ///< of the correction of the second
+    std::uint64_t step;  ///< steps of this parameter, the current one included
+    float rate;          ///< learning rate, corrected for the first average
+    float root;          ///< root of the second average's correction
 };
 
-/// base^exponent by squaring: multiplications alone, so the host and every device get the same bits.
+/// base^exponent by squaring: only multiplications, so the host and every device get the same bits.
 DDP_BOTH inline double power(double base, std::uint64_t exponent) {
     double result = 1;
     for (; exponent > 0; exponent /= 2) {
@@ -106,18 +106,18 @@ DDP_BOTH inline void open_step(StepScalars& s, const Rescaling& by) {
     if (s.skip == 0) ++s.step;
 }
 
-/// What AdamW's step needs, from the options. As float: see optimizer.cpp, which uses both too.
+/// AdamW's factors, from the options. optimizer.cpp uses the same functions on the host.
 DDP_BOTH inline double kept_by_decay(const StepScalars& s) { return 1 - s.learning_rate * s.weight_decay; }
 DDP_BOTH inline void set_adamw_factors(StepScalars& s) { s.keep = static_cast<float>(kept_by_decay(s)); }
-/// The learning rate, corrected for the first average, and the root of the second's correction, in the nth
-/// step of a parameter.
+/// The learning rate corrected for the first average, and the root of the second average's correction, in
+/// step number `step` of a parameter.
 DDP_BOTH inline double corrected_rate(const StepScalars& s, std::uint64_t step) {
     return s.learning_rate / (1 - power(s.beta1, step));
 }
 DDP_BOTH inline double correction_root(const StepScalars& s, std::uint64_t step) {
     return 1 / sqrt(1 - power(s.beta2, step));
 }
-/// Begins the step of one parameter. Reads what the options gave alone, so it may run beside open_step.
+/// Begins the step of one parameter. It reads only options, so it may run beside open_step.
 DDP_BOTH inline void open_step(Correction& c, const StepScalars& s) {
     ++c.step;
     c.rate = static_cast<float>(corrected_rate(s, c.step));

@@ -58,14 +58,14 @@ void divide(const Buffer& buffer, int by) {
     for (std::size_t i = 0; i < buffer.count; ++i) values[i] /= static_cast<T>(by);
 }
 
-/// What a group and its parts have alike.
+/// The settings that a group and its sub-groups share.
 struct Sort {
     std::string library;
     bool has_thread = false;
 };
 
-/// Whether a thread for calls has a core: this rank's affinity may be shared with others of the node, or be a
-/// share of its own.
+/// True when a thread for calls has a core: other ranks of the node may share this rank's affinity, or each
+/// rank may have its own.
 bool has_spare_core(const ddprun::WorkerEnv& env) {
     cpu_set_t own;
     const int cpus = ::sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
@@ -83,7 +83,7 @@ bool wants_thread(const ProcessGroupOptions& options, const About& about, const 
     return options.progress == Progress::Thread;
 }
 
-/// Counts by rank as MPI has them, with where each begins.
+/// Counts by rank as MPI takes them, with their offsets.
 struct IntCounts {
     explicit IntCounts(const Counts& sizes) {
         std::size_t at = 0;
@@ -98,7 +98,7 @@ struct IntCounts {
     std::vector<int> counts, offsets;
 };
 
-/// Keeps memory until the process ends: MPI cannot cancel what is under way, and may yet write there.
+/// Keeps memory until the process ends: MPI cannot cancel pending operations, and may still write there.
 void keep_for_ever(std::shared_ptr<void> memory) {
     static std::mutex mutex;
     static auto& kept = *new std::vector<std::shared_ptr<void>>;
@@ -152,7 +152,7 @@ class Group final : public ProcessGroup {
     Work do_reduce(Buffer buffer, int root, ReduceOp op) override {
         return run(call_of(SegmentOp::Reduce, buffer, op, root), [=, this](const Call& call) {
             const Operation operation{.kind = Kind::Reduce, .count = buffer.count, .peer = root};
-            // The others' is only read.
+            // The buffers of other ranks are only read.
             if (rank() == root) return reduce_by(call, operation, nullptr, buffer, buffer, op);
             std::vector<std::byte>& unused = temporary(std::vector<std::byte>(buffer.bytes()));
             reduce_by(call, operation, buffer.data, buffer, {unused.data(), buffer.count, buffer.dtype, {}},
@@ -161,7 +161,7 @@ class Group final : public ProcessGroup {
     }
     Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
         return run(call_of(SegmentOp::ReduceScatter, output, op), [=, this](const Call& call) {
-            // Not into the input, which output may be a slice of.
+            // A separate result, because output may be a slice of the input.
             std::vector<std::byte>& result = temporary(std::vector<std::byte>(output.bytes()));
             const Buffer own{result.data(), output.count, output.dtype, {}};
             reduce_by(call, {.kind = Kind::ReduceScatter, .count = output.count}, input.data, input, own, op);
@@ -314,7 +314,7 @@ class Group final : public ProcessGroup {
     static Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
         return call_of(operation, whole, op, kUnevenMark);
     }
-    /// Everybody's, each behind its rank in the world.
+    /// Every rank's rank in the world and its counts.
     std::vector<Counts> counts_of_all(const Call& call, const Counts& own) {
         Counts& mine = temporary(Counts{static_cast<std::size_t>(env_.rank)});
         mine.insert(mine.end(), own.begin(), own.end());
@@ -335,8 +335,8 @@ class Group final : public ProcessGroup {
             throw MismatchError(fmt::format("{}_v: {}", segment_op_name(call.operation), why));
     }
 
-    /// Carries the call out, in its turn, here or in the progress thread; what went wrong is in the Work, and
-    /// in that of all later calls.
+    /// Runs the call in order, here or in the progress thread; its Work holds the failure, as do those of all
+    /// later calls.
     template <class CarryOut>
     Work run(const Call& call, CarryOut carry_out) {
         auto state = std::make_shared<Work::State>();
@@ -347,7 +347,7 @@ class Group final : public ProcessGroup {
         progress_ ? progress_->post(task) : task();
         return Work(std::move(state));
     }
-    /// Gives the call its number.
+    /// Gives the call its sequence number.
     template <class CarryOut>
     std::exception_ptr outcome_of(Call call, const CarryOut& carry_out) {
         call.seq = ++seq_;
@@ -365,7 +365,7 @@ class Group final : public ProcessGroup {
         temporaries_.clear();
         return broken_;
     }
-    /// What MPI reads or writes for the call that is carried out, and nobody else owns.
+    /// Owns memory that MPI reads or writes during the current call.
     template <class T>
     T& temporary(T value) {
         const auto made = std::make_shared<T>(std::move(value));
@@ -373,13 +373,13 @@ class Group final : public ProcessGroup {
         return *made;
     }
 
-    /// Begins all of them and waits for all.
+    /// Starts all operations and waits for all of them.
     void move(const Call& call, const std::vector<Operation>& operations) {
         std::vector<Request*> open;
         for (const Operation& operation : operations)
             check(module_.begin(communicator_, &operation, &open.emplace_back()), named(call));
         const auto deadline = ddprun::deadline_after(MonotonicClock::now(), limit_);
-        constexpr int kTurns = 64;  // looks at MPI for one at the clock
+        constexpr int kTurns = 64;  // polls of MPI for each reading of the clock
         for (int turn = 0; !open.empty(); ++turn) {
             std::erase_if(open, [&](Request* one) {
                 bool done = false;
@@ -395,7 +395,8 @@ class Group final : public ProcessGroup {
         }
     }
 
-    /// `input` null: in place. Of 16 bits, as float; an average is a sum, divided where it ends.
+    /// `input` null: in place. 16-bit types are reduced as float; an average is a sum, divided where the
+    /// result lies.
     void reduce_by(const Call& call, Operation operation, const void* input, const Buffer& from,
                    const Buffer& to, ReduceOp op) {
         Buffer result = to;
@@ -423,7 +424,7 @@ class Group final : public ProcessGroup {
     [[nodiscard]] ddprun::RankLine& line() const {
         return segment_->line(static_cast<std::uint32_t>(env_.local_rank));
     }
-    // The launcher's line is for calls of the world, which all ranks count alike.
+    // The launcher's line is for calls of the world, whose numbers are equal on all ranks.
     [[nodiscard]] bool has_line(const Call& call) const {
         const bool is_message = call.operation == SegmentOp::Send || call.operation == SegmentOp::Recv;
         return segment_ && size() == env_.world_size && !is_message;
@@ -450,13 +451,13 @@ class Group final : public ProcessGroup {
     Communicator* const communicator_;
     const Sort sort_;
     const ddprun::WorkerEnv env_;
-    std::unique_ptr<SegmentMap> segment_;  ///< of a launcher, where there is one
+    std::unique_ptr<SegmentMap> segment_;  ///< the launcher's; null without one
     std::vector<std::unique_ptr<std::byte[], Aligned>> memory_;
     std::uint64_t seq_ = 0, collectives_ = 0;
     std::atomic<std::int64_t> inside_ns_ = 0;
     std::exception_ptr broken_;
-    std::vector<std::shared_ptr<void>> temporaries_;  ///< of the call that is carried out
-    std::chrono::nanoseconds limit_{};                ///< of the same
+    std::vector<std::shared_ptr<void>> temporaries_;  ///< of the current call
+    std::chrono::nanoseconds limit_{};                ///< of the current call
     OwnedByMaker<ProgressThread> progress_;
 };
 
@@ -468,7 +469,7 @@ std::unique_ptr<ProcessGroup> make_group(const Context& context, const ProcessGr
     Communicator* world = nullptr;
     About about;
     {
-        const ddprun::KeptSignals kept;  // MPI loads components, and libfabric among them
+        const ddprun::KeptSignals kept;  // MPI loads components, and with them libfabric
         check(module.entries->open(&world, &about), fmt::format("rank {}: backend mpi", env.rank));
     }
     const Sort sort{about.library, wants_thread(options, about, env)};

@@ -21,8 +21,8 @@ std::vector<std::filesystem::path> folders_of_this_program() {
 
 }  // namespace
 
-// Only PMI-1's variables tell of MPICH's family: PMIx serves both, and Open MPI alone of those that most
-// sites have.
+// Only PMI-1's variables indicate MPICH's family: PMIx serves both families, and at most sites only Open MPI
+// uses it.
 std::vector<std::string> module_names(const ddprun::EnvironmentLookup& lookup,
                                       const std::vector<std::filesystem::path>& folders) {
     const auto is_set = [&](const char* name) { return lookup(name).has_value(); };
@@ -47,7 +47,7 @@ ddprun::Result<OpenedModule> open_likeliest(
     std::string why;
     for (const std::string& name : names) {
         ddprun::Result<SharedLibrary> library = open(name);
-        // Of one family the same file is looked for in several places.
+        // A family's file is tried in several places.
         const bool is_of_likeliest =
             std::filesystem::path(name).filename() == std::filesystem::path(names.front()).filename();
         if (library) return OpenedModule{*std::move(library), is_of_likeliest ? "" : why};

@@ -1,5 +1,5 @@
-// The only source that sees MPI; compiled into libddp-mpi-openmpi.so, libddp-mpi-mpich.so or both, with the
-// site's own.
+// The only source that includes MPI; compiled into libddp-mpi-openmpi.so, libddp-mpi-mpich.so or both, with
+// the site's own MPI.
 #include "ddp/mpi/module.h"
 
 #define OMPI_SKIP_MPICXX 1
@@ -41,7 +41,7 @@ MPI_Datatype type_of(DType type) {
         case DType::I32: return MPI_INT32_T;
         case DType::I64: return MPI_INT64_T;
         case DType::BF16:
-        case DType::F16: return MPI_UINT16_T;  // only moved
+        case DType::F16: return MPI_UINT16_T;  // copied, never reduced
         case DType::U8: return MPI_UINT8_T;
     }
     return MPI_BYTE;
@@ -63,12 +63,12 @@ void finalize() {
     if (!is_abandoned && MPI_Finalized(&ended) == MPI_SUCCESS && ended == 0) MPI_Finalize();
 }
 
-/// An error of MPI is to be returned, not to end the job.
+/// Makes MPI return errors instead of ending the job.
 const char* returns_errors(MPI_Comm comm) {
     return told("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
 }
 
-/// "Open MPI v4.1.4" of "Open MPI v4.1.4, package: ...", "MPICH Version: 4.0.2" of its first line.
+/// "Open MPI v4.1.4" from "Open MPI v4.1.4, package: ...", "MPICH Version: 4.0.2" from its first line.
 const char* library_name() {
     static std::string name;
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -135,7 +135,7 @@ const char* begin(Communicator* communicator, const Operation* operation, Reques
             return called("MPI_Igather",
                           MPI_Igather(in, count, type, one.out, count, type, one.peer, comm, to));
         case Kind::Scatter: {
-            // Here it is the receiver's that may be in place.
+            // In a scatter the receive buffer may be in place.
             void* const out = one.out == nullptr && one.count > 0 ? MPI_IN_PLACE : one.out;
             return called("MPI_Iscatter",
                           MPI_Iscatter(one.in, count, type, out, count, type, one.peer, comm, to));

@@ -5,9 +5,9 @@
 
 #include "ddp/types.h"
 
-/// What the group asks of a site's MPI. A program is bound to one MPI when it is linked, so libddp is to
-/// none: what knows it is a module of its own (module.cpp), compiled with the site's and loaded where backend
-/// "mpi" is asked for (load.h).
+/// The interface between the group and a site's MPI. Linking binds a program to one MPI, so libddp is linked
+/// to none: a module of its own (module.cpp) is compiled with the site's MPI and loaded for backend "mpi"
+/// (load.h).
 namespace ddp::mpi {
 
 inline constexpr int kModuleVersion = 2;
@@ -35,37 +35,37 @@ enum class Kind : std::int32_t {
     Recv
 };
 
-/// How a buffer is cut into one slice for each rank: elements by rank, and where they begin.
+/// The division of a buffer into one slice per rank: lengths and offsets in elements, by rank.
 struct Cut {
     const int* counts = nullptr;
     const int* offsets = nullptr;
 };
 
-/// One operation, as MPI has it. What it points to stays until it is done. `in` is null where MPI_IN_PLACE is
-/// meant.
+/// One operation in MPI's terms. Its pointers must stay valid until it is done. `in` is null for
+/// MPI_IN_PLACE.
 struct Operation {
     Kind kind = Kind::Barrier;
     const void* in = nullptr;
     void* out = nullptr;
-    std::size_t count = 0;        ///< elements, as MPI counts them: of one rank
-    DType dtype = DType::U8;      ///< not 16 bits where it reduces
+    std::size_t count = 0;        ///< elements of one rank, as MPI counts them
+    DType dtype = DType::U8;      ///< not a 16-bit type in reductions
     ReduceOp op = ReduceOp::Sum;  ///< not Avg
-    int peer = 0;                 ///< or root
-    Cut out_cut = {};             ///< AllGatherV, AllToAllV; ReduceScatterV: of `in`
-    Cut in_cut = {};              ///< AllToAllV
+    int peer = 0;                 ///< peer or root
+    Cut out_cut = {};             ///< for AllGatherV, AllToAllV; in ReduceScatterV of `in`
+    Cut in_cut = {};              ///< for AllToAllV
 };
 
-/// Which MPI it is.
+/// Facts about the MPI library.
 struct About {
     const char* library = "";    ///< "Open MPI v4.1.4"
     bool takes_threads = false;  ///< any thread may call it at any time
 };
 
-/// The entry points; one thread at a time in each communicator, and in all of them unless it takes threads.
-/// They return what went wrong, which stays until the thread's next call, or null.
+/// The entry points. One thread at a time may use a communicator, or any of them unless MPI takes threads.
+/// They return the error text, valid until the thread's next call, or null.
 struct Module {
     int version = kModuleVersion;
-    /// Starts MPI unless the program has, and ends it with the process.
+    /// Starts MPI unless the program has started it, and finalizes it when the process ends.
     const char* (*open)(Communicator** world, About* about) = nullptr;
     const char* (*place)(Communicator* communicator, int* rank, int* size) = nullptr;
     /// Does not block.
@@ -75,7 +75,7 @@ struct Module {
     /// Collective, blocks; null for a negative color.
     const char* (*split)(Communicator* communicator, int color, int key, Communicator** made) = nullptr;
     void (*close)(Communicator* communicator) = nullptr;
-    /// What is under way cannot be ended: MPI is not to wait for it at the end of the process.
+    /// Pending operations cannot be ended: MPI must not be finalized at the end of the process.
     void (*abandon)() = nullptr;
 };
 

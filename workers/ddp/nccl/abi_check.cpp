@@ -1,4 +1,4 @@
-// Compiled where nccl.h is there; produces nothing but errors.
+// Compiled where nccl.h exists; its only result are errors.
 #include <nccl.h>
 
 #include "ddp/cuda/abi_check.h"
@@ -52,7 +52,7 @@ SAME_CALL(group_end, ncclGroupEnd);
 SAME_CALL(get_error_string, ncclGetErrorString);
 SAME_CALL(get_last_error, ncclGetLastError);
 
-// Newer than the oldest NCCL that we run with: checked where the header has them.
+// Newer than the oldest NCCL that we support: checked where the header has them.
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
 static_assert(sizeof(Config) == sizeof(ncclConfig_t));
 #define SAME_FIELD(ours, theirs) static_assert(offsetof(Config, ours) == offsetof(ncclConfig_t, theirs))

@@ -11,7 +11,7 @@ using ddprun::Result;
 
 namespace {
 
-/// The names of required entry points that are not there.
+/// Returns the names of missing required entry points.
 std::vector<std::string> fill_required(const Resolve& resolve, Api& api) {
     std::vector<std::string> missing;
     const auto require = [&](const char* name, auto& slot) {
@@ -50,7 +50,7 @@ void fill_optional(const Resolve& resolve, Api& api) {
     take(resolve, "ncclCommDeregister", api.comm_deregister);
     take(resolve, "ncclCommWindowRegister", api.comm_window_register);
     take(resolve, "ncclCommWindowDeregister", api.comm_window_deregister);
-    // Memory that could not be given back is not taken.
+    // Without the function that frees it, do not allocate.
     if (api.mem_free == nullptr) api.mem_alloc = nullptr;
     if (api.comm_deregister == nullptr) api.comm_register = nullptr;
     if (api.comm_window_deregister == nullptr) api.comm_window_register = nullptr;

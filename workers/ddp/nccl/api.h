@@ -8,9 +8,9 @@
 #include "ddp/cuda/shared_library.h"
 #include "ddp/types.h"
 
-/// NCCL as this project sees it: own declarations of a stable binary interface, and a table filled at run
-/// time. One binary runs with an old NCCL, a new one and none. abi_check.cpp compares all of this with
-/// nccl.h where that header is there.
+/// NCCL's binary interface: own declarations of its stable part, and a table filled at run time. One binary
+/// runs with an old NCCL, a new one and none. abi_check.cpp compares all of this with nccl.h where that
+/// header exists.
 namespace ddp::nccl {
 
 struct CommunicatorObject;
@@ -29,7 +29,7 @@ enum class Code : int {
     RemoteError = 6,
     InProgress = 7,
 };
-/// "ncclRemoteError", as the documentation spells it; "ncclResult 42" for what we do not know.
+/// "ncclRemoteError", as the documentation spells it; "ncclResult 42" for unknown codes.
 std::string name_of(Code code);
 
 enum class Type : int { Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64, BFloat16 };
@@ -41,7 +41,8 @@ struct UniqueId {
     char internal[128];
 };
 
-/// The configuration as of 2.28; a library of another release reads `size` and `version` and takes its part.
+/// The configuration as of 2.28; a library of another release reads `size` and `version` and takes the part
+/// that it knows.
 struct Config {
     std::size_t size = sizeof(Config);
     unsigned magic = 0xcafebeef;
@@ -65,12 +66,12 @@ struct Config {
 /// ncclCommSplit's color of a rank that gets no communicator.
 inline constexpr int kNoColor = -1;
 
-/// For comm_window_register: the same place on all ranks, for NCCL's fastest kernels.
+/// For comm_window_register: the same offset on all ranks, for NCCL's fastest kernels.
 inline constexpr int kWindowSymmetric = 1;
 
-/// The entry points. Those of the first group are never null; of the others any may be.
+/// The entry points. Those of the first group are never null; any of the others may be.
 struct Api {
-    std::string library;  ///< what was loaded, for messages
+    std::string library;  ///< name of the loaded library, for messages
     int version = 0;      ///< 22809 is 2.28.9
 
     Code (*get_version)(int* version);
@@ -108,12 +109,12 @@ struct Api {
 
     /// "NCCL 2.28.9".
     [[nodiscard]] std::string describe() const;
-    /// "remote process exited or there was a network error (ncclRemoteError): <the library's last words>".
+    /// "remote process exited or there was a network error (ncclRemoteError): <the library's last error>".
     [[nodiscard]] std::string explain(Code code, Handle comm) const;
 };
 
-/// DDP_NCCL_LIBRARY, else libnccl.so.2. Error: NotFound, naming the library and what to set; Mismatch, naming
-/// the entry points that it lacks.
+/// Loads DDP_NCCL_LIBRARY, else libnccl.so.2. Error: NotFound, naming the library and the variable; Mismatch,
+/// naming the missing entry points.
 ddprun::Result<Api> load_api();
 ddprun::Result<Api> api_from(const SharedLibrary& library);
 

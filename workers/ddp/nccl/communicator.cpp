@@ -21,14 +21,14 @@ constexpr std::chrono::milliseconds kExplainLimit{100};
 constexpr std::chrono::seconds kAbortLimit{2};
 constexpr std::chrono::seconds kDestroyLimit{5};
 
-/// What the communicator says of itself; calls of which it has just begun are InProgress.
+/// The communicator's own state: InProgress when its call has only begun.
 Code state_of(const Api& api, Handle handle) {
     Code state = Code::Success;
     const Code asked = api.comm_get_async_error(handle, &state);
     return asked == Code::Success ? state : asked;
 }
 
-/// True once the predicate holds, false when the time is over.
+/// True once the predicate holds, false after the deadline.
 template <class Predicate>
 bool look_until(ddprun::TimePoint deadline, Predicate predicate) {
     for (Pauses pauses; !predicate(); pauses.next()) {
@@ -42,7 +42,7 @@ bool look_until(ddprun::TimePoint deadline, Predicate predicate) {
 void Pauses::next() {
     constexpr timespec kPause{.tv_sec = 0, .tv_nsec = 200'000};
     constexpr std::chrono::microseconds kYielding{
-        300};  // one turn where others want the core: each gets its slice
+        300};  // a yield lets other threads of this core run for their slices
     MonotonicClock::now() - begin_ >= kYielding ? (void)::nanosleep(&kPause, nullptr) : (void)::sched_yield();
 }
 
@@ -55,7 +55,7 @@ bool returns_within(std::chrono::nanoseconds limit, std::function<void()> task) 
     const auto shared = std::make_shared<Shared>();
     std::thread thread([shared, task = std::move(task)]() mutable {
         task();
-        task = nullptr;  // what it holds is freed before anybody hears of the end
+        task = nullptr;  // frees its captures before the end is published
         const std::lock_guard lock(shared->mutex);
         shared->done = true;
         shared->changed.notify_all();
@@ -96,8 +96,7 @@ void Communicator::wait_until_joined(Code code, const Patience& patience, const 
     }
 }
 
-// NCCL tells through the old communicator when the new one is there, and through the new one when it is
-// ready.
+// The old communicator tells when the new one exists, and the new one when it is ready.
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const Patience& patience,
                                                   const std::string& attempt) {
     const auto made = std::make_shared<Communicator>(api_);
@@ -110,7 +109,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const Pati
     wait_until_joined(code.value_or(Code::InProgress), patience, attempt);
     {
         const std::lock_guard lock(mutex_);
-        if (handle_ != nullptr) coming_ = nullptr;  // else stopped in between, with what was coming
+        if (handle_ != nullptr) coming_ = nullptr;  // else it was stopped in between, with the split
     }
     if (color == kNoColor) return nullptr;
     if (made->handle_ == nullptr) throw Error(attempt + ": NCCL made no communicator");
@@ -138,7 +137,7 @@ std::optional<Code> Communicator::call(const std::function<Code(Handle)>& call) 
     const std::lock_guard lock(mutex_);
     if (handle_ == nullptr) return std::nullopt;
     const Code code = call(handle_);
-    // ncclCommSplit and ncclCommWindowRegister say that they succeeded when they have only begun.
+    // ncclCommSplit and ncclCommWindowRegister return Success when they have only begun.
     return code == Code::Success ? state_of(*api_, handle_) : code;
 }
 
@@ -149,7 +148,7 @@ std::optional<Code> Communicator::state() {
 }
 
 std::string Communicator::explain(Code code) {
-    // A thread that NCCL does not let go must not keep the failure from being told.
+    // A thread stuck inside NCCL must not keep the failure from being reported.
     std::unique_lock lock(mutex_, std::defer_lock);
     look_until(MonotonicClock::now() + kExplainLimit, [&] { return lock.try_lock(); });
     const std::string what = api_->explain(code, lock ? handle_ : nullptr);
@@ -167,7 +166,7 @@ bool Communicator::stop(std::chrono::nanoseconds limit) {
         if (handle == nullptr) return;
         const Api& api = *self->api_;
         api.comm_abort(handle);
-        // Nobody makes another any more: there is no communicator to split.
+        // No other split can begin: the communicator is gone.
         if (self->coming_ == nullptr) return;
         if (const Handle half = std::exchange(self->coming_->handle_, nullptr)) api.comm_abort(half);
     });
@@ -178,8 +177,8 @@ void Communicator::free_at_end(std::shared_ptr<void> memory) {
     memory_.push_back(std::move(memory));
 }
 
-/// ncclCommFinalize on a thread of its own, and without our lock: where a peer has aborted, NCCL 2.31 does
-/// not come back from it, and only an abort of ours gets that thread out.
+/// Runs ncclCommFinalize on its own thread and without the lock: after an abort by a peer, NCCL 2.31 does not
+/// return from it, and only an abort here ends that thread.
 class Communicator::Finalizing {
   public:
     explicit Finalizing(std::shared_ptr<Communicator> self) : state_(std::make_shared<State>()) {
@@ -195,7 +194,7 @@ class Communicator::Finalizing {
         }
         thread_ = std::thread([state = state_, self = std::move(self), handle]() mutable {
             state->code = self->api_->comm_finalize(handle);
-            self = nullptr;  // freed before anybody hears of the end
+            self = nullptr;  // freed before the end is published
             state->returned = true;
         });
     }
@@ -206,7 +205,7 @@ class Communicator::Finalizing {
     Finalizing& operator=(const Finalizing&) = delete;
 
     [[nodiscard]] bool returned() const { return state_->returned; }
-    /// Once it has returned.
+    /// Valid once it has returned.
     [[nodiscard]] Code code() const { return state_->code; }
 
   private:
@@ -218,7 +217,7 @@ class Communicator::Finalizing {
     std::thread thread_;
 };
 
-/// "" when it has ended well.
+/// "" after success, else the reason.
 std::string Communicator::finalize(const Patience& patience) {
     try {
         const Finalizing finalizing(shared_from_this());
@@ -230,7 +229,7 @@ std::string Communicator::finalize(const Patience& patience) {
             code = finalizing.code();
             if (code == Code::InProgress || code == Code::Success) code = state().value_or(code);
         }
-        if (!finalizing.returned()) return "ncclCommFinalize did not come back";
+        if (!finalizing.returned()) return "ncclCommFinalize did not return";
         if (code == Code::InProgress) return "it did not end within the time-out";
         return code == Code::Success ? "" : explain(code);
     } catch (const Error& error) {
@@ -241,14 +240,14 @@ std::string Communicator::finalize(const Patience& patience) {
 std::string Communicator::finish(const Patience& patience) {
     std::string why = finalize(patience);
     if (!why.empty()) {
-        if (!stop(kAbortLimit)) why += "; ncclCommAbort did not come back";
+        if (!stop(kAbortLimit)) why += "; ncclCommAbort did not return";
         return why;
     }
     const bool destroyed = returns_within(kDestroyLimit, [self = shared_from_this()] {
         const std::lock_guard lock(self->mutex_);
         if (const Handle handle = std::exchange(self->handle_, nullptr)) self->api_->comm_destroy(handle);
     });
-    return destroyed ? "" : "ncclCommDestroy did not come back";
+    return destroyed ? "" : "ncclCommDestroy did not return";
 }
 
 }  // namespace ddp::nccl

@@ -24,7 +24,7 @@ Code grouped(const Api& api, Calls calls) {
     return code != Code::Success && code != Code::InProgress ? code : ended;
 }
 
-/// The first of some calls that fails ends them.
+/// Runs calls until the first failure.
 class Until {
   public:
     template <class Call>
@@ -58,7 +58,7 @@ Group::Group(NcclParts parts, Membership membership, SessionParts session,
 }
 
 Group::~Group() {
-    if (is_in_forked_child()) return;  // what is owned by its maker stays
+    if (is_in_forked_child()) return;  // OwnedByProcess frees nothing then
     session_.reset();
     for (auto& memory : memory_) communicator_->free_at_end(std::move(memory));
     communicator_->free_at_end(std::move(scratch_));
@@ -123,7 +123,8 @@ Work Group::do_reduce(Buffer buffer, int root, ReduceOp op) {
                  });
 }
 
-// Before 2.28 NCCL has no gather, scatter and all-to-all: groups of messages, as it does them itself.
+// NCCL before 2.28 has no gather, scatter and all-to-all: groups of messages replace them, as NCCL does
+// itself.
 
 Work Group::do_gather(Buffer output, Buffer input, int root) {
     const bool is_root = rank() == root;
@@ -280,7 +281,7 @@ Work Group::do_batch(std::vector<Message> messages) {
         });
 }
 
-/// NCCL has none: the smallest all-reduce. Its end is a matter of the host, so waiting for it blocks.
+/// NCCL has no barrier: this is the smallest all-reduce. The host ends it, so waiting for it blocks.
 Work Group::do_barrier() {
     void* const word = scratch_->get();
     Work work =
@@ -306,7 +307,7 @@ std::unique_ptr<ProcessGroup> Group::do_split(const Part& part) {
     return std::make_unique<Group>(parts_, place, std::move(session), std::move(communicator));
 }
 
-// Before 2.18 NCCL cannot split: the first of each color makes an id, and all join as at the start.
+// NCCL before 2.18 cannot split: the first rank of each color makes an id, and all join as at the start.
 std::shared_ptr<Communicator> Group::divide(const Part& part, const Membership& place) {
     if (parts_.nccl->comm_split != nullptr)
         return session_->split(part.color < 0 ? kNoColor : part.color, part.key);
@@ -341,8 +342,8 @@ std::span<std::byte> Group::do_allocate_shared(std::size_t bytes) {
     return {memory->get(), bytes};
 }
 
-/// What all ranks can do: registering is a collective, and whoever asks whether buffers are symmetric must
-/// get the same answer everywhere.
+/// The least registration of all ranks: registering is a collective, and whether buffers are symmetric must
+/// be the same everywhere.
 Registration Group::agree_on(Registration mine, std::size_t bytes) {
     if (size() == 1) return mine;
     auto value = static_cast<std::int32_t>(mine);
@@ -357,7 +358,7 @@ Registration Group::agree_on(Registration mine, std::size_t bytes) {
     return static_cast<Registration>(value);
 }
 
-/// Registers it in the best way that all ranks have. True: as a symmetric window.
+/// Registers memory in the best way that all ranks support. True: as a symmetric window.
 bool Group::make_known(const NcclMemory& memory) {
     const Registration how = agree_on(memory.best_registration(), memory.bytes());
     if (how == Registration::None) return false;
@@ -391,7 +392,8 @@ std::vector<std::string> Group::do_all_gather_bytes(std::string_view mine, std::
     return messages;
 }
 
-/// Kept for the next message: making device memory takes a thousand times as long as a small collective.
+/// Keeps the buffer for the next message: device allocation takes a thousand times as long as a small
+/// collective.
 const NcclMemory& Group::room_for(std::size_t bytes) {
     if (!room_ || room_->bytes() < bytes) {
         const cuda::DeviceScope here = on_device();
@@ -401,7 +403,7 @@ const NcclMemory& Group::room_for(std::size_t bytes) {
     return *room_;
 }
 
-/// Everyone's `bytes` bytes of host memory, by rank; `room` holds size() + 1 times as many.
+/// Gathers `bytes` bytes of host memory by rank; `scratch` holds size() + 1 times as many.
 void Group::gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& room,
                         std::int16_t mark) {
     std::byte* const sent = room.get();
@@ -414,8 +416,7 @@ void Group::gather_host(void* all, const void* mine, std::size_t bytes, const Nc
     session_->copy(all, received, bytes * static_cast<std::size_t>(size()), cudaMemcpyDeviceToHost);
 }
 
-// Events, memory and the default stream are those of the calling thread's device, and it may be another by
-// now.
+// Events, memory and the default stream belong to the calling thread's device, which may have changed.
 cuda::DeviceScope Group::on_device() const { return cuda::DeviceScope(session_parts_.device); }
 
 }  // namespace ddp::nccl

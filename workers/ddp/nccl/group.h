@@ -10,14 +10,14 @@
 
 namespace ddp::nccl {
 
-/// Which ranks a communicator joins.
+/// This rank's place in a communicator.
 struct Membership {
     int rank = 0;
     int size = 1;
     std::string name;  ///< "NCCL communicator 0"
 };
 
-/// The ProcessGroup of one communicator: gives the session what to put on its stream.
+/// The ProcessGroup of one communicator: passes NCCL calls to the session.
 class Group final : public ProcessGroup {
   public:
     Group(NcclParts parts, Membership membership, SessionParts session,
@@ -67,13 +67,13 @@ class Group final : public ProcessGroup {
     Membership membership_;
     SessionParts session_parts_;
     int splits_ = 0;
-    /// Of the memory of allocate_shared so far; the same on all ranks.
+    /// Covers all memory from allocate_shared; the same on all ranks.
     enum class Symmetry : std::uint8_t { Nothing, Partial, Whole } symmetry_ = Symmetry::Nothing;
     OwnedByMaker<NcclMemory> scratch_;
-    OwnedByMaker<NcclMemory> room_;  ///< of all_gather_bytes; grows
+    OwnedByMaker<NcclMemory> room_;  ///< for all_gather_bytes; grows
     std::vector<OwnedByMaker<NcclMemory>> memory_;
     std::shared_ptr<Communicator> communicator_;
-    OwnedByMaker<Session> session_;  // ends first: what is in flight uses the memory
+    OwnedByMaker<Session> session_;  // destroyed first: collectives in flight use the memory
 };
 
 }  // namespace ddp::nccl

@@ -26,7 +26,8 @@ using ddprun::WorkerEnv;
 
 namespace {
 
-constexpr std::chrono::milliseconds kLookUp{200};  ///< from the wait for a key to the launcher's abort word
+constexpr std::chrono::milliseconds kLookUp{
+    200};  ///< longest wait for a key between two checks of the launcher's abort word
 
 constexpr std::string_view kAttempt = "exchanging NCCL's unique ids";
 
@@ -48,7 +49,7 @@ UniqueId wait_for_id(const Board& board, const Appointment& appointment, int roo
         }
         if (MonotonicClock::now() >= appointment.deadline) {
             throw TimeoutError(
-                fmt::format("rank {}: joining a world of {}: rank {} did not leave its NCCL "
+                fmt::format("rank {}: joining a world of {}: rank {} did not publish its NCCL "
                             "unique id ({}) within the time-out",
                             appointment.rank, appointment.ranks, maker_of(root), key));
         }
@@ -100,7 +101,7 @@ Board id_board(const WorkerEnv& env, TimePoint deadline) {
 std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment) {
     const int roots = root_count(appointment.ranks, api.comm_init_rank_scalable != nullptr);
     std::vector<UniqueId> ids(static_cast<std::size_t>(roots));
-    // Ours first: others wait for it.
+    // This rank's ids come first: others wait for them.
     for (int root = 0; root < roots; ++root) {
         if (maker_of(root) != appointment.rank) continue;
         ids[static_cast<std::size_t>(root)] = make_and_leave_id(api, board, appointment, root);
@@ -153,7 +154,7 @@ std::vector<nccl::UniqueId> ids_for(const NcclParts& parts, const nccl::Appointm
     return nccl::gather_ids(*parts.nccl, parts.gather, appointment);
 }
 
-/// NCCL lets its environment overrule what we ask for.
+/// NCCL's environment variables override the configuration in the call.
 void refuse_blocking() {
     const char* const set = std::getenv("NCCL_COMM_BLOCKING");
     if (set == nullptr || std::string_view(set) == "0") return;
@@ -170,7 +171,7 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
     ddprun::RankLine& line = parts.segment->line(static_cast<std::uint32_t>(env.local_rank));
     line.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
     line.joined.store(1, std::memory_order_relaxed);
-    const ddprun::KeptSignals kept;  // NCCL loads plug-ins for its network, and libfabric among them
+    const ddprun::KeptSignals kept;  // NCCL loads network plug-ins, and with them libfabric
     auto ids = ids_for(parts, {.rank = env.rank,
                                .ranks = env.world_size,
                                .generation = env.generation,
@@ -195,7 +196,7 @@ std::unique_ptr<ProcessGroup> make_nccl_group(NcclParts parts, const WorkerEnv& 
                                .timeout = options.timeout,
                                .name = world.name};
     auto communicator = join(parts, session);
-    parts.gather = nullptr;  // has done its duty, and what it holds is no longer needed
+    parts.gather = nullptr;  // not needed any more; frees its captures
     return std::make_unique<nccl::Group>(std::move(parts), world, std::move(session),
                                          std::move(communicator));
 }

@@ -15,25 +15,25 @@
 #include "env/clock.h"
 #include "env/worker_env.h"
 
-/// How the ranks of a communicator get its unique ids: through the launcher's store, under names that hold
-/// the generation, so that a survivor of the last world cannot meet the next.
+/// The exchange of a communicator's unique ids: through the launcher's store, under keys that contain the
+/// generation, so that a survivor of the last world cannot meet the next one.
 namespace ddp::nccl {
 
-/// One root serves that many ranks' connections at start.
+/// The number of ranks whose connections one root serves at start.
 inline constexpr int kRanksPerRoot = 128;
 
-/// How many unique ids a communicator of that size is made with.
+/// The number of unique ids for a communicator of that size.
 int root_count(int ranks, bool has_scalable_init);
 /// The rank that makes the id of a root.
 constexpr int maker_of(int root) { return root * kRanksPerRoot; }
 /// "nccl/<generation>/<communicator>/<root>".
 std::string id_key(std::uint64_t generation, int communicator, int root);
 
-/// A collective of all ranks over something else: everyone's message, by rank.
+/// A collective over another channel: every rank's message, by rank.
 using Gather = std::function<std::vector<std::string>(std::string_view mine)>;
 /// Throws InvalidInput where there is no launcher with a store.
 void require_store(const ddprun::WorkerEnv& env);
-/// In the launcher's store. Throws InvalidInput when there is none, TimeoutError, Error.
+/// The launcher's store. Throws InvalidInput without one, TimeoutError, Error.
 Board id_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
 
 struct Appointment {
@@ -44,24 +44,24 @@ struct Appointment {
     ddprun::TimePoint deadline;
     std::function<void()> throw_if_lost;  ///< called between waits
 };
-/// Makes the ids that are ours to make and fetches the others; in the order of the roots.
-/// Throws TimeoutError naming the rank whose id did not come, Error with NCCL's reason.
+/// Makes this rank's ids and fetches the others, in the order of the roots. Throws TimeoutError naming the
+/// rank whose id is missing, Error with NCCL's reason.
 std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment);
-/// The same without a store: collective. A rank whose NCCL fails tells all others.
+/// Exchanges ids without a store; collective. A rank whose NCCL fails tells all others.
 std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const Appointment& appointment);
 
 }  // namespace ddp::nccl
 
 namespace ddp {
 
-/// What the NCCL backend needs from outside; tests bring their own.
+/// The environment of the NCCL backend; tests have their own.
 struct NcclParts {
     std::shared_ptr<const nccl::Api> nccl;
     std::shared_ptr<SegmentMap> segment;  ///< this node's: the launcher's abort word and the rank lines
-    int device = 0;                       ///< of this rank, and the calling thread's
+    int device = 0;                       ///< device of this rank and of the calling thread
     Board board;                          ///< not used by a world of one
-    nccl::Gather gather = {};             ///< in place of the board, where it is set
-    int communicator = 0;                 ///< the how many-th of this generation
+    nccl::Gather gather = {};             ///< replaces the store when set
+    int communicator = 0;                 ///< number of this communicator in the generation
 };
 
 /// A process group of one CUDA device per rank over NCCL. Buffers are device memory. Blocks until every rank

@@ -21,7 +21,7 @@ using ddprun::TimePoint;
 
 namespace {
 
-/// A message is a matter of two: its number says nothing about the others.
+/// A message involves only two ranks: its number says nothing about the others.
 bool is_message(const Call& call) {
     return call.operation == ddprun::SegmentOp::Send || call.operation == ddprun::SegmentOp::Recv;
 }
@@ -59,7 +59,7 @@ void Ledger::begin(const Call& call, ddprun::TimePoint now) {
 }
 
 void Ledger::end(const Call& call, ddprun::TimePoint begun, ddprun::TimePoint now) {
-    // Collectives overlap: a time in which several were going on counts once.
+    // Collectives overlap: time with several in flight counts once.
     const ddprun::TimePoint counted_from = std::max(begun, counted_until_);
     if (now > counted_from) inside_ns_.fetch_add((now - counted_from).count(), std::memory_order_relaxed);
     counted_until_ = std::max(now, counted_until_);

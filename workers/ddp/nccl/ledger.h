@@ -16,35 +16,36 @@
 #include "env/io/socket.h"
 #include "env/worker_env.h"
 
-/// What a session is made of, and what others learn of it: its line for the launcher and the peers, and the
-/// words for a hang.
+/// The parts of a session, and its reports: its line for the launcher and the peers, and the texts for a
+/// hang.
 namespace ddp::nccl {
 
-/// What one rank's collectives run on. All is borrowed by shared ownership: a thread that NCCL never lets go
-/// may outlive the group.
+/// The resources of one rank's collectives, under shared ownership: a thread stuck inside NCCL may outlive
+/// the group.
 struct SessionParts {
     std::shared_ptr<SegmentMap> segment;
     ddprun::WorkerEnv env;
     int device = 0;
-    cuda::Stream user_stream = nullptr;  ///< collectives follow it, waiting holds it back
+    cuda::Stream user_stream = nullptr;  ///< collectives follow it, and waiting blocks it
     std::chrono::nanoseconds timeout{};
     std::string name;  ///< "NCCL communicator 0"
-    /// Whether the launcher sees the collectives. Numbers of a sub-group would not fit those of the world.
+    /// Whether the launcher sees the collectives. Sequence numbers of a sub-group would not match those of
+    /// the world.
     enum class Lines : std::uint8_t { OfTheNode, Private } lines = Lines::OfTheNode;
 };
 
-/// The numbers of one rank's collectives, and what the launcher and the peers see of them: its line in the
-/// node's segment.
+/// Counts one rank's collectives and writes them to its line in the node's segment, for the launcher and the
+/// peers.
 class Ledger {
   public:
     explicit Ledger(const SessionParts& parts);
 
-    /// Of the next call; send and recv count among those with the same peer.
+    /// The number of the next call; send and recv count among those with the same peer.
     std::uint64_t next_number(const Call& call);
     void begin(const Call& call, ddprun::TimePoint now);
     /// One thread at a time, in the order of the calls.
     void end(const Call& call, ddprun::TimePoint begun, ddprun::TimePoint now);
-    /// In which at least one was going on.
+    /// The time with at least one collective in flight.
     [[nodiscard]] double communication_seconds() const {
         return static_cast<double>(inside_ns_.load(std::memory_order_relaxed)) * 1e-9;
     }
@@ -58,22 +59,22 @@ class Ledger {
     std::atomic<std::int64_t> inside_ns_ = 0;
 };
 
-/// "rank 3: all_reduce #812 (...)", as messages begin.
+/// "rank 3: all_reduce #812 (...)", the beginning of errors.
 std::string named(const SessionParts& parts, const Call& call);
-/// "; rank 5 is in ...; rank 6 finished ...", of the other ranks of this node; "" where there are none.
+/// "; rank 5 is in ...; rank 6 finished ...": the other ranks of this node; "" without others.
 std::string what_peers_do(const SessionParts& parts);
-/// For a time-out: what the peers do, and NCCL's own view where it has one. That is long: it goes to standard
-/// error and into the error report. Blocks for three seconds at most.
+/// For a time-out: the peers' activity, and NCCL's own view if it has one. That view is long, so it goes to
+/// standard error and into the error report. Blocks for three seconds at most.
 std::string why_it_hangs(const SessionParts& parts, const Api& api);
 
-// NCCL's own view of a job that hangs: its RAS threads (2.24 and newer) know which ranks of a communicator do
-// not answer, and tell whoever connects to one of them.
+// NCCL's own view of a hanging job: its RAS threads (2.24 and newer) know which ranks of a communicator do
+// not respond, and answer clients that connect.
 
-/// Where the RAS thread of this process listens: NCCL_RAS_ADDR, else localhost:28028; nullopt when
-/// NCCL_RAS_ENABLE=0 or the address makes no sense.
+/// The address of this process's RAS thread: NCCL_RAS_ADDR, else localhost:28028; nullopt when
+/// NCCL_RAS_ENABLE=0 or the address is invalid.
 std::optional<ddprun::Endpoint> ras_address();
 
-/// The answer to "STATUS", at most 16 KiB of it; "" when nobody answers by `deadline`. Blocks until then at
+/// The answer to "STATUS", at most 16 KiB of it; "" without an answer by `deadline`. Blocks until then at
 /// most.
 std::string ask_ras(const ddprun::Endpoint& where, ddprun::TimePoint deadline);
 

@@ -20,11 +20,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kLookBusy{1};
 constexpr std::chrono::milliseconds kLookIdle{50};
-constexpr std::chrono::milliseconds kStopLimit{500};  ///< so that waiters hear of a failure within a second
-constexpr std::chrono::milliseconds kStopUnderGraphs{100};  ///< where it does not come back at all
+constexpr std::chrono::milliseconds kStopLimit{
+    500};  ///< so that waiting callers learn of a failure within a second
+constexpr std::chrono::milliseconds kStopUnderGraphs{100};  ///< with graphs the abort does not return at all
 constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
 
-// High priority: the few blocks of a collective get onto the device while backward fills it.
+// High priority: a collective's few blocks must get onto the device while the backward pass fills it.
 cuda::Stream make_stream(const SessionParts& parts) {
     const cuda::DeviceScope here(parts.device);
     return cuda::make_stream(cuda::Priority::High, "creating NCCL's stream");
@@ -35,13 +36,13 @@ cuda::Stream make_stream(const SessionParts& parts) {
 NcclMemory::NcclMemory(const Api& nccl, std::size_t bytes) : nccl_(nccl), bytes_(bytes) {
     from_nccl_ = nccl.mem_alloc != nullptr && nccl.mem_alloc(&address_, bytes) == Code::Success;
     if (from_nccl_) return;
-    if (nccl.mem_alloc != nullptr) cudaGetLastError();  // NCCL's, where it runs on the same runtime
+    if (nccl.mem_alloc != nullptr)
+        cudaGetLastError();  // clears NCCL's error, where NCCL uses the same runtime
     cuda::check(cudaMalloc(&address_, bytes),
                 fmt::format("allocating {} on the device", ddprun::format_bytes(bytes)).c_str());
 }
 
-// Windows need the memory that only NCCL makes; of a mere allocation zero-copy transfers are all one can
-// have.
+// Windows need memory from NCCL's allocator; other memory allows only zero-copy transfers.
 Registration NcclMemory::best_registration() const {
     if (from_nccl_ && nccl_.comm_window_register != nullptr) return Registration::Symmetric;
     return nccl_.comm_register != nullptr ? Registration::Plain : Registration::None;
@@ -76,7 +77,7 @@ Session::~Session() {
     leave();
 }
 
-// What is in flight has ended here: the watchdog gives every collective its deadline.
+// No collective is in flight any more: the watchdog ends every one by its deadline.
 void Session::leave() {
     std::string why;
     if (!broken()) deregister_all();
@@ -90,11 +91,11 @@ void Session::leave() {
     cudaStreamDestroy(stream_);
     if (why.empty()) return;
     if (has_graphs_) why += " (a CUDA graph with its collectives must be destroyed before the group)";
-    // A destructor has nobody to throw to.
+    // A destructor cannot throw.
     ddprun::print(stderr, "ddp: rank {}: leaving {}: {}; aborted it\n", parts_.env.rank, parts_.name, why);
 }
 
-/// The group's memory goes next, and NCCL's is freed without waiting for kernels that still use it.
+/// The group's memory is freed next, and NCCL's memory is freed without waiting for kernels that use it.
 void Session::let_user_stream_end(std::chrono::nanoseconds limit) const noexcept {
     try {
         const cuda::DeviceScope here(parts_.device);
@@ -104,7 +105,7 @@ void Session::let_user_stream_end(std::chrono::nanoseconds limit) const noexcept
         for (Pauses pauses; end->query() == cudaErrorNotReady && MonotonicClock::now() < deadline;)
             pauses.next();
     } catch (const Error&) {
-        // A device that failed runs nothing any more.
+        // A failed device runs no kernels; ignoring.
     }
 }
 
@@ -121,7 +122,7 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
             return api.comm_window_register(comm, address, bytes, &made.window, kWindowSymmetric);
         return api.comm_register(comm, address, bytes, &made.handle);
     });
-    // What a call refuses at once does no harm; what goes wrong later does.
+    // A call that NCCL refuses at once has no effect; a later failure breaks the communicator.
     const bool refused = code && *code != Code::InProgress && *code != Code::Success;
     if (refused && communicator_->state() == Code::Success) return look_again(), false;
     try {
@@ -133,7 +134,7 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
     return made.window != nullptr || made.handle != nullptr;
 }
 
-// An error here is one that leaving meets again.
+// Shutting down meets the same error again.
 void Session::deregister_all() {
     const cuda::DeviceScope here(parts_.device);
     for (const Registered& one : registered_) {
@@ -171,7 +172,7 @@ Patience Session::patience(const std::string& attempt) const {
             }};
 }
 
-// The watchdog may be in the middle of a look, and would tell of an error under another name.
+// The watchdog may be inside a check, and would report an error under another name.
 void Session::look_away() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !looking_; });
@@ -202,19 +203,19 @@ Work Session::start(Call call, std::chrono::nanoseconds timeout, const Enqueue& 
                  [&](const InFlight& operation) { put_on_stream(operation, enqueue); });
 }
 
-// The graph follows the user's stream alone: what was started before and not waited for must not meet it in
-// NCCL.
+// The graph follows the user's stream only: it must not overlap earlier collectives in NCCL that nothing has
+// waited for.
 Work Session::launch_graph(std::chrono::nanoseconds timeout, const std::function<void()>& launch) {
     return track({.operation = ddprun::SegmentOp::GraphLaunch}, timeout, false,
                  [&](const InFlight& operation) {
                      if (const auto latest = std::exchange(latest_, nullptr)) hold_back_at(latest)();
                      launch();
                      record_end(operation, parts_.user_stream);
-                     operation.work->hold_back = [] {};  // the user's stream does it itself
+                     operation.work->hold_back = [] {};  // the user's stream already follows the graph
                  });
 }
 
-/// Starts what `queue` puts on a stream, and gives it to the watchdog.
+/// Starts the work that `queue` puts on a stream, and hands it to the watchdog.
 Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, const Queue& queue) {
     const cuda::DeviceScope here(parts_.device);
     call.seq = ledger_.next_number(call);
@@ -246,9 +247,9 @@ Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, 
         if (!broken_) in_flight_.push_back(std::move(operation));
         failure = broken_;
     }
-    // Broken by the watchdog in between: it has not seen this one.
+    // The watchdog broke the session in between, and has not seen this collective.
     if (failure) work->finish(fail(failure));
-    if (was_idle) changed_.notify_all();  // with something in flight it looks often enough
+    if (was_idle) changed_.notify_all();  // when others are in flight it checks often enough
     return Work(work);
 }
 
@@ -264,7 +265,7 @@ std::exception_ptr Session::try_start(InFlight& operation, const Queue& queue) {
     }
 }
 
-/// Events of a graph stay with it.
+/// A graph keeps its events.
 std::shared_ptr<const cuda::Event> Session::take_event(bool captured) {
     return captured ? std::make_shared<const cuda::Event>() : events_->take();
 }
@@ -284,7 +285,7 @@ void Session::put_on_stream(const InFlight& operation, const Enqueue& enqueue) {
     if (code != Code::InProgress || operation.captured) finish_start(*code);
 }
 
-/// Waits until NCCL has put the latest collective on the stream, which said `code` of it. Under
+/// Waits until NCCL has put the latest collective on the stream; `code` is the result of its call. Requires
 /// starting_mutex_.
 void Session::finish_start(Code code) {
     if (!starting_) return;
@@ -294,7 +295,7 @@ void Session::finish_start(Code code) {
         record_end(operation, stream_);
     } catch (...) {
         std::rethrow_exception(
-            fail(std::current_exception()));  // before anybody sees that it is not starting any more
+            fail(std::current_exception()));  // before another thread sees that nothing is starting any more
     }
 }
 
@@ -303,7 +304,7 @@ void Session::finish_start() {
     finish_start(Code::InProgress);
 }
 
-/// The watchdog's: waits for nothing.
+/// For the watchdog: does not wait.
 void Session::look_at_start() {
     const std::unique_lock lock(starting_mutex_, std::try_to_lock);
     if (!lock || !starting_) return;
@@ -315,8 +316,8 @@ void Session::record_end(const InFlight& operation, cuda::Stream stream) {
     operation.end->recorded = true;
 }
 
-/// What makes the user's stream wait for that end. May be called when the session is gone: then nothing
-/// starts any more.
+/// A function that makes the user's stream wait for that end. It may be called after the session's end: then
+/// nothing starts any more.
 std::function<void()> Session::hold_back_at(std::shared_ptr<const End> end) {
     return [this, device = parts_.device, user = parts_.user_stream, end = std::move(end)] {
         const cuda::DeviceScope here(device);
@@ -326,7 +327,8 @@ std::function<void()> Session::hold_back_at(std::shared_ptr<const End> end) {
     };
 }
 
-// With a non-blocking communicator a call may still be on its way; no other may be made until it is done.
+// A call into a non-blocking communicator may still be in progress; no other call may follow before it is
+// done.
 void Session::settle(Code code, const std::string& name, TimePoint started,
                      std::chrono::nanoseconds timeout) {
     const TimePoint deadline = ddprun::deadline_after(started, timeout);
@@ -348,7 +350,7 @@ void Session::settle(Code code, const std::string& name, TimePoint started,
 
 namespace {
 
-/// The same failure, with more words.
+/// The same failure, with more text.
 std::exception_ptr with_words(const std::exception_ptr& failure, const std::string& more) {
     try {
         std::rethrow_exception(failure);
@@ -365,8 +367,8 @@ std::exception_ptr with_words(const std::exception_ptr& failure, const std::stri
 
 }  // namespace
 
-// Stopped first and told second: whoever hears of it may free the buffers, unless it says that kernels may
-// still run.
+// Stops the communicator before it publishes the failure: callers that see the failure may free the buffers,
+// unless it says that kernels may still run.
 std::exception_ptr Session::fail(std::exception_ptr failure) {
     {
         std::unique_lock lock(mutex_);
@@ -380,7 +382,7 @@ std::exception_ptr Session::fail(std::exception_ptr failure) {
     if (!communicator_->stop(limit)) {
         failure = with_words(
             failure,
-            fmt::format("; ncclCommAbort did not come back within {}{}: kernels may still use the buffers of "
+            fmt::format("; ncclCommAbort did not return within {}{}: kernels may still use the buffers of "
                         "this rank's collectives, so do not free them before the process ends",
                         ddprun::format_duration(limit),
                         has_graphs_ ? " (a CUDA graph with its collectives exists)" : ""));
@@ -420,7 +422,7 @@ void Session::watch() {
 void Session::look_for_trouble() {
     look_at_start();
     const auto state = communicator_->state();
-    // After the state: what ended before it is not to blame for it.
+    // The check comes after the state: a collective that ended before it did not cause it.
     while (retire_finished()) {
     }
     const std::string oldest = named(oldest_call());
@@ -439,7 +441,7 @@ void Session::look_for_trouble() {
                                    why_it_hangs(parts_, communicator_->api())));
 }
 
-/// True when the oldest collective had finished; throws when the device says that it failed. Any thread.
+/// True when the oldest collective had finished; throws when the device reports its failure. Any thread.
 bool Session::retire_finished() {
     InFlight oldest;
     {
@@ -454,7 +456,7 @@ bool Session::retire_finished() {
     {
         const std::lock_guard lock(mutex_);
         if (in_flight_.empty()) return false;
-        if (in_flight_.front().work != oldest.work) return true;  // somebody else was quicker
+        if (in_flight_.front().work != oldest.work) return true;  // another thread was quicker
         in_flight_.pop_front();
         ledger_.end(oldest.call, oldest.started, MonotonicClock::now());
     }
@@ -462,10 +464,10 @@ bool Session::retire_finished() {
     return true;
 }
 
-/// What goes wrong is the watchdog's to tell; it meets it too.
+/// Ignores failures: the watchdog meets and reports them too.
 void Session::retire_for_a_waiter() {
     try {
-        if (cuda::is_capturing(parts_.user_stream)) return;  // asking would end the capture
+        if (cuda::is_capturing(parts_.user_stream)) return;  // a query would end the capture
         while (retire_finished()) {
         }
     } catch (const Error&) {

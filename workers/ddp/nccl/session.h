@@ -18,12 +18,12 @@
 
 namespace ddp::nccl {
 
-/// How memory can be made known to a communicator, from least to best. Symmetric: a window at the same place
-/// on all ranks, so that NCCL takes its fastest kernels for it; those only sum.
+/// Ways to register memory with a communicator, from least to best. Symmetric: a window at the same offset on
+/// all ranks, for which NCCL uses its fastest kernels; those only sum.
 enum class Registration : char { None = '-', Plain = 'p', Symmetric = 's' };
 
-/// Device memory, from NCCL where it has some of its own (registered transfers), else from CUDA. The table
-/// is borrowed.
+/// Device memory, allocated by NCCL if it has an allocator (for registered transfers), else by CUDA. The
+/// table is borrowed.
 class NcclMemory {
   public:
     /// Throws Error with CUDA's reason.
@@ -33,7 +33,7 @@ class NcclMemory {
     NcclMemory& operator=(const NcclMemory&) = delete;
     [[nodiscard]] std::byte* get() const { return static_cast<std::byte*>(address_); }
     [[nodiscard]] std::size_t bytes() const { return bytes_; }
-    /// The best that this memory and this NCCL allow.
+    /// The best registration that this memory and this NCCL allow.
     [[nodiscard]] Registration best_registration() const;
 
   private:
@@ -43,19 +43,20 @@ class NcclMemory {
     bool from_nccl_;
 };
 
-/// The collectives of one rank on one communicator: starts them in order on a stream of its own, and watches
-/// them.
+/// The collectives of one rank on one communicator: starts them in order on a stream of its own, and
+/// supervises them.
 ///
-/// NCCL puts a collective on the stream from a thread of its own and returns meanwhile; so does start().
-/// Whoever comes first waits for that thread: the next start(), a wait() for this one, or the watchdog.
+/// NCCL puts a collective on the stream from its own thread and returns meanwhile; so does start(). That
+/// thread is awaited by the next start(), by a wait() for the collective, or by the watchdog, whichever comes
+/// first.
 ///
-/// A watchdog thread looks at the events of what is in flight, at NCCL's asynchronous error, at every
-/// deadline and at the launcher's abort word. The first thing that goes wrong breaks the session: the
-/// communicator is stopped, and every Work in flight and every later one fails with the same exception, which
-/// names the oldest collective in flight. start() is for one thread at a time.
+/// A watchdog thread checks the events of the collectives in flight, NCCL's asynchronous error, every
+/// deadline and the launcher's abort word. The first failure breaks the session: the communicator is stopped,
+/// and every Work in flight and every later one fails with the same exception, which names the oldest
+/// collective in flight. start() is for one thread at a time.
 ///
-/// What is started while the user's stream is captured becomes part of the CUDA graph. It is not in flight
-/// now; launch_graph makes each launch of the graph a collective like any other.
+/// A collective that is started while the user's stream is captured becomes part of the CUDA graph. It is not
+/// in flight now; launch_graph makes each launch of the graph a collective like any other.
 class Session {
   public:
     Session(SessionParts parts, std::shared_ptr<Communicator> communicator);
@@ -64,33 +65,34 @@ class Session {
     Session& operator=(const Session&) = delete;
 
     /// Collective, with the same `how` and size on all ranks; nothing may be in flight. False: NCCL cannot
-    /// here, and goes on without. Undone by the end of the session, before the memory may be freed. Throws
-    /// what breaks the session.
+    /// register this memory, and works without. The session's destructor deregisters it, before the memory
+    /// may be freed. Throws the failure that breaks the session.
     bool register_memory(void* address, std::size_t bytes, Registration how);
 
     using Enqueue = std::function<Code(const Api& api, Handle comm, cuda::Stream stream)>;
-    /// Gives `call` its number (send and recv: among those with the same peer) and puts it on the stream. Its
-    /// Work holds the user's stream back until then. It has `timeout` to end in.
+    /// Gives `call` its sequence number (send and recv: among those with the same peer) and puts it on the
+    /// stream. Its Work blocks the user's stream until then. Throws TimeoutError through the Work after
+    /// `timeout`.
     Work start(Call call, std::chrono::nanoseconds timeout, const Enqueue& enqueue);
-    /// `launch` puts a graph with collectives of this session on the user's stream. Not called once the
-    /// session is broken. What it throws breaks the session.
+    /// `launch` puts a graph with collectives of this session on the user's stream. It is not called once the
+    /// session is broken. Its exception breaks the session.
     Work launch_graph(std::chrono::nanoseconds timeout, const std::function<void()>& launch);
-    /// A part of the communicator; nothing may be in flight. A failure breaks the session.
+    /// Splits the communicator; nothing may be in flight. A failure breaks the session.
     std::shared_ptr<Communicator> split(int color, int key);
-    /// Waits for something else that the ranks do together, as long as for a collective.
+    /// The bounds of another wait of the ranks for each other: those of a collective.
     [[nodiscard]] Patience patience(const std::string& attempt) const;
-    /// Breaks the session from outside: returns when nothing runs on the device any more, or when NCCL's
-    /// abort does not come back, which the failure then says.
+    /// Breaks the session from outside. Returns when nothing runs on the device any more, or when NCCL's
+    /// abort does not return; the failure then says so.
     void give_up(std::exception_ptr failure) { fail(std::move(failure)); }
-    /// Copies between host and device, behind all collectives and the user's stream so far. Blocking.
+    /// Copies between host and device, after all collectives and the work on the user's stream. Blocking.
     void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
-    /// Zeroes device memory. Blocking too: NCCL's memory may be freed without waiting for the device.
+    /// Zeroes device memory. Blocking, because NCCL's memory may be freed without waiting for the device.
     void clear(void* address, std::size_t bytes);
 
     [[nodiscard]] double communication_seconds() const { return ledger_.communication_seconds(); }
 
   private:
-    /// Where on the stream a collective ends: nowhere yet while NCCL still starts it.
+    /// The end of a collective on the stream; not recorded while NCCL still starts it.
     struct End {
         std::shared_ptr<const cuda::Event> event;
         std::atomic<bool> recorded = false;
@@ -135,21 +137,22 @@ class Session {
     const std::shared_ptr<cuda::EventPool> events_;
     cuda::Stream stream_ = nullptr;
     Ledger ledger_;
-    std::shared_ptr<const End> latest_;  ///< of what was started last, unless a graph's launch waited for it
+    std::shared_ptr<const End>
+        latest_;  ///< end of the latest collective, unless a graph's launch waited for it
 
-    std::mutex starting_mutex_;  ///< before mutex_, where both are taken
+    std::mutex starting_mutex_;  ///< locked before mutex_
     std::optional<InFlight> starting_;
-    /// What NCCL made of registrations. It may write that later, and from a thread of its own.
+    /// NCCL's results of a registration. NCCL may write them later, from its own thread.
     struct Registered {
         Window window = nullptr;
         void* handle = nullptr;
     };
-    std::deque<Registered> registered_;  ///< addresses stay
+    std::deque<Registered> registered_;  ///< a deque keeps the addresses
 
-    /// Works outlive the session, and whoever waits for one asks it how far it is.
+    /// The way from a Work, which may outlive the session, to the session that it polls.
     struct Link {
-        std::mutex mutex;  ///< before the others
-        Session* session;  ///< null once it is gone
+        std::mutex mutex;  ///< locked before the others
+        Session* session;  ///< null after the session's end
     };
     const std::shared_ptr<Link> link_;
 
@@ -158,11 +161,13 @@ class Session {
     std::deque<InFlight> in_flight_;
     Call last_call_;  ///< named when nothing is in flight yet
     std::exception_ptr broken_;
-    bool stopped_ = false;  ///< after broken_: nothing runs on the device any more, unless broken_ says so
-    std::atomic<bool> has_graphs_ = false;  ///< collectives were captured: NCCL cannot free what they use
+    bool stopped_ =
+        false;  ///< set after broken_: nothing runs on the device any more, unless broken_ says so
+    std::atomic<bool> has_graphs_ = false;  ///< collectives were captured: NCCL cannot free their resources
     bool leaving_ = false;
-    bool looking_ = false;     ///< the watchdog, now
-    bool looks_away_ = false;  ///< somebody else looks for trouble, and knows its name
+    bool looking_ = false;  ///< the watchdog is inside a check
+    bool looks_away_ =
+        false;  ///< a caller polls the communicator itself and reports its errors under the call's name
     std::thread watchdog_;
 };
 
