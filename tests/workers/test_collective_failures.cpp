@@ -548,14 +548,14 @@ TEST(Processes, WithoutALauncherAnImpossibleRankDoesNotCountAsOneThatCame) {
         ddprun::WorkerEnv first = environment_of(0, 2), stray = environment_of(impossible, 2);
         first.run_id = stray.run_id = "stray-" + std::to_string(::getpid()) + std::to_string(impossible);
         const auto in = [](milliseconds limit) { return ddprun::MonotonicClock::now() + limit; };
-        std::thread stranger([&] { EXPECT_THROW(share_segment(stray, in(seconds(2))), Error); });
+        std::thread foreign_claim([&] { EXPECT_THROW(share_segment(stray, in(seconds(2))), Error); });
         try {
             share_segment(first, in(milliseconds(500)));
             ADD_FAILURE() << "rank " << impossible << " was taken for rank 1";
         } catch (const TimeoutError& error) {
             EXPECT_TRUE(says(error.what(), {"missing", "rank 1"}));
         }
-        stranger.join();
+        foreign_claim.join();
     }
 }
 

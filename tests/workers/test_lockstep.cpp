@@ -36,7 +36,7 @@ struct Member {
     Member(int segment, int rank, bool shares_cores, std::uint32_t steps_so_far = 0)
         : arena(map_of(segment), static_cast<std::uint32_t>(rank), Arena::Lines::OfTheNode),
           steps(arena, joined(rank, shares_cores), std::chrono::seconds(10), steps_so_far) {}
-    Roster joined(int rank, bool shares_cores) {
+    NodeCpus joined(int rank, bool shares_cores) {
         join(arena, environment_of(rank, kRanks), ddprun::MonotonicClock::now() + std::chrono::seconds(30));
         return {.ranks = kRanks, .ranks_share_cores = shares_cores};
     }
@@ -47,7 +47,7 @@ struct Member {
     }
     /// Until that many others have shown the step that comes.
     void await_arrivals(int others) {
-        const std::uint32_t step = steps.coming();
+        const std::uint32_t step = steps.next_step();
         for (;;) {
             int arrived = 0;
             for (std::uint32_t peer = 0; peer < kRanks; ++peer)
@@ -113,7 +113,7 @@ constexpr std::uint32_t kDying = 1;
 int die_in_a_meeting(Member& member, int others_first, int nth) {
     member.await_arrivals(others_first);
     const Control& control = member.arena.control();
-    const Slot& slot = member.steps.mine();
+    const Slot& slot = member.steps.own_slot();
     {
         const DiesAfterChange dies(nth, {&slot.step, &slot.sleepers, &control.arrived, &control.released});
         member.meet();
@@ -189,15 +189,15 @@ TEST_P(StepWrap, OfTheNumbersOfStepsAfter32BitsChangesNothing) {
             Member member(fd.get(), rank, GetParam(), kSoFar);
             for (int round = 0; round < 8; ++round) {
                 const int shown = 10 * round + rank;
-                std::memcpy(member.steps.mine().message(sizeof shown), &shown, sizeof shown);
+                std::memcpy(member.steps.own_slot().message(sizeof shown), &shown, sizeof shown);
                 member.meet();
                 for (std::uint32_t peer = 0; peer < kRanks; ++peer) {
                     int seen = -1;
-                    std::memcpy(&seen, member.steps.shown_by(peer).message(sizeof seen), sizeof seen);
+                    std::memcpy(&seen, member.steps.slot_of(peer).message(sizeof seen), sizeof seen);
                     EXPECT_EQ(seen, 10 * round + static_cast<int>(peer));
                 }
             }
-            EXPECT_EQ(member.steps.met(), 5U);
+            EXPECT_EQ(member.steps.current_step(), 5U);
         });
     }
     for (std::thread& rank : ranks) rank.join();

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "ddp/shm/roster.h"
+#include "ddp/shm/joining.h"
 #include "ddp/testing.h"
 #include "tests/workers/forked_ranks.h"
 
@@ -110,9 +110,9 @@ struct StrangePeer {
         return std::make_shared<SegmentMap>(ddprun::UniqueFd(::fcntl(segment, F_DUPFD_CLOEXEC, 0)));
     }
     StrangePeer() {
-        cpu::leave_mark(arena);
+        cpu::set_presence_mark(arena);
         identity.joined = 1;
-        identity.pid_space = arena.identity(0).pid_space + 1;
+        identity.pid_namespace = arena.identity(0).pid_namespace + 1;
     }
 
     ddprun::UniqueFd fd = make_segment({.local_world_size = 2, .world_size = 2});
@@ -149,7 +149,7 @@ TEST(Presence, OfAPeerThatCouldLeaveNoMarkIsNotGuessed) {
 
 TEST(Presence, EndsWithTheProcessEvenWhenNobodyReapsIt) {
     StrangePeer peer;
-    peer.identity.pid_space = peer.arena.identity(0).pid_space;
+    peer.identity.pid_namespace = peer.arena.identity(0).pid_namespace;
     const Pipe end;
     const pid_t pid = ::fork();
     if (pid == 0) {

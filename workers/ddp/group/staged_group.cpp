@@ -214,7 +214,7 @@ class StagedGroup final : public ProcessGroup {
             } catch (...) {
                 // Peers must not wait for a collective that this rank will not call.
                 failure = std::current_exception();
-                backend_.give_up(failure);
+                backend_.mark_broken(failure);
             }
             state->finish(failure);
         });

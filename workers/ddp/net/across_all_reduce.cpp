@@ -125,11 +125,11 @@ void AcrossNodes::all_reduce_now(const Buffer& buffer, ReduceOp op) {
 /// Each leader sums for its node, exchanges the sums with its header, and distributes the result on its node.
 void AcrossNodes::reduce_by_speakers(const Buffer& buffer, const Sum& how) {
     const std::size_t bytes = buffer.bytes(), partial_bytes = how.partial_bytes(bytes);
-    if (!speaks()) kernels_.stream(arena_.staging(rank_, steps_.coming()), buffer.data, bytes);
+    if (!speaks()) kernels_.stream(arena_.staging(rank_, steps_.next_step()), buffer.data, bytes);
     meet_here();
     if (speaks()) {
         for (std::uint32_t place = 0; place < size_; ++place)
-            sources_[place] = place == rank_ ? buffer.data : arena_.staging(place, steps_.met());
+            sources_[place] = place == rank_ ? buffer.data : arena_.staging(place, steps_.current_step());
         if (how.is_wide() && scratch_[0].size() < partial_bytes) scratch_[0].resize(partial_bytes);
         std::byte* const sum = how.is_wide() ? scratch_[0].data() : bytes_of(buffer);
         how.here(sum, sources_.data(), static_cast<int>(size_), buffer.count);
@@ -154,14 +154,14 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
         std::min(kLanePieceBytes, cpu::kAreaBytes / lanes / cpu::kLine * cpu::kLine) * lanes;
     const std::size_t total = buffer.bytes();
     const std::uint64_t here = locate(buffer.data, total);
-    steps_.mine().shared_at = here;
+    steps_.own_slot().shared_at = here;
     meet_here();
     bool in_place = true;
     for (std::uint32_t place = 0; place < size_; ++place)
-        in_place = in_place && steps_.shown_by(place).shared_at != cpu::kNotShared;
+        in_place = in_place && steps_.slot_of(place).shared_at != cpu::kNotShared;
     std::vector<std::byte*> buffers(size_, bytes_of(buffer));
     for (std::uint32_t place = 0; in_place && place < size_; ++place) {
-        if (place != rank_) buffers[place] = shared_buffer(place, steps_.shown_by(place).shared_at);
+        if (place != rank_) buffers[place] = shared_buffer(place, steps_.slot_of(place).shared_at);
     }
     if (speaks()) greet();
 
@@ -172,7 +172,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     const auto pass_on = [&](const Exchange& exchange) {
         const std::span<std::byte> piece = exchange.piece();
         if (staged)
-            return kernels_.stream(arena_.results(rank_, steps_.coming()), piece.data(), piece.size());
+            return kernels_.stream(arena_.results(rank_, steps_.next_step()), piece.data(), piece.size());
         const std::size_t at = static_cast<std::size_t>(piece.data() - bytes_of(buffer));
         for (std::uint32_t place = 0; place < size_ && in_place; ++place) {
             if (place != rank_) kernels_.stream(buffers[place] + at, piece.data(), piece.size());
@@ -187,8 +187,8 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
         const std::size_t own = pieces.offset(rank_), length = pieces.length(rank_);
         for (std::uint32_t place = 0; place < size_; ++place) {
             const bool direct = place == rank_ || !staged;
-            sources_[place] =
-                direct ? buffers[place] + own : arena_.staging(place, steps_.met()) + rank_ * pieces.each;
+            sources_[place] = direct ? buffers[place] + own
+                                     : arena_.staging(place, steps_.current_step()) + rank_ * pieces.each;
         }
         std::byte* const sum = current->take({bytes_of(buffer) + own, length});
         if (size_ > 1 || how.is_wide())
@@ -215,7 +215,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
 }
 
 void AcrossNodes::stage_for_lanes(const Buffer& buffer, const Pieces& pieces, std::uint32_t lanes) {
-    std::byte* const area = arena_.staging(rank_, steps_.coming());
+    std::byte* const area = arena_.staging(rank_, steps_.next_step());
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
         if (lane != rank_)
             kernels_.stream(area + lane * pieces.each, bytes_of(buffer) + pieces.offset(lane),
@@ -226,7 +226,7 @@ void AcrossNodes::stage_for_lanes(const Buffer& buffer, const Pieces& pieces, st
 void AcrossNodes::collect_from_lanes(const Buffer& buffer, const Pieces& pieces, std::uint32_t lanes) {
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
         if (lane != rank_)
-            copy_bytes(bytes_of(buffer) + pieces.offset(lane), arena_.results(lane, steps_.met()),
+            copy_bytes(bytes_of(buffer) + pieces.offset(lane), arena_.results(lane, steps_.current_step()),
                        pieces.length(lane));
     }
 }

@@ -28,17 +28,18 @@ void AcrossNodes::share(std::uint32_t from_place, std::byte* bytes, std::size_t 
         length,
         [&](std::size_t at, std::size_t part) {
             if (rank_ == from_place)
-                kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes + at, part);
+                kernels_.stream(arena_.staging(rank_, steps_.next_step()), bytes + at, part);
         },
         [&](std::size_t at, std::size_t part) {
-            if (rank_ != from_place) copy_bytes(bytes + at, arena_.staging(from_place, steps_.met()), part);
+            if (rank_ != from_place)
+                copy_bytes(bytes + at, arena_.staging(from_place, steps_.current_step()), part);
         });
 }
 
 /// After this step all ranks of this node are in the same call. From here on they may wait for other nodes.
 void AcrossNodes::meet_here() {
     meet();
-    steps_.be_patient(2 * patience());
+    steps_.extend_deadline(2 * patience());
 }
 
 /// After this step all ranks of all nodes are in the same call: none can finish a call that others are not
@@ -89,7 +90,7 @@ void AcrossNodes::all_gather(Buffer output, Buffer input) {
 
 void AcrossNodes::all_gather_v(Buffer output, Buffer input, const Counts& counts) {
     in_call(uneven(SegmentOp::AllGather, output), [&] {
-        agree_on_counts(counts);
+        require_equal_counts(counts);
         gather_slices(output, input, Slices(counts, output.dtype));
     });
 }
@@ -123,7 +124,7 @@ void AcrossNodes::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
 
 void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op) {
     in_call(uneven(SegmentOp::ReduceScatter, input, op), [&] {
-        agree_on_counts(counts);
+        require_equal_counts(counts);
         reduce_slices(output, input, Slices(counts, input.dtype), op);
     });
 }
@@ -161,7 +162,7 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
             for (std::uint32_t place = 0; place < size_; ++place) {
                 const std::span<std::byte> piece = piece_of(place);
                 if (place == rank_ || piece.empty()) continue;
-                kernels_.stream(arena_.staging(rank_, steps_.coming()) + place * part, piece.data(),
+                kernels_.stream(arena_.staging(rank_, steps_.next_step()) + place * part, piece.data(),
                                 piece.size());
             }
             meet();
@@ -169,7 +170,7 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
             if (own.empty()) continue;
             for (std::uint32_t place = 0; place < size_; ++place)
                 sources_[place] =
-                    place == rank_ ? own.data() : arena_.staging(place, steps_.met()) + rank_ * part;
+                    place == rank_ ? own.data() : arena_.staging(place, steps_.current_step()) + rank_ * part;
             how.here(sum->data() + how.partial_bytes(at), sources_.data(), static_cast<int>(size_),
                      own.size() / size_of(input.dtype));
         }
@@ -221,13 +222,13 @@ void AcrossNodes::gather(Buffer output, Buffer input, int root) {
             input.bytes(),
             [&](std::size_t at, std::size_t part) {
                 if (!is_root)
-                    kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes_of(input) + at, part);
+                    kernels_.stream(arena_.staging(rank_, steps_.next_step()), bytes_of(input) + at, part);
             },
             [&](std::size_t at, std::size_t part) {
                 for (const std::uint32_t rank : layout_.locals()) {
                     if (is_root && rank != to)
                         copy_bytes(slice_of(output, slices, rank).data() + at,
-                                   arena_.staging(layout_.place_of[rank], steps_.met()), part);
+                                   arena_.staging(layout_.place_of[rank], steps_.current_step()), part);
                 }
             });
         batch.wait();
@@ -254,13 +255,13 @@ void AcrossNodes::scatter(Buffer output, Buffer input, int root) {
                 output.bytes(),
                 [&](std::size_t at, std::size_t part) {
                     if (is_root)
-                        kernels_.stream(arena_.staging(rank_, steps_.coming()),
+                        kernels_.stream(arena_.staging(rank_, steps_.next_step()),
                                         slice_of(input, slices, rank).data() + at, part);
                 },
                 [&](std::size_t at, std::size_t part) {
                     if (rank == layout_.rank)
                         copy_bytes(bytes_of(output) + at,
-                                   arena_.staging(layout_.place_of[from], steps_.met()), part);
+                                   arena_.staging(layout_.place_of[from], steps_.current_step()), part);
                 });
         }
         batch.wait();
@@ -279,8 +280,8 @@ void AcrossNodes::all_to_all_v(Buffer output, const Counts& received, Buffer inp
     in_call(uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, {}}), [&] {
         Counts both = sent;
         both.insert(both.end(), received.begin(), received.end());
-        const std::vector<Counts> told = tell_counts_everywhere(both);
-        if (const std::string why = unmatched_counts(told); !why.empty()) steps_.disagree(why);
+        const std::vector<Counts> told = exchange_counts_across_nodes(both);
+        if (const std::string why = unmatched_counts(told); !why.empty()) steps_.fail_mismatch(why);
         std::size_t longest = 0;
         for (const Counts& one : told)
             longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
@@ -311,12 +312,12 @@ void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, 
         in_steps(
             longest,
             [&](std::size_t at, std::size_t part) {
-                kernels_.stream(arena_.staging(rank_, steps_.coming()), slice_of(input, sent, to).data() + at,
-                                sent.within(to, at, part));
+                kernels_.stream(arena_.staging(rank_, steps_.next_step()),
+                                slice_of(input, sent, to).data() + at, sent.within(to, at, part));
             },
             [&](std::size_t at, std::size_t part) {
-                copy_bytes(slice_of(output, received, from).data() + at, arena_.staging(place, steps_.met()),
-                           received.within(from, at, part));
+                copy_bytes(slice_of(output, received, from).data() + at,
+                           arena_.staging(place, steps_.current_step()), received.within(from, at, part));
             });
     }
     batch.wait();
@@ -333,7 +334,7 @@ std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, st
 /// A leader collects the bytes of its node, exchanges them with the other leaders and distributes all.
 std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     const std::string ours = pack(gather_bytes(mine));
-    steps_.be_patient(2 * patience());
+    steps_.extend_deadline(2 * patience());
     std::vector<std::string> theirs(layout_.nodes.size());
     if (speaks()) {
         const std::uint64_t length = ours.size();
@@ -364,7 +365,7 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
 }
 
 /// Every rank's rank in the world and its counts, in the form that unequal_counts and unmatched_counts take.
-std::vector<Counts> AcrossNodes::tell_counts_everywhere(const Counts& own) {
+std::vector<Counts> AcrossNodes::exchange_counts_across_nodes(const Counts& own) {
     Counts told{static_cast<std::size_t>(env_.rank)};
     told.insert(told.end(), own.begin(), own.end());
     std::vector<Counts> all;
@@ -377,9 +378,9 @@ std::vector<Counts> AcrossNodes::tell_counts_everywhere(const Counts& own) {
     return all;
 }
 
-void AcrossNodes::agree_on_counts(const Counts& counts) {
-    if (const std::string why = unequal_counts(tell_counts_everywhere(counts)); !why.empty())
-        steps_.disagree(why);
+void AcrossNodes::require_equal_counts(const Counts& counts) {
+    if (const std::string why = unequal_counts(exchange_counts_across_nodes(counts)); !why.empty())
+        steps_.fail_mismatch(why);
 }
 
 }  // namespace ddp::net

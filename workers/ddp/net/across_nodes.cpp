@@ -11,7 +11,7 @@
 
 #include "ddp/net/across_calls.h"
 #include "ddp/net/meeting.h"
-#include "ddp/shm/roster.h"
+#include "ddp/shm/joining.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/told_failure.h"
 #include "env/hmac.h"
@@ -264,8 +264,8 @@ void AcrossNodes::wait_for(const Batch::Begun& message) {
     if (!is_done()) {
         if (began_ns_ == 0) began_ns_ = now_ns();
         steps_.note_start();
-        if (!look_for(attention_, is_done, cpu::Yields{})) {
-            for (; !is_done(); throw_if_hopeless(message.peer)) {
+        if (!spin_until(spin_budget_, is_done, cpu::Yields{})) {
+            for (; !is_done(); throw_if_failed(message.peer)) {
                 link_->sleep(cpu::kSleepSlice);
                 compare_heard();
             }
@@ -284,7 +284,7 @@ void AcrossNodes::lament(const Batch::Begun& message) {
         transfer.failure.empty() ? kOfAnotherCall : std::chrono::nanoseconds(kOfAClosedConnection);
     const auto until = MonotonicClock::now() + patience;
     for (; MonotonicClock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
-        throw_if_hopeless(message.peer);
+        throw_if_failed(message.peer);
         link_->look();
         compare_heard();
     }
@@ -308,10 +308,10 @@ std::string AcrossNodes::name_of(std::uint32_t peer) const {
     return fmt::format("rank {} on {}", peers_[peer].world_rank, peers_[peer].host);
 }
 
-void AcrossNodes::throw_if_hopeless(std::uint32_t peer) {
+void AcrossNodes::throw_if_failed(std::uint32_t peer) {
     throw_if_lost(segment_->header(), attempt());
     try {
-        cpu::throw_complaint(arena_.control(), attempt());
+        cpu::throw_posted_failure(arena_.control(), attempt());
         throw_last_words();
     } catch (...) {
         pass_on(std::current_exception());
@@ -331,7 +331,7 @@ void AcrossNodes::throw_if_hopeless(std::uint32_t peer) {
 /// Announces a failure to the ranks of this node and of other nodes. Call it before the connections are
 /// abandoned, as the destructor of an unfinished Batch does.
 void AcrossNodes::pass_on(const std::exception_ptr& failure) {
-    cpu::complain(arena_.control(), told(failure));
+    cpu::post_failure(arena_.control(), told(failure));
     last_words_->say(failure);
 }
 
@@ -347,7 +347,7 @@ void AcrossNodes::end_with(const std::exception_ptr& why) {
     if (segment_->header().aborted.load(std::memory_order_relaxed) == 0) last_words_->say(why);
     greetings_.reset();
     link_->abandon();
-    give_up(why);
+    mark_broken(why);
 }
 
 // ---- headers

@@ -149,7 +149,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     [[nodiscard]] std::uint64_t next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const;
     void wait_for(const Batch::Begun& message);
     [[noreturn]] void lament(const Batch::Begun& message);
-    void throw_if_hopeless(std::uint32_t peer);
+    void throw_if_failed(std::uint32_t peer);
     void throw_last_words() const;
     void pass_on(const std::exception_ptr& failure);
     template <class Exception>
@@ -173,8 +173,8 @@ class AcrossNodes final : public cpu::CpuBackend {
     void reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices, ReduceOp op);
     void exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
                          const Slices& sent, std::size_t longest);
-    [[nodiscard]] std::vector<Counts> tell_counts_everywhere(const Counts& own);
-    void agree_on_counts(const Counts& counts);
+    [[nodiscard]] std::vector<Counts> exchange_counts_across_nodes(const Counts& own);
+    void require_equal_counts(const Counts& counts);
     [[nodiscard]] Sum sum_of(DType type, ReduceOp op) const;
     /// Turns `sum`, over all nodes, into `bytes` of the result: divided for an average, and rounded. `to` may
     /// be `sum` unless the sum is wide.
@@ -193,7 +193,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     std::vector<std::uint64_t> messages_to_, messages_from_;  ///< by peer: calls of send and recv
     Call call_;                                               ///< the current call
     std::int64_t began_ns_ = 0;
-    cpu::Attention attention_;
+    cpu::SpinBudget spin_budget_;
     std::vector<std::vector<std::byte>> words_;  ///< by node: a Call, and its payload
     std::array<std::vector<std::byte>, 2>
         scratch_;  ///< for the exchanges of an all-reduce, at most two at a time

@@ -40,18 +40,18 @@ void CpuBackend::all_reduce(Buffer buffer, ReduceOp op) {
 
 void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction combine) {
     const std::size_t bytes = buffer.bytes();
-    copy_bytes(steps_.mine().message(bytes), buffer.data, bytes);
+    copy_bytes(steps_.own_slot().message(bytes), buffer.data, bytes);
     steps_.meet();
-    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = steps_.shown_by(r).message(bytes);
+    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = steps_.slot_of(r).message(bytes);
     sources_[rank_] = buffer.data;  // the same bytes, and already in the nearest cache
     combine(buffer.data, sources_.data(), size(), buffer.count);
 }
 
 // Uses ordinary copies: such small data is still in a cache when the other ranks read it.
 void CpuBackend::reduce_small(const Buffer& buffer, ReduceFunction combine) {
-    copy_bytes(arena_.staging(rank_, steps_.coming()), buffer.data, buffer.bytes());
+    copy_bytes(arena_.staging(rank_, steps_.next_step()), buffer.data, buffer.bytes());
     steps_.meet();
-    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = arena_.staging(r, steps_.met());
+    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = arena_.staging(r, steps_.current_step());
     sources_[rank_] = buffer.data;
     combine(buffer.data, sources_.data(), size(), buffer.count);
 }
@@ -60,11 +60,11 @@ void CpuBackend::reduce_small(const Buffer& buffer, ReduceFunction combine) {
 // staged algorithm, whose first range is staged by then.
 void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction combine) {
     const std::uint64_t here = locate(buffer.data, buffer.bytes());
-    steps_.mine().shared_at = here;
+    steps_.own_slot().shared_at = here;
     if (here == kNotShared) stage(buffer, Pieces::cut(0, std::min(buffer.bytes(), stretch_bytes()), size_));
     meet();
     std::uint32_t shared = 0;
-    for (std::uint32_t r = 0; r < size_; ++r) shared += steps_.shown_by(r).shared_at != kNotShared ? 1 : 0;
+    for (std::uint32_t r = 0; r < size_; ++r) shared += steps_.slot_of(r).shared_at != kNotShared ? 1 : 0;
     if (shared == size_) return reduce_in_place(buffer, combine);
     reduce_staged(buffer, combine, shared == 0);
 }
@@ -72,13 +72,13 @@ void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction combine) {
 void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction combine) {
     const Pieces slices = Pieces::cut(0, buffer.bytes(), size_);
     std::vector<std::byte*> buffers(size_);
-    for (std::uint32_t r = 0; r < size_; ++r) buffers[r] = shared_buffer(r, steps_.shown_by(r).shared_at);
+    for (std::uint32_t r = 0; r < size_; ++r) buffers[r] = shared_buffer(r, steps_.slot_of(r).shared_at);
 
     const std::size_t end = slices.offset(rank_ + 1);
     for (std::size_t at = slices.offset(rank_); at < end; at += kBlockBytes) {
         const std::size_t length = std::min(kBlockBytes, end - at);
         sum_in_place(buffers, at, length / size_of(buffer.dtype), combine);
-        pass_on(buffers, at, length);
+        copy_to_others(buffers, at, length);
     }
     meet();
 }
@@ -91,7 +91,7 @@ void CpuBackend::sum_in_place(const std::vector<std::byte*>& buffers, std::size_
 }
 
 /// Copies this rank's bytes at `at` to all other buffers.
-void CpuBackend::pass_on(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length) {
+void CpuBackend::copy_to_others(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length) {
     for (std::uint32_t r = 0; r < size_; ++r) {
         if (r != rank_) kernels_.stream(buffers[r] + at, buffers[rank_] + at, length);
     }
@@ -120,7 +120,7 @@ void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction combine, boo
 std::size_t CpuBackend::stretch_bytes() const { return kStagedBytes / (size_ - 1) / kLine * kLine * size_; }
 
 void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {
-    std::byte* area = arena_.staging(rank_, steps_.coming());
+    std::byte* area = arena_.staging(rank_, steps_.next_step());
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
         if (owner == rank_) continue;
         copy_bytes(staged(area, rank_, owner, pieces.each), bytes_of(buffer) + pieces.offset(owner),
@@ -130,13 +130,14 @@ void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {
 
 void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine) {
     std::byte* own = bytes_of(buffer) + pieces.offset(rank_);
-    std::byte* result = arena_.results(rank_, steps_.coming());
+    std::byte* result = arena_.results(rank_, steps_.next_step());
     const std::size_t length = pieces.length(rank_);
     for (std::size_t at = 0; at < length; at += kBlockBytes) {
         const std::size_t block = std::min(kBlockBytes, length - at);
         for (std::uint32_t r = 0; r < size_; ++r) {
-            sources_[r] =
-                r == rank_ ? own + at : staged(arena_.staging(r, steps_.met()), r, rank_, pieces.each) + at;
+            sources_[r] = r == rank_
+                              ? own + at
+                              : staged(arena_.staging(r, steps_.current_step()), r, rank_, pieces.each) + at;
         }
         combine(own + at, sources_.data(), size(), block / size_of(buffer.dtype));
         copy_bytes(result + at, own + at, block);
@@ -146,7 +147,7 @@ void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunct
 void CpuBackend::collect(const Buffer& buffer, const Pieces& pieces) {
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
         if (owner == rank_) continue;
-        copy_bytes(bytes_of(buffer) + pieces.offset(owner), arena_.results(owner, steps_.met()),
+        copy_bytes(bytes_of(buffer) + pieces.offset(owner), arena_.results(owner, steps_.current_step()),
                    pieces.length(owner));
     }
 }

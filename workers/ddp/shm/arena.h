@@ -57,9 +57,9 @@ struct alignas(128) Identity {
     std::uint32_t rank;
     std::uint32_t world_size;
     std::uint32_t pid;
-    std::uint64_t pid_space;  ///< namespace of that pid: see joining.h
-    std::uint32_t has_mark;   ///< 1: SegmentMap::is_marked tells whether the rank lives
-    std::uint64_t layout;     ///< differs between releases with different layouts
+    std::uint64_t pid_namespace;  ///< namespace of that pid: see joining.h
+    std::uint32_t has_mark;       ///< 1: SegmentMap::is_marked tells whether the rank lives
+    std::uint64_t layout;         ///< differs between releases with different layouts
     cpu_set_t cpus;
 };
 
@@ -71,7 +71,7 @@ struct alignas(128) MessageLine {
     std::atomic<std::uint64_t> seq;
     std::atomic<std::uint64_t> bytes;
     std::atomic<std::int64_t> since_ns;
-    std::atomic<std::uint32_t> bell;      ///< futex word: counts wake-ups of the sleeping rank
+    std::atomic<std::uint32_t> wakeups;   ///< futex word: counts wake-ups of the sleeping rank
     std::atomic<std::uint32_t> sleepers;  ///< 1 while the rank sleeps
 };
 
@@ -93,11 +93,11 @@ struct Channel {
 struct Control {
     std::atomic<std::uint32_t> left;  ///< ranks that have left a sub-group; the last one frees its share
     alignas(128) std::atomic<std::uint32_t> joined;  ///< ranks that have joined; futex word
-    std::atomic<std::uint64_t> stranger;             ///< packed sizes of a process that fits no slot; 0 none
+    std::atomic<std::uint64_t> foreign_claim;        ///< packed sizes of a process that fits no slot; 0 none
     /// A failure that one rank saw and that all waiting ranks must throw. 0 none, 1 being written, 2
     /// complete.
-    std::atomic<std::uint32_t> has_complaint;
-    char complaint[512];                               ///< text of encode_failure()
+    std::atomic<std::uint32_t> failure_state;
+    char failure_text[512];                            ///< text of encode_failure()
     alignas(128) std::atomic<std::uint32_t> arrived;   ///< arrivals at steps, when ranks share cores
     alignas(128) std::atomic<std::uint32_t> released;  ///< last complete step; futex word
 };

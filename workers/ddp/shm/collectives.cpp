@@ -26,7 +26,7 @@ void CpuBackend::in_pieces(std::size_t total, std::size_t most, Give give, Take 
 
 /// Stages these bytes, up to kAreaBytes, for the next step.
 void CpuBackend::show(const std::byte* from, std::size_t length) {
-    kernels_.stream(arena_.staging(rank_, steps_.coming()), from, length);
+    kernels_.stream(arena_.staging(rank_, steps_.next_step()), from, length);
 }
 
 /// Copies the `most` bytes at `at` of every other rank's slice.
@@ -34,7 +34,7 @@ void CpuBackend::collect_from_all(const Buffer& output, const Slices& slices, st
                                   std::size_t most) {
     for (std::uint32_t r = 0; r < size_; ++r) {
         if (r == rank_) continue;
-        copy_bytes(bytes_of(output) + slices.offset(r) + at, arena_.staging(r, steps_.met()),
+        copy_bytes(bytes_of(output) + slices.offset(r) + at, arena_.staging(r, steps_.current_step()),
                    slices.within(r, at, most));
     }
 }
@@ -55,7 +55,8 @@ void CpuBackend::broadcast(Buffer buffer, int root) {
             if (rank_ == from) show(bytes_of(buffer) + at, length);
         },
         [&](std::size_t at, std::size_t length) {
-            if (rank_ != from) copy_bytes(bytes_of(buffer) + at, arena_.staging(from, steps_.met()), length);
+            if (rank_ != from)
+                copy_bytes(bytes_of(buffer) + at, arena_.staging(from, steps_.current_step()), length);
         });
     steps_.end();
 }
@@ -83,7 +84,7 @@ std::size_t CpuBackend::piece_bytes() const { return kAreaBytes / size_ / kLine 
 /// Stages the `most` bytes at `at` of every other rank's slice of `buffer`.
 void CpuBackend::stage_for_each(const Buffer& buffer, const Slices& slices, std::size_t at,
                                 std::size_t most) {
-    std::byte* area = arena_.staging(rank_, steps_.coming());
+    std::byte* area = arena_.staging(rank_, steps_.next_step());
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
         if (owner == rank_) continue;
         kernels_.stream(area + owner * piece_bytes(), bytes_of(buffer) + slices.offset(owner) + at,
@@ -93,7 +94,7 @@ void CpuBackend::stage_for_each(const Buffer& buffer, const Slices& slices, std:
 
 /// The bytes that `rank` has staged for this rank.
 const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
-    return arena_.staging(rank, steps_.met()) + rank_ * piece_bytes();
+    return arena_.staging(rank, steps_.current_step()) + rank_ * piece_bytes();
 }
 
 void CpuBackend::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
@@ -129,7 +130,7 @@ void CpuBackend::reduce(Buffer buffer, int root, ReduceOp op) {
             if (!is_root) return;
             std::byte* const own = bytes_of(buffer) + at;
             for (std::uint32_t r = 0; r < size_; ++r)
-                sources_[r] = r == rank_ ? own : arena_.staging(r, steps_.met());
+                sources_[r] = r == rank_ ? own : arena_.staging(r, steps_.current_step());
             reduction(buffer.dtype, op)(own, sources_.data(), size(), length / size_of(buffer.dtype));
         });
     steps_.end();
@@ -202,36 +203,37 @@ Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Su
 }  // namespace
 
 /// Every rank's counts, in the form that unequal_counts and unmatched_counts take.
-std::vector<Counts> CpuBackend::tell_counts(const Counts& own) {
+std::vector<Counts> CpuBackend::exchange_counts(const Counts& own) {
     const std::size_t bytes = (own.size() + 1) * sizeof own[0];
     if (bytes > kTinyBytes)
         throw InvalidInput(fmt::format("rank {}: uneven collectives do not support {} ranks on a node",
                                        arena_.global_rank(rank_), size_));
     const auto rank = static_cast<std::size_t>(arena_.global_rank(rank_));
-    std::byte* const mine = steps_.mine().message(bytes);
+    std::byte* const mine = steps_.own_slot().message(bytes);
     std::memcpy(mine, &rank, sizeof rank);
     std::memcpy(mine + sizeof rank, own.data(), bytes - sizeof rank);
     meet();
-    std::vector<Counts> told(size_, Counts(own.size() + 1));
+    std::vector<Counts> all_counts(size_, Counts(own.size() + 1));
     for (std::uint32_t r = 0; r < size_; ++r)
-        std::memcpy(told[r].data(), steps_.shown_by(r).message(bytes), bytes);
-    return told;
+        std::memcpy(all_counts[r].data(), steps_.slot_of(r).message(bytes), bytes);
+    return all_counts;
 }
 
-void CpuBackend::agree_on(const Counts& counts) {
-    if (const std::string why = unequal_counts(tell_counts(counts)); !why.empty()) steps_.disagree(why);
+void CpuBackend::require_equal_counts(const Counts& counts) {
+    if (const std::string why = unequal_counts(exchange_counts(counts)); !why.empty())
+        steps_.fail_mismatch(why);
 }
 
 void CpuBackend::all_gather_v(Buffer output, Buffer input, const Counts& counts) {
     steps_.begin(uneven(SegmentOp::AllGather, output));
-    agree_on(counts);
+    require_equal_counts(counts);
     gather_slices(output, input, Slices(counts, output.dtype));
     steps_.end();
 }
 
 void CpuBackend::reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op) {
     steps_.begin(uneven(SegmentOp::ReduceScatter, input, op));
-    agree_on(counts);
+    require_equal_counts(counts);
     reduce_slices(output, input, Slices(counts, input.dtype), reduction(input.dtype, op));
     steps_.end();
 }
@@ -241,10 +243,11 @@ void CpuBackend::all_to_all_v(Buffer output, const Counts& received, Buffer inpu
     steps_.begin(uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, {}}));
     Counts both = sent;
     both.insert(both.end(), received.begin(), received.end());
-    const std::vector<Counts> told = tell_counts(both);
-    if (const std::string why = unmatched_counts(told); !why.empty()) steps_.disagree(why);
+    const std::vector<Counts> all_counts = exchange_counts(both);
+    if (const std::string why = unmatched_counts(all_counts); !why.empty()) steps_.fail_mismatch(why);
     std::size_t longest = 0;
-    for (const Counts& one : told) longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
+    for (const Counts& one : all_counts)
+        longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
     exchange_slices(output, Slices(received, output.dtype), input, Slices(sent, input.dtype),
                     longest * size_of(input.dtype));
     steps_.end();
@@ -252,28 +255,28 @@ void CpuBackend::all_to_all_v(Buffer output, const Counts& received, Buffer inpu
 
 // After a failed transfer the pair cannot take part in collectives either.
 template <class Transfer>
-void CpuBackend::between_two(Transfer transfer) {
+void CpuBackend::run_transfer(Transfer transfer) {
     steps_.throw_if_broken();
     try {
         transfer();
     } catch (...) {
-        steps_.give_up(std::current_exception());
+        steps_.mark_broken(std::current_exception());
         throw;
     }
 }
 
 void CpuBackend::send(Buffer buffer, int to) {
-    between_two([&] { messages_.send(buffer, static_cast<std::uint32_t>(to)); });
+    run_transfer([&] { messages_.send(buffer, static_cast<std::uint32_t>(to)); });
 }
 
 void CpuBackend::recv(Buffer buffer, int from) {
-    between_two([&] { messages_.recv(buffer, static_cast<std::uint32_t>(from)); });
+    run_transfer([&] { messages_.recv(buffer, static_cast<std::uint32_t>(from)); });
 }
 
 void CpuBackend::batch(const std::vector<Message>& messages) { batch_here(messages, {}); }
 
 void CpuBackend::batch_here(const std::vector<Message>& messages, const std::function<bool()>& meanwhile) {
-    between_two([&] { messages_.move(messages, meanwhile); });
+    run_transfer([&] { messages_.move(messages, meanwhile); });
 }
 
 std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std::int16_t mark) {
@@ -285,13 +288,13 @@ std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std
 
 std::vector<std::string> CpuBackend::gather_bytes(std::string_view mine) {
     const std::uint64_t own_length = mine.size();
-    std::memcpy(steps_.mine().message(sizeof own_length), &own_length, sizeof own_length);
+    std::memcpy(steps_.own_slot().message(sizeof own_length), &own_length, sizeof own_length);
     meet();
     std::vector<std::string> all(size_);
     std::size_t longest = 0;
     for (std::uint32_t r = 0; r < size_; ++r) {
         std::uint64_t length = 0;
-        std::memcpy(&length, steps_.shown_by(r).message(sizeof length), sizeof length);
+        std::memcpy(&length, steps_.slot_of(r).message(sizeof length), sizeof length);
         all[r].resize(length);
         longest = std::max(longest, static_cast<std::size_t>(length));
     }
@@ -300,11 +303,12 @@ std::vector<std::string> CpuBackend::gather_bytes(std::string_view mine) {
             return at < whole ? std::min(kAreaBytes, whole - at) : 0;
         };
         if (at < mine.size())
-            kernels_.stream(arena_.staging(rank_, steps_.coming()), mine.data() + at, part(mine.size()));
+            kernels_.stream(arena_.staging(rank_, steps_.next_step()), mine.data() + at, part(mine.size()));
         meet();
         for (std::uint32_t r = 0; r < size_; ++r) {
             if (at < all[r].size())
-                std::memcpy(all[r].data() + at, arena_.staging(r, steps_.met()), part(all[r].size()));
+                std::memcpy(all[r].data() + at, arena_.staging(r, steps_.current_step()),
+                            part(all[r].size()));
         }
     }
     return all;

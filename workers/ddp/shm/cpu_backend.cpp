@@ -44,10 +44,10 @@ CpuBackend::CpuBackend(std::shared_ptr<SegmentMap> segment, const ddprun::Worker
       arena_(segment_, static_cast<std::uint32_t>(env.local_rank), lines),
       rank_(arena_.rank()),
       size_(arena_.ranks()),
-      roster_(read_roster(joined(arena_, env, timeout))),
-      steps_(arena_, roster_, timeout),
+      node_cpus_(read_node_cpus(joined(arena_, env, timeout))),
+      steps_(arena_, node_cpus_, timeout),
       kernels_(loops),
-      messages_(arena_, roster_, timeout, kernels_),
+      messages_(arena_, node_cpus_, timeout, kernels_),
       sources_(size_) {}
 
 CpuBackend::CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t>& members,
@@ -57,10 +57,10 @@ CpuBackend::CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t
       arena_(segment_, locals_of(parent.arena_, members), place_of(parent.rank_, members), share),
       rank_(arena_.rank()),
       size_(arena_.ranks()),
-      roster_(parent.roster_),
-      steps_(joined(arena_, env_, parent.timeout()), roster_, parent.timeout()),
+      node_cpus_(parent.node_cpus_),
+      steps_(joined(arena_, env_, parent.timeout()), node_cpus_, parent.timeout()),
       kernels_(parent.kernels_),
-      messages_(arena_, roster_, steps_.timeout(), kernels_),
+      messages_(arena_, node_cpus_, steps_.timeout(), kernels_),
       sources_(size_) {}
 
 // Discards only this rank's parts: a peer may still be inside the last collective, but no rank reads another
@@ -72,7 +72,7 @@ CpuBackend::~CpuBackend() {
 
 std::string CpuBackend::describe() const {
     return fmt::format("cpu (shared memory, {}, {})", kernels_.name,
-                       roster_.ranks_share_cores ? "waiting by sleeping" : "waiting by spinning");
+                       node_cpus_.ranks_share_cores ? "waiting by sleeping" : "waiting by spinning");
 }
 
 void CpuBackend::report_progress(std::uint64_t step, std::uint64_t samples) {

@@ -76,7 +76,7 @@ class CpuBackend {
 
     [[nodiscard]] virtual int rank() const { return static_cast<int>(rank_); }
     [[nodiscard]] virtual int size() const { return static_cast<int>(size_); }
-    [[nodiscard]] const Roster& roster() const { return roster_; }
+    [[nodiscard]] const NodeCpus& node_cpus() const { return node_cpus_; }
     [[nodiscard]] virtual std::string describe() const;
 
     // The calls of ProcessGroup, with checked arguments. Throw MismatchError, PeerLostError, TimeoutError.
@@ -111,7 +111,7 @@ class CpuBackend {
         steps_.set_timeout(timeout), messages_.set_timeout(timeout);
     }
     /// Makes every later collective fail with `why`; peers detect it by their deadlines.
-    void give_up(std::exception_ptr why) { steps_.give_up(std::move(why)); }
+    void mark_broken(std::exception_ptr why) { steps_.mark_broken(std::move(why)); }
 
     [[nodiscard]] double communication_seconds() const { return steps_.communication_seconds(); }
     [[nodiscard]] double waiting_seconds() const { return steps_.waiting_seconds(); }
@@ -143,7 +143,7 @@ class CpuBackend {
     std::shared_ptr<SegmentMap> segment_;
     Arena arena_;
     const std::uint32_t rank_, size_;
-    Roster roster_;
+    NodeCpus node_cpus_;
     Lockstep steps_;
     const Kernels& kernels_;
     PointToPoint messages_;
@@ -164,10 +164,10 @@ class CpuBackend {
                        ReduceFunction combine);
     void exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
                          const Slices& sent, std::size_t longest);
-    std::vector<Counts> tell_counts(const Counts& own);
-    void agree_on(const Counts& counts);
+    std::vector<Counts> exchange_counts(const Counts& own);
+    void require_equal_counts(const Counts& counts);
     template <class Transfer>
-    void between_two(Transfer transfer);
+    void run_transfer(Transfer transfer);
 
     void reduce_tiny(const Buffer& buffer, ReduceFunction combine);
     void reduce_small(const Buffer& buffer, ReduceFunction combine);
@@ -175,7 +175,7 @@ class CpuBackend {
     void reduce_in_place(const Buffer& buffer, ReduceFunction combine);
     void sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,
                       ReduceFunction combine);
-    void pass_on(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length);
+    void copy_to_others(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length);
     void reduce_staged(const Buffer& buffer, ReduceFunction combine, bool first_is_met);
     void stage(const Buffer& buffer, const Pieces& pieces);
     void sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine);

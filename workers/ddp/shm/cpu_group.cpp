@@ -91,7 +91,7 @@ class CpuGroup final : public ProcessGroup {
     }
 
     void settle(std::chrono::nanoseconds timeout) {
-        const bool has_spare_core = backend_->roster().cpus >= 2 * backend_->roster().ranks;
+        const bool has_spare_core = backend_->node_cpus().cpus >= 2 * backend_->node_cpus().ranks;
         const bool threaded =
             wanted_ == Progress::Auto ? has_spare_core && backend_->size() > 1 : wanted_ == Progress::Thread;
         if (threaded) progress_ = make_owned<ProgressThread>();

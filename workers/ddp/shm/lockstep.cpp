@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "ddp/shm/roster.h"
+#include "ddp/shm/joining.h"
 #include "ddp/shm/waiting.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/told_failure.h"
@@ -27,11 +27,11 @@ constexpr std::chrono::nanoseconds kQuick{100};
 
 }  // namespace
 
-Lockstep::Lockstep(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
+Lockstep::Lockstep(Arena& arena, const NodeCpus& node_cpus, std::chrono::nanoseconds timeout,
                    std::uint32_t steps_so_far)
-    : arena_(arena), rank_(arena.rank()), roster_(roster), timeout_(timeout), step_(steps_so_far) {}
+    : arena_(arena), rank_(arena.rank()), node_cpus_(node_cpus), timeout_(timeout), step_(steps_so_far) {}
 
-void Lockstep::give_up(std::exception_ptr why) {
+void Lockstep::mark_broken(std::exception_ptr why) {
     if (!broken_) broken_ = std::move(why);
 }
 
@@ -41,13 +41,13 @@ void Lockstep::begin(Call call) {
     call_.seq = ++seq_;
     began_ns_ = wait_began_ns_ = 0;
     all_called_ = false;
-    patience_ = {};
+    extension_ = {};
     RankLine& line = arena_.line(rank_);
     line.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
     line.bytes.store(call.bytes, std::memory_order_relaxed);
     if (call.bytes > kTinyBytes) note_start(now_ns());
     line.started_seq.store(seq_, std::memory_order_relaxed);
-    if (arena_.segment().header().aborted.load(std::memory_order_relaxed) != 0) throw_if_hopeless();
+    if (arena_.segment().header().aborted.load(std::memory_order_relaxed) != 0) throw_if_failed();
 }
 
 // A call that has to wait gets its start time then, at most a microsecond late.
@@ -79,11 +79,11 @@ double Lockstep::communication_seconds() const {
 }
 
 void Lockstep::meet() {
-    Slot& slot = mine();
+    Slot& slot = own_slot();
     slot.call = call_;
     ++step_;
     arrive(slot);
-    if (roster_.ranks_share_cores) {
+    if (node_cpus_.ranks_share_cores) {
         wait_together();
     } else {
         wait_for_each();
@@ -94,7 +94,7 @@ void Lockstep::meet() {
     all_called_ = true;
     compare_calls();
     // A rank that failed this step has published its slot, but will not continue.
-    throw_if_told();
+    throw_if_failure_posted();
 }
 
 void Lockstep::arrive(Slot& slot) {
@@ -110,7 +110,7 @@ void Lockstep::wait_for_each() {
         if (spin_eagerly(slot.step, step_)) continue;
         note_wait();
         const auto shown = [&] { return slot.step.load(std::memory_order_acquire) == step_; };
-        if (look_for(attention_, shown, Spins{})) continue;
+        if (spin_until(spin_budget_, shown, Spins{})) continue;
         const Sleeper sleeper(slot.sleepers);
         sleep_until(slot.step, step_);
     }
@@ -125,7 +125,7 @@ void Lockstep::wait_together() {
     }
     note_wait();
     const auto released = [&] { return control.released.load(std::memory_order_acquire) == step_; };
-    if (look_for(attention_, released, Yields{})) return;
+    if (spin_until(spin_budget_, released, Yields{})) return;
     sleep_until(control.released, step_);
 }
 
@@ -144,7 +144,7 @@ void Lockstep::sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value
         if (word.load(std::memory_order_acquire) == value) return;
         // The slots decide: the rank that had to count itself, or to release this one, may just have died.
         if (absent().empty()) return;
-        throw_if_hopeless();
+        throw_if_failed();
     }
 }
 
@@ -157,7 +157,7 @@ void Lockstep::compare_calls() {
     }
 }
 
-void Lockstep::disagree(const std::string& on_what) {
+void Lockstep::fail_mismatch(const std::string& on_what) {
     fail<MismatchError>(fmt::format("rank {}: {}: {}", global(rank_), to_string(call_), on_what));
 }
 
@@ -169,15 +169,15 @@ std::vector<std::uint32_t> Lockstep::absent() const {
     return ranks;
 }
 
-void Lockstep::throw_if_hopeless() {
+void Lockstep::throw_if_failed() {
     const ddprun::SegmentHeader& header = arena_.segment().header();
     if (const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed)) {
         fail<PeerLostError>(fmt::format("rank {}: {}: rank {} was lost, the launcher ended generation {}",
                                         global(rank_), to_string(call_), aborted - 1, header.generation));
     }
     // A rank at its own time-out reports what it saw itself.
-    const bool is_late = now_ns() - began_ns_ >= (timeout_ + patience_).count();
-    if (!is_late) throw_if_told();
+    const bool is_late = now_ns() - began_ns_ >= (timeout_ + extension_).count();
+    if (!is_late) throw_if_failure_posted();
     for (const std::uint32_t peer : absent()) {
         if (!is_gone(arena_, peer)) continue;
         // It may have arrived between the check of its flag and its end.
@@ -190,12 +190,12 @@ void Lockstep::throw_if_hopeless() {
 }
 
 /// Throws a failure that another rank has posted.
-void Lockstep::throw_if_told() {
-    if (arena_.control().has_complaint.load(std::memory_order_relaxed) == 0) return;
+void Lockstep::throw_if_failure_posted() {
+    if (arena_.control().failure_state.load(std::memory_order_relaxed) == 0) return;
     try {
-        throw_complaint(arena_.control(), fmt::format("rank {}: {}", global(rank_), to_string(call_)));
+        throw_posted_failure(arena_.control(), fmt::format("rank {}: {}", global(rank_), to_string(call_)));
     } catch (...) {
-        give_up(std::current_exception());
+        mark_broken(std::current_exception());
         throw;
     }
 }
@@ -213,7 +213,7 @@ void Lockstep::time_out() {
                                          missing.size() == 1 ? "" : "s", ddprun::format_ranges(missing),
                                          describe_activities(arena_, peers, MonotonicClock::now()));
     // A rank that arrives later would find all slots, and continue alone.
-    complain(arena_.control(), told(std::make_exception_ptr(TimeoutError(what))));
+    post_failure(arena_.control(), told(std::make_exception_ptr(TimeoutError(what))));
     fail<TimeoutError>(what);
 }
 

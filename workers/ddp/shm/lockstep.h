@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ddp/shm/arena.h"
-#include "ddp/shm/roster.h"
+#include "ddp/shm/joining.h"
 #include "ddp/shm/waiting.h"
 
 namespace ddp::cpu {
@@ -23,7 +23,7 @@ namespace ddp::cpu {
 class Lockstep {
   public:
     /// Tests set `steps_so_far` to reach the overflow after 2^32 steps.
-    Lockstep(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
+    Lockstep(Arena& arena, const NodeCpus& node_cpus, std::chrono::nanoseconds timeout,
              std::uint32_t steps_so_far = 0);
 
     /// Starts a collective: gives it its sequence number, writes this rank's line. Throws PeerLostError at
@@ -33,11 +33,11 @@ class Lockstep {
     void end();
 
     /// This rank's slot of the next step, and the number of that step.
-    [[nodiscard]] Slot& mine() const { return arena_.slot(rank_, coming()); }
-    [[nodiscard]] std::uint32_t coming() const { return step_ + 1; }
+    [[nodiscard]] Slot& own_slot() const { return arena_.slot(rank_, next_step()); }
+    [[nodiscard]] std::uint32_t next_step() const { return step_ + 1; }
     /// A rank's slot of the last completed step, and the number of that step.
-    [[nodiscard]] const Slot& shown_by(std::uint32_t rank) const { return arena_.slot(rank, step_); }
-    [[nodiscard]] std::uint32_t met() const { return step_; }
+    [[nodiscard]] const Slot& slot_of(std::uint32_t rank) const { return arena_.slot(rank, step_); }
+    [[nodiscard]] std::uint32_t current_step() const { return step_; }
 
     /// Publishes this rank's slot, waits until all ranks have published theirs, compares the calls. Throws
     /// MismatchError, PeerLostError, TimeoutError; the group is unusable from then on.
@@ -57,11 +57,11 @@ class Lockstep {
     void note_start() { note_start(now_ns()); }
     /// Extends the deadline of the rest of this call by `longer`: other ranks must detect a missing rank
     /// first.
-    void be_patient(std::chrono::nanoseconds longer) { patience_ = longer; }
+    void extend_deadline(std::chrono::nanoseconds longer) { extension_ = longer; }
     /// Fails this call and all later ones with a MismatchError; all ranks see the same disagreement.
-    [[noreturn]] void disagree(const std::string& on_what);
+    [[noreturn]] void fail_mismatch(const std::string& on_what);
     /// Makes every later collective fail with `why`, after an error outside of the steps.
-    void give_up(std::exception_ptr why);
+    void mark_broken(std::exception_ptr why);
     /// Throws the first failure again.
     void throw_if_broken() const {
         if (broken_) std::rethrow_exception(broken_);
@@ -76,8 +76,8 @@ class Lockstep {
     static bool spin_eagerly(const std::atomic<std::uint32_t>& word, std::uint32_t value);
     void sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value);
     void compare_calls();
-    void throw_if_hopeless();
-    void throw_if_told();
+    void throw_if_failed();
+    void throw_if_failure_posted();
     [[noreturn]] void time_out();
     template <class Exception>
     [[noreturn]] void fail(const std::string& what);
@@ -86,9 +86,9 @@ class Lockstep {
 
     Arena& arena_;
     const std::uint32_t rank_;
-    const Roster roster_;
-    std::chrono::nanoseconds timeout_, patience_{};
-    Attention attention_;
+    const NodeCpus node_cpus_;
+    std::chrono::nanoseconds timeout_, extension_{};
+    SpinBudget spin_budget_;
     std::uint32_t step_;
     std::uint64_t seq_ = 0;
     Call call_;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ddp/shm/roster.h"
+#include "ddp/shm/joining.h"
 #include "ddp/shm/waiting.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/told_failure.h"
@@ -26,10 +26,10 @@ std::size_t part_of(std::size_t bytes, std::size_t at) { return std::min(Channel
 
 }  // namespace
 
-PointToPoint::PointToPoint(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
+PointToPoint::PointToPoint(Arena& arena, const NodeCpus& node_cpus, std::chrono::nanoseconds timeout,
                            const Kernels& kernels)
     : arena_(arena),
-      roster_(roster),
+      node_cpus_(node_cpus),
       timeout_(timeout),
       kernels_(kernels),
       sent_(arena.ranks()),
@@ -102,7 +102,7 @@ void PointToPoint::put(End& end) {
     end.done += piece.bytes;
     end.is_open = end.done < end.call.bytes;
     channel.written.exchange(number + 1);
-    ring(end.peer);
+    wake(end.peer);
 }
 
 /// Takes one piece out of the channel.
@@ -116,15 +116,15 @@ void PointToPoint::take(End& end) {
     end.done += piece.bytes;
     end.is_open = end.done < end.call.bytes;
     channel.read.exchange(number + 1);
-    ring(end.peer);
+    wake(end.peer);
 }
 
 // The flag is visible before the check for a sleeper, as in Lockstep::arrive.
-void PointToPoint::ring(std::uint32_t peer) {
+void PointToPoint::wake(std::uint32_t peer) {
     MessageLine& line = arena_.message_line(peer);
     if (line.sleepers.load() == 0) return;
-    line.bell.fetch_add(1);
-    futex_wake_all(line.bell);
+    line.wakeups.fetch_add(1);
+    futex_wake_all(line.wakeups);
 }
 
 void PointToPoint::compare(const End& end, const Call& sent) {
@@ -133,17 +133,17 @@ void PointToPoint::compare(const End& end, const Call& sent) {
     const std::string what = fmt::format("rank {}: a message is not the one expected: {}", own,
                                          both_sides(own, end.call, arena_.global_rank(end.peer), sent));
     // A message that fitted the channel has left its sender, and only this rank knows that it was wrong.
-    complain(arena_.control(), told(std::make_exception_ptr(MismatchError(what))));
+    post_failure(arena_.control(), told(std::make_exception_ptr(MismatchError(what))));
     end.channel.refused.store(1);
-    ring(end.peer);
+    wake(end.peer);
     throw MismatchError(what);
 }
 
 std::string PointToPoint::refusal(const End& end) const {
-    const std::string complaint = complaint_in(arena_.control());
+    const std::string failure_text = posted_failure(arena_.control());
     return fmt::format("rank {}: {}: rank {} expected another message{}{}", arena_.global_rank(arena_.rank()),
-                       to_string(end.call), arena_.global_rank(end.peer), complaint.empty() ? "" : ": ",
-                       complaint);
+                       to_string(end.call), arena_.global_rank(end.peer), failure_text.empty() ? "" : ": ",
+                       failure_text);
 }
 
 /// The remedy, when the two ranks wait for each other.
@@ -160,18 +160,18 @@ void PointToPoint::wait_for_any(const std::vector<End*>& heads, const std::funct
         return std::any_of(heads.begin(), heads.end(), [](const End* end) { return can_move(*end); }) ||
                (meanwhile && meanwhile());
     };
-    if (roster_.ranks_share_cores ? look_for(attention_, ready, Yields{})
-                                  : look_for(attention_, ready, Spins{}))
+    if (node_cpus_.ranks_share_cores ? spin_until(spin_budget_, ready, Yields{})
+                                     : spin_until(spin_budget_, ready, Spins{}))
         return;
     MessageLine& line = arena_.message_line(arena_.rank());
     show(*heads.front());
     const Sleeper sleeper(line.sleepers);
     for (;;) {
-        const std::uint32_t seen = line.bell.load();
+        const std::uint32_t seen = line.wakeups.load();
         if (ready()) return;
-        futex_wait(line.bell, seen, meanwhile ? kBetweenLooks : kSleepSlice);
+        futex_wait(line.wakeups, seen, meanwhile ? kBetweenLooks : kSleepSlice);
         if (ready()) return;
-        throw_if_hopeless(heads);
+        throw_if_failed(heads);
     }
 }
 
@@ -184,12 +184,12 @@ void PointToPoint::show(const End& end) {
     line.operation.store(static_cast<std::uint32_t>(end.call.operation), std::memory_order_release);
 }
 
-void PointToPoint::throw_if_hopeless(const std::vector<End*>& heads) const {
+void PointToPoint::throw_if_failed(const std::vector<End*>& heads) const {
     const End& first = *heads.front();
     const std::string attempt =
         fmt::format("rank {}: {}", arena_.global_rank(arena_.rank()), to_string(first.call));
     throw_if_lost(arena_.segment().header(), attempt);
-    if (!can_move(first)) throw_complaint(arena_.control(), attempt);
+    if (!can_move(first)) throw_posted_failure(arena_.control(), attempt);
     for (const End* end : heads) throw_if_gone(*end);
     if (now_ns() - first.began_ns < timeout_.count()) return;
     throw TimeoutError(

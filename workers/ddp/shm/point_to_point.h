@@ -9,8 +9,8 @@
 
 #include "ddp/process_group.h"
 #include "ddp/shm/arena.h"
+#include "ddp/shm/joining.h"
 #include "ddp/shm/kernels.h"
-#include "ddp/shm/roster.h"
 #include "ddp/shm/waiting.h"
 
 namespace ddp::cpu {
@@ -20,7 +20,7 @@ namespace ddp::cpu {
 /// can. One thread at a time.
 class PointToPoint {
   public:
-    PointToPoint(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
+    PointToPoint(Arena& arena, const NodeCpus& node_cpus, std::chrono::nanoseconds timeout,
                  const Kernels& kernels);
 
     /// Throw MismatchError with both sides (on the sender when it still waits for this message or for a later
@@ -50,18 +50,18 @@ class PointToPoint {
     void take(End& end);
     void wait_for_any(const std::vector<End*>& heads, const std::function<bool()>& meanwhile);
     void show(const End& end);
-    void ring(std::uint32_t peer);
-    void throw_if_hopeless(const std::vector<End*>& heads) const;
+    void wake(std::uint32_t peer);
+    void throw_if_failed(const std::vector<End*>& heads) const;
     void throw_if_gone(const End& end) const;
     void compare(const End& end, const Call& sent);
     [[nodiscard]] std::string refusal(const End& end) const;
     [[nodiscard]] std::string deadlock(const End& end) const;
 
     Arena& arena_;
-    const Roster roster_;
+    const NodeCpus node_cpus_;
     std::chrono::nanoseconds timeout_;
     const Kernels& kernels_;
-    Attention attention_;
+    SpinBudget spin_budget_;
     std::vector<std::uint64_t> sent_, received_;  ///< number of messages, by peer
 };
 

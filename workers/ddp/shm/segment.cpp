@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/shm/roster.h"
+#include "ddp/shm/joining.h"
 #include "ddp/types.h"
 #include "ddp/worker/stacks.h"
 #include "env/text.h"
@@ -175,8 +175,8 @@ UniqueFd hand_out(const WorkerEnv& env, TimePoint deadline) {
     }
     if (other.world_size != mine.world_size) {
         SegmentMap map(std::move(segment));
-        cpu::leave_claim(map, other.rank,
-                         other.world_size);  // for ranks that agree with this one and wait already
+        cpu::post_claim(map, other.rank,
+                        other.world_size);  // for ranks that agree with this one and wait already
         throw_world_sizes(mine, other);
     }
     if (static_cast<int>(served.size()) < expected) {

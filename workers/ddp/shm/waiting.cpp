@@ -15,7 +15,7 @@ using std::chrono::nanoseconds;
 
 namespace {
 
-constexpr nanoseconds kLeast =
+constexpr nanoseconds kShortest =
     std::chrono::microseconds(2);  ///< a shorter spin is not worth its two readings of the clock
 
 }  // namespace
@@ -31,18 +31,18 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) {
     ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-nanoseconds allowed(const Attention& attention, ddprun::TimePoint now) {
-    if (attention.limit.count() > 0) return attention.limit;
-    return now >= attention.rests_until ? Attention::kMost : nanoseconds{0};
+nanoseconds allowed_spin(const SpinBudget& budget, ddprun::TimePoint now) {
+    if (budget.limit.count() > 0) return budget.limit;
+    return now >= budget.retry_at ? SpinBudget::kLongest : nanoseconds{0};
 }
 
-Attention after(const Attention& attention, const Try& made, ddprun::TimePoint now) {
-    const bool lost_the_core = made.took > 2 * Attention::kMost;
+SpinBudget update_budget(const SpinBudget& budget, const SpinResult& made, ddprun::TimePoint now) {
+    const bool lost_the_core = made.took > 2 * SpinBudget::kLongest;
     if (made.met && !lost_the_core)
-        return {std::min(Attention::kMost, std::max({2 * attention.limit, 4 * made.took, kLeast})), {}};
-    const nanoseconds shorter = lost_the_core ? nanoseconds{0} : attention.limit / 2;
-    if (shorter >= kLeast) return {shorter, {}};
-    return {nanoseconds{0}, now + Attention::kShareOfTime * made.took};
+        return {std::min(SpinBudget::kLongest, std::max({2 * budget.limit, 4 * made.took, kShortest})), {}};
+    const nanoseconds shorter = lost_the_core ? nanoseconds{0} : budget.limit / 2;
+    if (shorter >= kShortest) return {shorter, {}};
+    return {nanoseconds{0}, now + SpinBudget::kShareOfTime * made.took};
 }
 
 void Yields::operator()() const { ::sched_yield(); }

@@ -40,36 +40,36 @@ inline void relax() {
 /// than a hand-over between running ranks; but on a core that other threads need, it takes time from the
 /// awaited rank, or from this one after its wake-up. The kernel does not tell a process whether its core is
 /// needed, so the budget adapts to the results of earlier spins.
-struct Attention {
+struct SpinBudget {
     /// Longest spin: too short for a user to notice, longer than any hand-over between running ranks.
-    static constexpr std::chrono::nanoseconds kMost = std::chrono::microseconds(100);
+    static constexpr std::chrono::nanoseconds kLongest = std::chrono::microseconds(100);
     /// Spins that fail use at most 1 / kShareOfTime of the time.
     static constexpr int kShareOfTime = 50;
 
-    std::chrono::nanoseconds limit = kMost;  ///< of a spin; 0: none, except one trial after `retry_at`
-    ddprun::TimePoint rests_until{};
+    std::chrono::nanoseconds limit = kLongest;  ///< of a spin; 0: none, except one trial after `retry_at`
+    ddprun::TimePoint retry_at{};
 
-    bool operator==(const Attention&) const = default;
+    bool operator==(const SpinBudget&) const = default;
 };
 
 /// The result of one spin. `took` is far above its limit when the core was lost during the spin.
-struct Try {
+struct SpinResult {
     bool met = false;
     std::chrono::nanoseconds took{};
 };
 
 /// The limit of the next spin; 0: sleep at once.
-std::chrono::nanoseconds allowed(const Attention& attention, ddprun::TimePoint now);
+std::chrono::nanoseconds allowed_spin(const SpinBudget& budget, ddprun::TimePoint now);
 
 /// Returns the budget after a spin: a success raises the limit, a failure lowers it, the loss of the core
 /// ends spinning. After that a trial follows now and then, the later the more the last one cost.
-Attention after(const Attention& attention, const Try& made, ddprun::TimePoint now);
+SpinBudget update_budget(const SpinBudget& budget, const SpinResult& made, ddprun::TimePoint now);
 
 /// Spins until `ready` or the limit, calling `pause` between the checks. True: `ready` holds.
 template <class Ready, class Pause>
-bool look_for(Attention& attention, Ready ready, Pause pause) {
+bool spin_until(SpinBudget& budget, Ready ready, Pause pause) {
     const ddprun::TimePoint begin = ddprun::MonotonicClock::now();
-    const std::chrono::nanoseconds limit = allowed(attention, begin);
+    const std::chrono::nanoseconds limit = allowed_spin(budget, begin);
     if (limit.count() == 0) return ready();
     bool met = false;
     ddprun::TimePoint now = begin;
@@ -80,7 +80,7 @@ bool look_for(Attention& attention, Ready ready, Pause pause) {
         }
         now = ddprun::MonotonicClock::now();
     } while (!met && now - begin < limit);
-    attention = after(attention, {met, now - begin}, now);
+    budget = update_budget(budget, {met, now - begin}, now);
     return met;
 }
 

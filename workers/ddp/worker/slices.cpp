@@ -22,24 +22,25 @@ Buffer Slices::of(const Buffer& whole, int rank) const {
             whole.dtype, whole.device};
 }
 
-std::string unequal_counts(const std::vector<Counts>& told) {
+std::string unequal_counts(const std::vector<Counts>& all_counts) {
     const auto counts_of = [](const Counts& one) { return std::span(one).subspan(1); };
-    for (const Counts& other : told) {
-        if (std::ranges::equal(counts_of(told[0]), counts_of(other))) continue;
-        return fmt::format("rank {} counts {}, rank {} counts {}", told[0][0],
-                           fmt::join(counts_of(told[0]), ", "), other[0], fmt::join(counts_of(other), ", "));
+    for (const Counts& other : all_counts) {
+        if (std::ranges::equal(counts_of(all_counts[0]), counts_of(other))) continue;
+        return fmt::format("rank {} counts {}, rank {} counts {}", all_counts[0][0],
+                           fmt::join(counts_of(all_counts[0]), ", "), other[0],
+                           fmt::join(counts_of(other), ", "));
     }
     return "";
 }
 
-std::string unmatched_counts(const std::vector<Counts>& told) {
-    const std::size_t ranks = told.size();
+std::string unmatched_counts(const std::vector<Counts>& all_counts) {
+    const std::size_t ranks = all_counts.size();
     for (std::size_t from = 0; from < ranks; ++from) {
         for (std::size_t to = 0; to < ranks; ++to) {
-            const std::size_t sent = told[from][1 + to], received = told[to][1 + ranks + from];
+            const std::size_t sent = all_counts[from][1 + to], received = all_counts[to][1 + ranks + from];
             if (sent == received) continue;
-            return fmt::format("rank {} sends {} elements to rank {}, which receives {}", told[from][0], sent,
-                               told[to][0], received);
+            return fmt::format("rank {} sends {} elements to rank {}, which receives {}", all_counts[from][0],
+                               sent, all_counts[to][0], received);
         }
     }
     return "";

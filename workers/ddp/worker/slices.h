@@ -43,14 +43,14 @@ class Slices {
     std::vector<std::size_t> ends_;  ///< empty when all have equal lengths
 };
 
-// Checks of the counts that ranks exchange before an uneven collective. `told` holds, for each rank, its rank
-// in the world and then its counts. Pure; "" when all agree.
+// Checks of the counts that ranks exchange before an uneven collective. `all_counts` holds, for each rank,
+// its rank in the world and then its counts. Pure; "" when all agree.
 
 /// "rank 0 counts 3, 4, rank 2 counts 3, 5": for all_gather_v and reduce_scatter_v, where all counts are
 /// equal.
-std::string unequal_counts(const std::vector<Counts>& told);
+std::string unequal_counts(const std::vector<Counts>& all_counts);
 /// "rank 2 sends 5 elements to rank 0, which receives 4": for all_to_all_v; sent counts come before received
 /// ones.
-std::string unmatched_counts(const std::vector<Counts>& told);
+std::string unmatched_counts(const std::vector<Counts>& all_counts);
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-#include "ddp/shm/roster.h"
+#include "ddp/shm/joining.h"
 
 #include <fmt/core.h>
 #include <poll.h>
@@ -34,7 +34,7 @@ constexpr std::uint64_t pack(std::uint32_t rank, std::uint32_t world) {
 }
 
 void throw_if_contradicted(const Arena& arena, int rank, std::uint32_t world) {
-    if (const std::uint64_t claim = arena.control().stranger.load(std::memory_order_acquire)) {
+    if (const std::uint64_t claim = arena.control().foreign_claim.load(std::memory_order_acquire)) {
         throw_world_sizes(rank, world, static_cast<int>(claim >> 32 & 0x7fffffff),
                           static_cast<std::uint32_t>(claim));
     }
@@ -60,7 +60,7 @@ std::vector<int> missing_ranks(const Arena& arena) {
 }
 
 /// A number that identifies this PID namespace among those that exist; 0 without /proc.
-std::uint64_t own_pid_space() {
+std::uint64_t own_pid_namespace() {
     struct stat status {};
     return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
@@ -81,7 +81,7 @@ void write_identity(Arena& arena, const WorkerEnv& env) {
     Identity& mine = arena.identity(arena.rank());
     mine.rank = static_cast<std::uint32_t>(env.rank);
     mine.world_size = static_cast<std::uint32_t>(env.world_size);
-    leave_mark(arena);
+    set_presence_mark(arena);
     mine.layout = layout_mark();
     CPU_ZERO(&mine.cpus);
     ::sched_getaffinity(0, sizeof mine.cpus, &mine.cpus);
@@ -131,11 +131,11 @@ void throw_world_sizes(int rank, std::uint32_t size, int other_rank, std::uint32
                     rank, size, other_rank, other));
 }
 
-void leave_claim(SegmentMap& segment, int rank, int world_size) {
+void post_claim(SegmentMap& segment, int rank, int world_size) {
     // A world that has not formed yet waits in the first group.
     Control& control = Arena::first_control(segment);
     std::uint64_t none = 0;
-    control.stranger.compare_exchange_strong(
+    control.foreign_claim.compare_exchange_strong(
         none, pack(static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(world_size)));
     futex_wake_all(control.joined);
 }
@@ -153,7 +153,7 @@ void check_claim(SegmentMap& segment, const WorkerEnv& env) {
         }
         return;
     }
-    leave_claim(segment, env.rank, env.world_size);
+    post_claim(segment, env.rank, env.world_size);
     throw MismatchError(fmt::format(
         "rank {} was started with a world of {} ranks, {} on this node; the segment of its "
         "node was made for {} and {}: check WORLD_SIZE and LOCAL_WORLD_SIZE of every worker",
@@ -165,30 +165,30 @@ void join(Arena& arena, const WorkerEnv& env, TimePoint deadline) {
     wait_for_all(arena, env, deadline);
 }
 
-Roster read_roster(const Arena& arena) {
-    Roster roster{.ranks = static_cast<int>(arena.ranks())};
+NodeCpus read_node_cpus(const Arena& arena) {
+    NodeCpus node_cpus{.ranks = static_cast<int>(arena.ranks())};
     cpu_set_t together;
     CPU_ZERO(&together);
     for (std::uint32_t peer = 0; peer < arena.ranks(); ++peer)
         CPU_OR(&together, &together, &arena.identity(peer).cpus);
     const auto told = static_cast<int>(arena.segment().header().cpus);
-    roster.cpus = std::max(1, CPU_COUNT(&together));
-    if (told > 0) roster.cpus = std::min(roster.cpus, told);
-    roster.ranks_share_cores = roster.ranks > roster.cpus;
-    return roster;
+    node_cpus.cpus = std::max(1, CPU_COUNT(&together));
+    if (told > 0) node_cpus.cpus = std::min(node_cpus.cpus, told);
+    node_cpus.ranks_share_cores = node_cpus.ranks > node_cpus.cpus;
+    return node_cpus;
 }
 
-void leave_mark(Arena& arena) {
+void set_presence_mark(Arena& arena) {
     Identity& mine = arena.identity(arena.rank());
     mine.pid = static_cast<std::uint32_t>(::getpid());
-    mine.pid_space = own_pid_space();
+    mine.pid_namespace = own_pid_namespace();
     mine.has_mark = arena.segment().mark_present(arena.members()[arena.rank()]) ? 1 : 0;
 }
 
 bool is_gone(const Arena& arena, std::uint32_t rank) {
     const Identity& who = arena.identity(rank);
     if (who.joined.load(std::memory_order_acquire) == 0) return false;
-    if (who.pid_space == arena.identity(arena.rank()).pid_space) return has_ended(who.pid);
+    if (who.pid_namespace == arena.identity(arena.rank()).pid_namespace) return has_ended(who.pid);
     return who.has_mark != 0 && !arena.segment().is_marked(arena.members()[rank]);
 }
 
@@ -203,20 +203,20 @@ std::string describe_activities(const Arena& arena, const std::vector<std::uint3
     return ddprun::join(clauses, "; ");
 }
 
-void complain(Control& control, const std::string& words) {
+void post_failure(Control& control, const std::string& words) {
     std::uint32_t none = 0;
-    if (!control.has_complaint.compare_exchange_strong(none, 1)) return;
-    std::snprintf(control.complaint, sizeof control.complaint, "%s", words.c_str());
-    control.has_complaint.store(2, std::memory_order_release);
+    if (!control.failure_state.compare_exchange_strong(none, 1)) return;
+    std::snprintf(control.failure_text, sizeof control.failure_text, "%s", words.c_str());
+    control.failure_state.store(2, std::memory_order_release);
 }
 
-std::string complaint_in(const Control& control) {
-    return control.has_complaint.load(std::memory_order_acquire) == 2 ? control.complaint + 1 : "";
+std::string posted_failure(const Control& control) {
+    return control.failure_state.load(std::memory_order_acquire) == 2 ? control.failure_text + 1 : "";
 }
 
-void throw_complaint(const Control& control, const std::string& attempt) {
-    if (control.has_complaint.load(std::memory_order_acquire) == 2)
-        throw_told(control.complaint, attempt + ": the group has failed: ");
+void throw_posted_failure(const Control& control, const std::string& attempt) {
+    if (control.failure_state.load(std::memory_order_acquire) == 2)
+        throw_told(control.failure_text, attempt + ": the group has failed: ");
 }
 
 }  // namespace ddp::cpu

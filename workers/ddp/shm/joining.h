@@ -11,7 +11,7 @@ namespace ddp::cpu {
 
 /// The ranks and CPUs of a node, equal on all its ranks. A sub-group uses its parent's: ranks outside of it
 /// compute meanwhile.
-struct Roster {
+struct NodeCpus {
     int ranks = 1;                   ///< on the node
     int cpus = 1;                    ///< available to all of them together
     bool ranks_share_cores = false;  ///< more ranks than CPUs: waiting must not spin
@@ -21,7 +21,7 @@ struct Roster {
 [[noreturn]] void throw_world_sizes(int rank, std::uint32_t size, int other_rank, std::uint32_t other);
 
 /// Tells all ranks that wait in join() on this segment that `rank` was started with another world size.
-void leave_claim(SegmentMap& segment, int rank, int world_size);
+void post_claim(SegmentMap& segment, int rank, int world_size);
 
 /// Checks this rank's sizes before the segment is divided; the peers learn of a contradiction too. Throws
 /// MismatchError with both sides.
@@ -32,7 +32,7 @@ void check_claim(SegmentMap& segment, const ddprun::WorkerEnv& env);
 void join(Arena& arena, const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
 
 /// For a node whose ranks have all joined `arena`.
-Roster read_roster(const Arena& arena);
+NodeCpus read_node_cpus(const Arena& arena);
 
 /// Writes into this rank's identity how other ranks can detect its end without a launcher. Called before the
 /// identity is published.
@@ -40,7 +40,7 @@ Roster read_roster(const Arena& arena);
 /// A process id counts only in its PID namespace, and ranks may be in several (one per container). In the
 /// same namespace the id is checked; a rank of another one holds a lock on the segment's file, which the
 /// kernel releases with its last descriptor, however the process ends.
-void leave_mark(Arena& arena);
+void set_presence_mark(Arena& arena);
 /// True when the rank has joined and its process has ended. False also when that is unknown.
 bool is_gone(const Arena& arena, std::uint32_t rank);
 
@@ -50,10 +50,10 @@ std::string describe_activities(const Arena& arena, const std::vector<std::uint3
 
 /// Tells all ranks of the group of a failure, encoded by encode_failure (worker/encoded_failure.h); the first
 /// one stays.
-void complain(Control& control, const std::string& words);
+void post_failure(Control& control, const std::string& words);
 /// Throws the posted failure with its type, "<attempt>: the group has failed: ...". Does nothing without one.
-void throw_complaint(const Control& control, const std::string& attempt);
+void throw_posted_failure(const Control& control, const std::string& attempt);
 /// The text of the posted failure; "" without one.
-std::string complaint_in(const Control& control);
+std::string posted_failure(const Control& control);
 
 }  // namespace ddp::cpu
