@@ -80,7 +80,7 @@ class FakeNetwork {
             message.receiver = &transfer;
         }
 
-        bool look() override {
+        bool progress() override {
             const std::lock_guard lock(network_.mutex_);
             bool any = false;
             for (Message& message : network_.messages_) {

@@ -34,7 +34,7 @@ class SeveralNodes {
     }
     [[nodiscard]] int size() const { return size_; }
     /// What ranks have said on their way here, by key.
-    [[nodiscard]] const std::map<std::string, std::string>& words() const { return words_; }
+    [[nodiscard]] const std::map<std::string, std::string>& words() const { return values_; }
     /// In place of libfabric's over the loopback.
     void set_links(std::function<std::unique_ptr<net::Link>()> open) { open_link_ = std::move(open); }
 
@@ -104,17 +104,17 @@ class SeveralNodes {
         Board board;
         board.put = [this](const std::string& key, const std::string& value) {
             const std::lock_guard lock(mutex_);
-            words_[key] = value;
+            values_[key] = value;
             changed_.notify_all();
         };
         board.get = [this](const std::string& key, ddprun::TimePoint until) -> std::string {
             std::unique_lock lock(mutex_);
-            const bool there = changed_.wait_until(lock, until, [&] { return words_.contains(key); });
-            return there ? words_[key] : "";
+            const bool there = changed_.wait_until(lock, until, [&] { return values_.contains(key); });
+            return there ? values_[key] : "";
         };
         board.erase = [this](const std::string& key) {
             const std::lock_guard lock(mutex_);
-            words_.erase(key);
+            values_.erase(key);
         };
         return board;
     }
@@ -129,7 +129,7 @@ class SeveralNodes {
     std::vector<ddprun::UniqueFd> segments_;
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::map<std::string, std::string> words_;
+    std::map<std::string, std::string> values_;
 };
 
 }  // namespace ddp::testing

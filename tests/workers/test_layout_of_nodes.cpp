@@ -42,9 +42,9 @@ TEST(RoundsBetweenNodes, SaveBytesOnlyWhereThereAreManyAndMoreThanTwoNodes) {
 }
 
 TEST(SpokenBytes, AreFewerTheMoreNodesThereAreToSayThemTo) {
-    EXPECT_EQ(spoken_bytes(2), 65536U);
-    EXPECT_EQ(spoken_bytes(3), 32768U);
-    EXPECT_EQ(spoken_bytes(1000), kInlineBytes);
+    EXPECT_EQ(leader_reduce_bytes(2), 65536U);
+    EXPECT_EQ(leader_reduce_bytes(3), 32768U);
+    EXPECT_EQ(leader_reduce_bytes(1000), kInlineBytes);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "ddp/mpi/group.h"
 #include "ddp/nccl/join.h"
 #include "ddp/net/across_nodes.h"
-#include "ddp/net/meeting.h"
+#include "ddp/net/node_rendezvous.h"
 #include "ddp/shm/cpu_backend.h"
 #include "ddp/shm/segment.h"
 #include "ddp/worker/job_store.h"

@@ -79,7 +79,7 @@ class AcrossNodes::Exchange {
         for (std::uint32_t node = 0; node < nodes(); ++node)
             sources.push_back(node == owner_.layout_.node() ? sum.data() : came_from(node).data());
         how_.across(sum.data(), sources.data(), static_cast<int>(nodes()), own.size() / size_of(how_.type));
-        owner_.settle_sum(how_, own.data(), sum.data(), own.size());
+        owner_.finish_sum(how_, own.data(), sum.data(), own.size());
     }
 
     AcrossNodes& owner_;
@@ -101,7 +101,7 @@ AcrossNodes::Sum AcrossNodes::sum_of(DType type, ReduceOp op) const {
             op};
 }
 
-void AcrossNodes::settle_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const {
+void AcrossNodes::finish_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const {
     const std::size_t count = bytes / size_of(how.type);
     if (how.op == ReduceOp::Avg) kernels_.divide[static_cast<std::size_t>(how.partial)](sum, size(), count);
     if (how.is_wide())
@@ -117,31 +117,31 @@ void AcrossNodes::all_reduce(Buffer buffer, ReduceOp op) {
 
 void AcrossNodes::all_reduce_now(const Buffer& buffer, ReduceOp op) {
     const Sum how = sum_of(buffer.dtype, op);
-    if (how.partial_bytes(buffer.bytes()) <= spoken_bytes(layout_.nodes.size()))
-        return reduce_by_speakers(buffer, how);
+    if (how.partial_bytes(buffer.bytes()) <= leader_reduce_bytes(layout_.nodes.size()))
+        return reduce_by_leaders(buffer, how);
     reduce_by_lanes(buffer, how);
 }
 
 /// Each leader sums for its node, exchanges the sums with its header, and distributes the result on its node.
-void AcrossNodes::reduce_by_speakers(const Buffer& buffer, const Sum& how) {
+void AcrossNodes::reduce_by_leaders(const Buffer& buffer, const Sum& how) {
     const std::size_t bytes = buffer.bytes(), partial_bytes = how.partial_bytes(bytes);
-    if (!speaks()) kernels_.stream(arena_.staging(rank_, steps_.next_step()), buffer.data, bytes);
-    meet_here();
-    if (speaks()) {
+    if (!is_leader()) kernels_.stream(arena_.staging(rank_, steps_.next_step()), buffer.data, bytes);
+    meet_on_node();
+    if (is_leader()) {
         for (std::uint32_t place = 0; place < size_; ++place)
             sources_[place] = place == rank_ ? buffer.data : arena_.staging(place, steps_.current_step());
         if (how.is_wide() && scratch_[0].size() < partial_bytes) scratch_[0].resize(partial_bytes);
         std::byte* const sum = how.is_wide() ? scratch_[0].data() : bytes_of(buffer);
         how.here(sum, sources_.data(), static_cast<int>(size_), buffer.count);
-        greet({sum, partial_bytes});
-        hear();
+        send_header({sum, partial_bytes});
+        receive_headers();
         std::vector<const void*> sources;
         for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node)
-            sources.push_back(node == layout_.node() ? sum : heard_from(node));
+            sources.push_back(node == layout_.node() ? sum : payload_of(node));
         how.across(sum, sources.data(), static_cast<int>(sources.size()), buffer.count);
-        settle_sum(how, buffer.data, sum, bytes);
+        finish_sum(how, buffer.data, sum, bytes);
     }
-    share(0, bytes_of(buffer), bytes);
+    broadcast_on_node(0, bytes_of(buffer), bytes);
 }
 
 /// Every lane has a piece of each range of the buffer: it sums the piece over the node and begins its
@@ -155,7 +155,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     const std::size_t total = buffer.bytes();
     const std::uint64_t here = locate(buffer.data, total);
     steps_.own_slot().shared_at = here;
-    meet_here();
+    meet_on_node();
     bool in_place = true;
     for (std::uint32_t place = 0; place < size_; ++place)
         in_place = in_place && steps_.slot_of(place).shared_at != cpu::kNotShared;
@@ -163,13 +163,13 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     for (std::uint32_t place = 0; in_place && place < size_; ++place) {
         if (place != rank_) buffers[place] = shared_buffer(place, steps_.slot_of(place).shared_at);
     }
-    if (speaks()) greet();
+    if (is_leader()) send_header();
 
     const bool staged = !in_place && size_ > 1;
     Exchange even(*this, how, scratch_[0]), odd(*this, how, scratch_[1]);
     Exchange *current = &even, *before = &odd;
     Pieces previous{}, oldest{};
-    const auto pass_on = [&](const Exchange& exchange) {
+    const auto publish = [&](const Exchange& exchange) {
         const std::span<std::byte> piece = exchange.piece();
         if (staged)
             return kernels_.stream(arena_.results(rank_, steps_.next_step()), piece.data(), piece.size());
@@ -196,7 +196,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
         current->begin();
         if (at > 0) {
             before->finish();
-            pass_on(*before);
+            publish(*before);
         }
         if (staged && oldest.end > 0) collect_from_lanes(buffer, oldest, lanes);
         oldest = previous;
@@ -208,8 +208,8 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
         collect_from_lanes(buffer, oldest, lanes);
     }
     before->finish();
-    pass_on(*before);
-    hear();
+    publish(*before);
+    receive_headers();
     meet();
     if (staged) collect_from_lanes(buffer, previous, lanes);
 }

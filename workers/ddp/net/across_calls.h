@@ -21,14 +21,14 @@ void AcrossNodes::in_call(const Call& call, Body body) {
         body();
         steps_.end();
     } catch (...) {
-        end_with(std::current_exception());
+        fail_group(std::current_exception());
         throw;
     }
 }
 
 template <class Exception>
 void AcrossNodes::fail(const std::string& what) {
-    pass_on(std::make_exception_ptr(Exception(what)));
+    announce_failure(std::make_exception_ptr(Exception(what)));
     throw Exception(what);
 }
 

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "ddp/net/across_calls.h"
-#include "ddp/net/meeting.h"
+#include "ddp/net/node_rendezvous.h"
 
 /// All collectives between nodes except all_reduce, which has its own file.
 namespace ddp::net {
@@ -22,7 +22,7 @@ Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Su
 }  // namespace
 
 /// Broadcasts `length` bytes of one rank to its node.
-void AcrossNodes::share(std::uint32_t from_place, std::byte* bytes, std::size_t length) {
+void AcrossNodes::broadcast_on_node(std::uint32_t from_place, std::byte* bytes, std::size_t length) {
     if (size_ == 1) return;
     in_steps(
         length,
@@ -37,48 +37,48 @@ void AcrossNodes::share(std::uint32_t from_place, std::byte* bytes, std::size_t 
 }
 
 /// After this step all ranks of this node are in the same call. From here on they may wait for other nodes.
-void AcrossNodes::meet_here() {
+void AcrossNodes::meet_on_node() {
     meet();
-    steps_.extend_deadline(2 * patience());
+    steps_.extend_deadline(2 * deadline_extension());
 }
 
 /// After this step all ranks of all nodes are in the same call: none can finish a call that others are not
 /// in.
-void AcrossNodes::open() {
-    meet_here();
-    if (speaks()) {
-        greet();
-        hear();
+void AcrossNodes::meet_all_nodes() {
+    meet_on_node();
+    if (is_leader()) {
+        send_header();
+        receive_headers();
     }
     meet();
 }
 
 void AcrossNodes::barrier() {
-    in_call({.operation = SegmentOp::Barrier}, [&] { open(); });
+    in_call({.operation = SegmentOp::Barrier}, [&] { meet_all_nodes(); });
 }
 
 /// Sends pieces down a tree of nodes; the root sends for its node, the leaders for the others.
 void AcrossNodes::broadcast(Buffer buffer, int root) {
     in_call(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [&] {
-        open();
+        meet_all_nodes();
         const auto from = static_cast<std::uint32_t>(root);
         const std::uint32_t home = layout_.node_of[from], here = layout_.node();
         const auto n = static_cast<std::uint32_t>(layout_.nodes.size());
-        const auto speaker = [&](std::uint32_t node) {
+        const auto sender = [&](std::uint32_t node) {
             return node == home ? from : layout_.nodes[node].front();
         };
         for (std::size_t at = 0; at < buffer.bytes(); at += cpu::kAreaBytes) {
             const std::span<std::byte> piece(bytes_of(buffer) + at,
                                              std::min(cpu::kAreaBytes, buffer.bytes() - at));
-            if (speaker(here) == layout_.rank) {
+            if (sender(here) == layout_.rank) {
                 Batch batch(*this);
-                if (here != home) batch.receive(speaker(parent_in_tree(here, home, n)), piece);
+                if (here != home) batch.receive(sender(parent_in_tree(here, home, n)), piece);
                 batch.wait();
                 for (const std::uint32_t child : children_in_tree(here, home, n))
-                    batch.send(speaker(child), piece);
+                    batch.send(sender(child), piece);
                 batch.wait();
             }
-            share(layout_.place_of[speaker(here)], piece.data(), piece.size());
+            broadcast_on_node(layout_.place_of[sender(here)], piece.data(), piece.size());
         }
     });
 }
@@ -100,7 +100,7 @@ void AcrossNodes::gather_slices(const Buffer& output, const Buffer& input, const
     const std::span<std::byte> own = slice_of(output, slices, layout_.rank);
     if (!own.empty())
         std::memmove(own.data(), input.data, own.size());  // `input` may overlap the slices received
-    open();
+    meet_all_nodes();
     const auto holder = [&](std::uint32_t rank) { return layout_.holder(rank, layout_.node()); };
     Batch batch(*this);
     for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
@@ -113,7 +113,7 @@ void AcrossNodes::gather_slices(const Buffer& output, const Buffer& input, const
     batch.wait();
     for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
         const std::span<std::byte> slice = slice_of(output, slices, rank);
-        share(holder(rank), slice.data(), slice.size());
+        broadcast_on_node(holder(rank), slice.data(), slice.size());
     }
 }
 
@@ -134,7 +134,7 @@ void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& co
 /// stage their parts.
 void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices,
                                 ReduceOp op) {
-    open();
+    meet_all_nodes();
     const Sum how = sum_of(input.dtype, op);
     const std::size_t own_length = how.partial_bytes(slices.length(layout_.rank));
     std::vector<std::vector<std::byte>> sums(layout_.size()), came(layout_.nodes.size());
@@ -188,7 +188,7 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
     }
     batch.wait();
     how.across(mine.data(), sources.data(), static_cast<int>(sources.size()), output.count);
-    settle_sum(how, output.data, mine.data(), output.bytes());
+    finish_sum(how, output.data, mine.data(), output.bytes());
 }
 
 /// Uses all_reduce, which gives equal bits; only the root keeps the result.
@@ -204,7 +204,7 @@ void AcrossNodes::reduce(Buffer buffer, int root, ReduceOp op) {
 /// Ranks of other nodes send to the root directly.
 void AcrossNodes::gather(Buffer output, Buffer input, int root) {
     in_call(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [&] {
-        open();
+        meet_all_nodes();
         const auto to = static_cast<std::uint32_t>(root);
         const Slices slices = Slices::even(input.bytes());
         const bool is_root = layout_.rank == to;
@@ -237,7 +237,7 @@ void AcrossNodes::gather(Buffer output, Buffer input, int root) {
 
 void AcrossNodes::scatter(Buffer output, Buffer input, int root) {
     in_call(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [&] {
-        open();
+        meet_all_nodes();
         const auto from = static_cast<std::uint32_t>(root);
         const Slices slices = Slices::even(output.bytes());
         const bool is_root = layout_.rank == from;
@@ -293,7 +293,7 @@ void AcrossNodes::all_to_all_v(Buffer output, const Counts& received, Buffer inp
 /// Between nodes each pair exchanges directly; within the node each rank has another partner in each round.
 void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
                                   const Slices& sent, std::size_t longest) {
-    open();
+    meet_all_nodes();
     const std::uint32_t own = layout_.rank;
     copy_bytes(slice_of(output, received, own).data(), slice_of(input, sent, own).data(), sent.length(own));
     Batch batch(*this);
@@ -334,17 +334,17 @@ std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, st
 /// A leader collects the bytes of its node, exchanges them with the other leaders and distributes all.
 std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     const std::string ours = pack(gather_bytes(mine));
-    steps_.extend_deadline(2 * patience());
+    steps_.extend_deadline(2 * deadline_extension());
     std::vector<std::string> theirs(layout_.nodes.size());
-    if (speaks()) {
+    if (is_leader()) {
         const std::uint64_t length = ours.size();
-        greet(std::as_bytes(std::span(&length, 1)));
-        hear();
+        send_header(std::as_bytes(std::span(&length, 1)));
+        receive_headers();
         Batch batch(*this);
         for (std::uint32_t node = 0; node < theirs.size(); ++node) {
             if (node == layout_.node()) continue;
             std::uint64_t expected = 0;
-            std::memcpy(&expected, heard_from(node), sizeof expected);
+            std::memcpy(&expected, payload_of(node), sizeof expected);
             theirs[node].resize(expected);
             batch.receive(layout_.nodes[node].front(), std::as_writable_bytes(std::span(theirs[node])));
         }
@@ -354,7 +354,7 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
         batch.wait();
         theirs[layout_.node()] = ours;
     }
-    const std::vector<std::string> by_node = unpack(gather_bytes(speaks() ? pack(theirs) : "").front());
+    const std::vector<std::string> by_node = unpack(gather_bytes(is_leader() ? pack(theirs) : "").front());
     std::vector<std::string> all(layout_.size());
     for (std::uint32_t node = 0; node < by_node.size(); ++node) {
         const std::vector<std::string> words = unpack(by_node[node]);

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ddp/net/last_words.h"
+#include "ddp/net/failure_notice.h"
 #include "ddp/net/layout.h"
 #include "ddp/net/link.h"
 #include "ddp/shm/cpu_backend.h"
@@ -93,20 +93,22 @@ class AcrossNodes final : public cpu::CpuBackend {
         void send(std::uint32_t peer, std::span<const std::byte> from);
         void receive(std::uint32_t peer, std::span<std::byte> into);
         /// A started transfer, with the lengths that are correct.
-        struct Begun {
+        struct Pending {
             Transfer transfer;
             std::uint32_t peer;
             std::size_t least, most;  ///< limits of the received bytes
-            [[nodiscard]] bool is_other() const { return transfer.bytes < least || transfer.bytes > most; }
+            [[nodiscard]] bool has_wrong_length() const {
+                return transfer.bytes < least || transfer.bytes > most;
+            }
         };
-        const Begun& receive_up_to(std::uint32_t peer, std::span<std::byte> into);
-        bool look();
+        const Pending& receive_up_to(std::uint32_t peer, std::span<std::byte> into);
+        bool progress();
         void wait();
 
       private:
         friend class AcrossNodes;
         AcrossNodes& owner_;
-        std::deque<Begun> messages_;
+        std::deque<Pending> messages_;
     };
     /// The arithmetic of a sum within the node and between nodes.
     struct Sum {
@@ -125,47 +127,48 @@ class AcrossNodes final : public cpu::CpuBackend {
     class Exchange;
 
     // Rendezvous.
-    void meet_world(const Parts& parts);
-    [[nodiscard]] std::string introduce(std::unique_ptr<Link>& link, const std::string& failure) const;
-    void settle(const std::vector<std::string>& introductions, const std::vector<int>& world_ranks);
+    void join_world(const Parts& parts);
+    [[nodiscard]] std::string make_introduction(std::unique_ptr<Link>& link,
+                                                const std::string& failure) const;
+    void connect_peers(const std::vector<std::string>& introductions, const std::vector<int>& world_ranks);
 
     // A call and its headers.
     template <class Body>
     void in_call(const Call& call, Body body);
-    [[nodiscard]] bool speaks() const { return layout_.place() == 0; }
-    void meet_here();
-    void open();
+    [[nodiscard]] bool is_leader() const { return layout_.place() == 0; }
+    void meet_on_node();
+    void meet_all_nodes();
     /// Sends this call's header and up to leader_reduce_bytes() of payload to the other leaders;
     /// receive_headers() receives theirs into headers_[node].
-    void greet(std::span<const std::byte> bytes = {});
-    void hear();
-    void compare_heard();
-    [[nodiscard]] const std::byte* heard_from(std::uint32_t node) const {
-        return words_[node].data() + sizeof(Call);
+    void send_header(std::span<const std::byte> bytes = {});
+    void receive_headers();
+    void compare_headers();
+    [[nodiscard]] const std::byte* payload_of(std::uint32_t node) const {
+        return headers_[node].data() + sizeof(Call);
     }
 
     // Waiting.
-    [[nodiscard]] std::chrono::nanoseconds patience() const;
+    [[nodiscard]] std::chrono::nanoseconds deadline_extension() const;
     [[nodiscard]] std::uint64_t next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const;
-    void wait_for(const Batch::Begun& message);
-    [[noreturn]] void lament(const Batch::Begun& message);
+    void wait_for(const Batch::Pending& message);
+    [[noreturn]] void throw_lost_or_mismatch(const Batch::Pending& message);
     void throw_if_failed(std::uint32_t peer);
-    void throw_last_words() const;
-    void pass_on(const std::exception_ptr& failure);
+    void throw_failure_notice() const;
+    void announce_failure(const std::exception_ptr& failure);
     template <class Exception>
     [[noreturn]] void fail(const std::string& what);
-    void end_with(const std::exception_ptr& why);
+    void fail_group(const std::exception_ptr& why);
     [[nodiscard]] std::string attempt() const;
     [[nodiscard]] std::string name_of(std::uint32_t peer) const;
 
     // Steps within the node, as parts of a call.
     template <class Give, class Take>
     void in_steps(std::size_t total, Give give, Take take);
-    void share(std::uint32_t from_place, std::byte* bytes, std::size_t length);
+    void broadcast_on_node(std::uint32_t from_place, std::byte* bytes, std::size_t length);
     [[nodiscard]] std::vector<std::string> gather_everywhere(std::string_view mine);
 
     void all_reduce_now(const Buffer& buffer, ReduceOp op);
-    void reduce_by_speakers(const Buffer& buffer, const Sum& how);
+    void reduce_by_leaders(const Buffer& buffer, const Sum& how);
     void reduce_by_lanes(const Buffer& buffer, const Sum& how);
     void stage_for_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
     void collect_from_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
@@ -178,13 +181,13 @@ class AcrossNodes final : public cpu::CpuBackend {
     [[nodiscard]] Sum sum_of(DType type, ReduceOp op) const;
     /// Turns `sum`, over all nodes, into `bytes` of the result: divided for an average, and rounded. `to` may
     /// be `sum` unless the sum is wide.
-    void settle_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const;
-    struct Carried;
-    void begin(Carried& carried, Batch& together);
-    void arrive(const Carried& carried);
+    void finish_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const;
+    struct RemoteMessage;
+    void begin(RemoteMessage& remote, Batch& together);
+    void arrive(const RemoteMessage& remote);
 
     std::function<std::unique_ptr<Link>()> open_link_;
-    std::optional<LastWords> last_words_;  ///< outlives the link
+    std::optional<FailureNotice> failure_notice_;  ///< outlives the link
     std::unique_ptr<Link> link_;
     Layout layout_;
     std::vector<Peer> peers_;
@@ -194,10 +197,10 @@ class AcrossNodes final : public cpu::CpuBackend {
     Call call_;                                               ///< the current call
     std::int64_t began_ns_ = 0;
     cpu::SpinBudget spin_budget_;
-    std::vector<std::vector<std::byte>> words_;  ///< by node: a Call, and its payload
+    std::vector<std::vector<std::byte>> headers_;  ///< by node: a Call, and its payload
     std::array<std::vector<std::byte>, 2>
         scratch_;  ///< for the exchanges of an all-reduce, at most two at a time
-    std::unique_ptr<Batch> greetings_;
+    std::unique_ptr<Batch> header_batch_;
     std::vector<bool> compared_;  ///< by node
 };
 

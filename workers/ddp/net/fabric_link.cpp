@@ -26,7 +26,7 @@ namespace ddp::net {
 namespace {
 
 constexpr const char* kLibrary = "libfabric.so.1";
-constexpr std::size_t kLong =
+constexpr std::size_t kLongMessage =
     128 *
     1024;  // bytes; libfabric's tcp provider reads longer messages from their sender's memory, piece by piece
 constexpr std::uint32_t kInterface = FI_VERSION(1, 9);  // everything that we use is older
@@ -71,26 +71,26 @@ const FabricApi& fabric_api() {
     return found;
 }
 
-std::string provider_wish() {
+std::string requested_provider() {
     const char* const named = std::getenv("FI_PROVIDER");
     return named == nullptr || *named == '\0' ? "tcp" : named;
 }
 
 /// An object of libfabric, closed by the destructor.
 template <class T>
-struct Opened {
+struct Handle {
     T* object = nullptr;
-    Opened() = default;
-    ~Opened() { close(); }
-    Opened(const Opened&) = delete;
-    Opened& operator=(const Opened&) = delete;
+    Handle() = default;
+    ~Handle() { close(); }
+    Handle(const Handle&) = delete;
+    Handle& operator=(const Handle&) = delete;
     void close() {
         if (object != nullptr) ::fi_close(&object->fid);
         object = nullptr;
     }
 };
 
-using Found = std::unique_ptr<fi_info, decltype(&::fi_freeinfo)>;
+using InfoList = std::unique_ptr<fi_info, decltype(&::fi_freeinfo)>;
 
 class FabricLink final : public Link {
   public:
@@ -158,7 +158,7 @@ class FabricLink final : public Link {
                &transfer});
     }
 
-    bool look() override {
+    bool progress() override {
         if (queue_.object == nullptr) return false;
         bool any = drain();
         for (; !held_back_.empty(); held_back_.pop_front(), any = true) {
@@ -183,7 +183,7 @@ class FabricLink final : public Link {
         held_back_.clear();
         if (is_abandoned_) return;
         is_abandoned_ = true;
-        if (long_ones_ > 0 && std::string_view(info_->fabric_attr->prov_name).starts_with("tcp"))
+        if (long_transfers_ > 0 && std::string_view(info_->fabric_attr->prov_name).starts_with("tcp"))
             return leave_open();
         endpoint_.close();
         queue_.close();
@@ -208,9 +208,9 @@ class FabricLink final : public Link {
         Transfer* transfer;
     };
 
-    Found choose(const std::string& host) const {
-        const std::string wish = provider_wish();
-        const Found hints(api_.dupinfo(nullptr), api_.freeinfo);
+    InfoList choose(const std::string& host) const {
+        const std::string provider = requested_provider();
+        const InfoList hints(api_.dupinfo(nullptr), api_.freeinfo);
         hints->caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV | FI_REMOTE_COMM;
         hints->mode = FI_CONTEXT | FI_CONTEXT2;
         hints->ep_attr->type = FI_EP_RDM;
@@ -219,9 +219,9 @@ class FabricLink final : public Link {
         hints->domain_attr->control_progress = hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
         hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
         // libfabric itself reads the variable, which may be a list or an exclusion.
-        if (std::getenv("FI_PROVIDER") == nullptr) hints->fabric_attr->prov_name = ::strdup(wish.c_str());
+        if (std::getenv("FI_PROVIDER") == nullptr) hints->fabric_attr->prov_name = ::strdup(provider.c_str());
         // Only providers over IP know addresses of interfaces.
-        const auto is_of = [&](const char* family) { return wish.starts_with(family); };
+        const auto is_of = [&](const char* family) { return provider.starts_with(family); };
         const bool is_ip = is_of("tcp") || is_of("net") || is_of("sockets") || is_of("udp");
         const auto is_set = [](const char* variable) { return std::getenv(variable) != nullptr; };
         const bool at_host =
@@ -233,7 +233,7 @@ class FabricLink final : public Link {
             throw InvalidInput(fmt::format(
                 "libfabric has no provider '{}' with reliable tagged messages to other hosts{}: {}: set FI_PROVIDER to "
                 "one that it has (fi_info -l)",
-                wish, at_host ? " at " + host : "", api_.strerror(-code)));
+                provider, at_host ? " at " + host : "", api_.strerror(-code)));
         }
         return {list, api_.freeinfo};
     }
@@ -269,12 +269,12 @@ class FabricLink final : public Link {
         return true;
     }
     void note_begin(std::size_t bytes, Transfer& transfer) {
-        transfer.is_long = bytes > kLong;
-        long_ones_ += transfer.is_long ? 1 : 0;
+        transfer.is_long = bytes > kLongMessage;
+        long_transfers_ += transfer.is_long ? 1 : 0;
     }
     void note_end(Transfer& transfer) {
         transfer.done = true;
-        long_ones_ -= transfer.is_long ? 1 : 0;
+        long_transfers_ -= transfer.is_long ? 1 : 0;
     }
     void fail(Transfer& transfer, int code) {
         transfer.failure = api_.strerror(code);
@@ -306,14 +306,14 @@ class FabricLink final : public Link {
     }
 
     const FabricApi& api_;
-    const Found info_;
-    Opened<fid_fabric> fabric_;
-    Opened<fid_domain> domain_;
-    Opened<fid_av> addresses_;
-    Opened<fid_cq> queue_;
-    Opened<fid_ep> endpoint_;
+    const InfoList info_;
+    Handle<fid_fabric> fabric_;
+    Handle<fid_domain> domain_;
+    Handle<fid_av> addresses_;
+    Handle<fid_cq> queue_;
+    Handle<fid_ep> endpoint_;
     int descriptor_ = -1;
-    int long_ones_ = 0;  ///< in transit
+    int long_transfers_ = 0;  ///< in transit
     bool is_abandoned_ = false;
     std::vector<fi_addr_t> peers_;
     std::deque<Attempt> held_back_;

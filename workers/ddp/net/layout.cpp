@@ -7,7 +7,7 @@ namespace ddp::net {
 
 namespace {
 
-constexpr std::size_t kSpokenInAll = 64 * 1024;  // sent by one leader to all others together
+constexpr std::size_t kLeaderBytesInAll = 64 * 1024;  // sent by one leader to all others together
 constexpr std::size_t kScatterFrom =
     64 * 1024;  // below it, a second round costs more than the bytes that it saves
 
@@ -51,8 +51,8 @@ std::vector<std::uint32_t> children_in_tree(std::uint32_t node, std::uint32_t ro
     return children;
 }
 
-std::size_t spoken_bytes(std::size_t nodes) {
-    return std::max(kInlineBytes, kSpokenInAll / std::max<std::size_t>(nodes - 1, 1));
+std::size_t leader_reduce_bytes(std::size_t nodes) {
+    return std::max(kInlineBytes, kLeaderBytesInAll / std::max<std::size_t>(nodes - 1, 1));
 }
 
 Rounds choose_rounds(std::size_t bytes, std::size_t nodes) {

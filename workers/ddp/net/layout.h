@@ -45,7 +45,7 @@ Rounds choose_rounds(std::size_t bytes, std::size_t nodes);
 inline constexpr std::size_t kInlineBytes = 8 * 1024;
 /// Longest all-reduce, in bytes, that the leaders sum for their nodes and send with their headers: one
 /// message to each node is faster than several lanes, unless many nodes get the same bytes.
-std::size_t spoken_bytes(std::size_t nodes);
+std::size_t leader_reduce_bytes(std::size_t nodes);
 /// Bytes that a lane sums and sends at a time: it sums the next piece while this one is in transit.
 inline constexpr std::size_t kLanePieceBytes = 512 * 1024;
 

@@ -51,7 +51,7 @@ class Link {
                          Transfer& transfer) = 0;
 
     /// Moves data. True: a transfer was done.
-    virtual bool look() = 0;
+    virtual bool progress() = 0;
     /// Sleeps until progress() may find an event, `most` at the longest.
     virtual void sleep(std::chrono::milliseconds most) = 0;
     /// Ends all connections at once: no memory of any transfer is used any more, and no transfer completes

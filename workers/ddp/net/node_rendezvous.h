@@ -16,7 +16,7 @@
 /// that contain the generation, so that a survivor of the last world cannot meet the next one.
 namespace ddp::net {
 
-struct Appointment {
+struct Rendezvous {
     int rank = 0;  ///< lowest rank of this node, its leader
     int world_size = 1;
     std::uint64_t generation = 0;
@@ -26,10 +26,10 @@ struct Appointment {
 };
 
 /// "net/<generation>/<group>/<first rank of the node>".
-std::string key_of(const Appointment& appointment, int first_rank);
+std::string key_of(const Rendezvous& rendezvous, int first_rank);
 
 /// The text of a rank, and its node: the leader's rank.
-struct Word {
+struct RankText {
     int node = 0;
     std::string text;
 };
@@ -37,8 +37,8 @@ struct Word {
 /// Every rank's text, by rank in the world; `ours` are the texts of this node's ranks, which need not be
 /// consecutive. Throws TimeoutError naming a rank whose node is missing (our texts are withdrawn then, and
 /// may be sent again), MismatchError when nodes disagree about the size of the world or a rank exists twice.
-std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment,
-                               const std::map<int, std::string>& ours);
+std::vector<RankText> gather_from_nodes(const Board& board, const Rendezvous& rendezvous,
+                                        const std::map<int, std::string>& ours);
 
 /// Joins texts of any bytes into one, and splits it. Throws MismatchError when pack() of this release did not
 /// make it.

@@ -1,4 +1,4 @@
-#include "ddp/net/meeting.h"
+#include "ddp/net/node_rendezvous.h"
 
 #include <fmt/core.h>
 #include <sys/socket.h>
@@ -23,17 +23,17 @@ namespace {
 constexpr std::chrono::milliseconds kLookUp{
     100};  ///< longest wait for a key between two checks of the launcher's abort word
 
-std::string wait_for(const Board& board, const Appointment& appointment, int first_rank) {
-    const std::string key = key_of(appointment, first_rank);
+std::string wait_for(const Board& board, const Rendezvous& rendezvous, int first_rank) {
+    const std::string key = key_of(rendezvous, first_rank);
     for (;;) {
-        appointment.throw_if_lost();
+        rendezvous.throw_if_lost();
         const TimePoint until =
-            std::min(appointment.deadline, ddprun::deadline_after(MonotonicClock::now(), kLookUp));
+            std::min(rendezvous.deadline, ddprun::deadline_after(MonotonicClock::now(), kLookUp));
         if (std::string value = board.get(key, until); !value.empty()) return value;
-        if (MonotonicClock::now() < appointment.deadline) continue;
+        if (MonotonicClock::now() < rendezvous.deadline) continue;
         throw TimeoutError(fmt::format(
             "rank {}: joining a world of {}: missing after the time-out: rank {} and its node ({})",
-            appointment.rank, appointment.world_size, first_rank, key));
+            rendezvous.rank, rendezvous.world_size, first_rank, key));
     }
 }
 
@@ -67,24 +67,24 @@ bool is_loopback(const std::string& address) { return address.starts_with("127."
 
 }  // namespace
 
-std::string key_of(const Appointment& appointment, int first_rank) {
-    return fmt::format("net/{}/{}/{}", appointment.generation, appointment.group, first_rank);
+std::string key_of(const Rendezvous& rendezvous, int first_rank) {
+    return fmt::format("net/{}/{}/{}", rendezvous.generation, rendezvous.group, first_rank);
 }
 
 namespace {
 
 // The lowest rank without a text is the leader of a node that was not read yet.
-std::vector<Word> read_all(const Board& board, const Appointment& appointment,
-                           const std::vector<std::string>& said) {
-    std::vector<std::optional<Word>> all(static_cast<std::size_t>(appointment.world_size));
-    for (int node = 0; node < appointment.world_size; ++node) {
+std::vector<RankText> read_all(const Board& board, const Rendezvous& rendezvous,
+                               const std::vector<std::string>& said) {
+    std::vector<std::optional<RankText>> all(static_cast<std::size_t>(rendezvous.world_size));
+    for (int node = 0; node < rendezvous.world_size; ++node) {
         if (all[static_cast<std::size_t>(node)]) continue;
-        const std::vector<std::string> theirs = unpack(wait_for(board, appointment, node));
+        const std::vector<std::string> theirs = unpack(wait_for(board, rendezvous, node));
         if (theirs.size() % 2 == 0 || theirs.front() != said.front()) {
             throw MismatchError(fmt::format(
                 "rank {} was started with a world of {} ranks, rank {} with {}, of which {} on its node: check "
                 "WORLD_SIZE and LOCAL_WORLD_SIZE of every worker",
-                appointment.rank, appointment.world_size, node, theirs.empty() ? "" : theirs.front(),
+                rendezvous.rank, rendezvous.world_size, node, theirs.empty() ? "" : theirs.front(),
                 theirs.size() / 2));
         }
         for (std::size_t i = 1; i < theirs.size(); i += 2) {
@@ -93,27 +93,27 @@ std::vector<Word> read_all(const Board& board, const Appointment& appointment,
                 throw MismatchError(fmt::format(
                     "rank {} is on the node of rank {} and on another: check RANK and LOCAL_RANK of every worker",
                     theirs[i], node));
-            all[rank] = Word{node, theirs[i + 1]};
+            all[rank] = RankText{node, theirs[i + 1]};
         }
         if (!all[static_cast<std::size_t>(node)])
             throw MismatchError(fmt::format(
                 "rank {} leads a node that it is not on: check RANK and LOCAL_RANK of every worker", node));
     }
-    std::vector<Word> words;
-    for (std::optional<Word>& word : all) words.push_back(*std::move(word));
+    std::vector<RankText> words;
+    for (std::optional<RankText>& word : all) words.push_back(*std::move(word));
     return words;
 }
 
 }  // namespace
 
-std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment,
-                               const std::map<int, std::string>& ours) {
-    std::vector<std::string> said{std::to_string(appointment.world_size)};
+std::vector<RankText> gather_from_nodes(const Board& board, const Rendezvous& rendezvous,
+                                        const std::map<int, std::string>& ours) {
+    std::vector<std::string> said{std::to_string(rendezvous.world_size)};
     for (const auto& [rank, text] : ours) said.insert(said.end(), {std::to_string(rank), text});
-    const std::string key = key_of(appointment, appointment.rank);
+    const std::string key = key_of(rendezvous, rendezvous.rank);
     board.put(key, pack(said));
     try {
-        return read_all(board, appointment, said);
+        return read_all(board, rendezvous, said);
     } catch (const TimeoutError&) {
         withdraw(board, key);
         throw;
