@@ -24,8 +24,8 @@ namespace {
 /// The store, in memory.
 class MemoryBoard {
   public:
-    Board board() {
-        Board made;
+    BootstrapStore bootstrap() {
+        BootstrapStore made;
         made.put = [this](const std::string& key, const std::string& value) {
             {
                 const std::lock_guard lock(mutex_);
@@ -105,7 +105,7 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
                                                    .world_size = static_cast<std::uint32_t>(ranks),
                                                    .generation = options.generation}));
     segment->header().aborted = static_cast<std::uint32_t>(options.lost_rank + 1);
-    MemoryBoard board;
+    MemoryBoard bootstrap;
     const int misuses = nccl_misuses();
     std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
     std::vector<std::thread> threads;
@@ -124,7 +124,7 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
                 const auto group = make_nccl_group({.nccl = nccl,
                                                     .segment = segment,
                                                     .device = choose_device(env, wanted, Sharing::Never),
-                                                    .board = board.board()},
+                                                    .bootstrap = bootstrap.bootstrap()},
                                                    env, group_options);
                 NcclRank mine{*group, *segment};
                 fn(mine);

@@ -95,28 +95,28 @@ class SeveralNodes {
         ddprun::WorkerEnv env = environment_of(rank, size_);
         env.local_rank = static_cast<int>(local);
         env.local_world_size = static_cast<int>(ranks_[node].size());
-        net::Parts parts{.board = board(), .group = 0, .open_link = open_link_};
+        net::Parts parts{.bootstrap = bootstrap(), .group = 0, .open_link = open_link_};
         return cpu::make_group(
             std::make_unique<net::AcrossNodes>(map_of(segments_[node]), env, options.timeout, parts), env,
             options);
     }
-    Board board() {
-        Board board;
-        board.put = [this](const std::string& key, const std::string& value) {
+    BootstrapStore bootstrap() {
+        BootstrapStore bootstrap;
+        bootstrap.put = [this](const std::string& key, const std::string& value) {
             const std::lock_guard lock(mutex_);
             values_[key] = value;
             changed_.notify_all();
         };
-        board.get = [this](const std::string& key, ddprun::TimePoint until) -> std::string {
+        bootstrap.get = [this](const std::string& key, ddprun::TimePoint until) -> std::string {
             std::unique_lock lock(mutex_);
             const bool there = changed_.wait_until(lock, until, [&] { return values_.contains(key); });
             return there ? values_[key] : "";
         };
-        board.erase = [this](const std::string& key) {
+        bootstrap.erase = [this](const std::string& key) {
             const std::lock_guard lock(mutex_);
             values_.erase(key);
         };
-        return board;
+        return bootstrap;
     }
 
     Ranks ranks_;

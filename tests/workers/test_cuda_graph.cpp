@@ -36,10 +36,10 @@ TEST(Graph, TakesInAStreamThatWaitsForACapturedEvent) {
     const Event fork, join;
     Capture capture(stream.get());
     fork.record(stream.get());
-    fork.hold_back(side.get());
+    fork.block(side.get());
     ddp::cuda::scale_cast(*gpu(), values.buffer(), values.buffer(), 5, side.get());
     join.record(side.get());
-    join.hold_back(stream.get());
+    join.block(stream.get());
     const auto graph = capture.end();
     graph->launch(stream.get());
     EXPECT_EQ(values.values(stream.get()), std::vector<float>{15});
@@ -51,7 +51,7 @@ TEST(Capture, RefusesAStreamThatWasNotWaitedForAgain) {
     const Event fork;
     Capture capture(stream.get());
     fork.record(stream.get());
-    fork.hold_back(side.get());
+    fork.block(side.get());
     ddp::cuda::scale_cast(*gpu(), values.buffer(), values.buffer(), 5, side.get());
     EXPECT_THROW((void)capture.end(), ddp::Error);
 }

@@ -24,13 +24,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Awaited, TellsTheLauncherHowLongTheOthersMayWait) {
+TEST(HangDetectionPause, TellsTheLauncherHowLongTheOthersMayWait) {
     const auto segment = std::make_shared<SegmentMap>(make_segment({}));
     answer_stack_requests(segment, 0, -1);
     const auto until = [&] { return segment->line(0).awaited_until_ns.load(); };
     const auto now = [] { return ddprun::MonotonicClock::now().time_since_epoch(); };
     {
-        const Awaited awaited(std::chrono::hours(1));
+        const HangDetectionPause awaited(std::chrono::hours(1));
         EXPECT_GT(until(), (now() + std::chrono::minutes(59)).count());
         EXPECT_LE(until(), (now() + std::chrono::hours(1)).count());
     }

@@ -70,16 +70,16 @@ TEST(NcclIds, OneRootServes128RanksWhereNcclCanHaveSeveral) {
 
 TEST(NcclIds, NamesHoldGenerationCommunicatorAndRoot) {
     std::vector<std::string> put, got;
-    Board board;
-    board.put = [&](const std::string& key, const std::string& value) {
+    BootstrapStore bootstrap;
+    bootstrap.put = [&](const std::string& key, const std::string& value) {
         EXPECT_EQ(value.size(), 128u);
         put.push_back(key);
     };
-    board.get = [&](const std::string& key, ddprun::TimePoint) {
+    bootstrap.get = [&](const std::string& key, ddprun::TimePoint) {
         got.push_back(key);
         return std::string(128, static_cast<char>('a' + got.size()));
     };
-    const auto ids = nccl::exchange_ids(*nccl::api_from(fake_library()), board,
+    const auto ids = nccl::exchange_ids(*nccl::api_from(fake_library()), bootstrap,
                                         {.rank = 128,
                                          .ranks = 300,
                                          .generation = 7,

@@ -184,8 +184,8 @@ TEST(NcclCollectives, MessagesHaveNumbersOfTheirOwn) {
 }
 
 /// Call 2 of the communicator, after the barrier of `filled`, is disturbed.
-std::string told(const std::function<void(NcclRank&, Buffer)>& call, const char* fault,
-                 const std::vector<std::string>& hidden = {}) {
+std::string error_of(const std::function<void(NcclRank&, Buffer)>& call, const char* fault,
+                     const std::vector<std::string>& hidden = {}) {
     const auto failures = failures_of(1,
                                       [&](NcclRank& rank) {
                                           call(rank, rank.filled({1, 2, 3, 4}));
@@ -205,14 +205,14 @@ TEST(NcclCollectives, EveryCallNamesItselfWhenItFails) {
         const auto internal = [](const char* text) {
             return AllOf(StartsWith(text), HasSubstr("(ncclInternalError)"));
         };
-        EXPECT_THAT(told(reduce, fault), internal("rank 0: reduce #2 (4 float32, 16 B, sum, root 0): "));
-        EXPECT_THAT(told(gather, fault), internal("rank 0: gather #2 (4 float32, 16 B, root 0): "));
-        EXPECT_THAT(told(scatter, fault), internal("rank 0: scatter #2 (4 float32, 16 B, root 0): "));
+        EXPECT_THAT(error_of(reduce, fault), internal("rank 0: reduce #2 (4 float32, 16 B, sum, root 0): "));
+        EXPECT_THAT(error_of(gather, fault), internal("rank 0: gather #2 (4 float32, 16 B, root 0): "));
+        EXPECT_THAT(error_of(scatter, fault), internal("rank 0: scatter #2 (4 float32, 16 B, root 0): "));
         // Its second buffer took a barrier too.
         const std::string third = "0:3" + std::string(fault).substr(3);
         const auto named = internal("rank 0: all_to_all #3 (4 float32, 16 B): ");
-        EXPECT_THAT(told(all_to_all, third.c_str()), named);
-        EXPECT_THAT(told(all_to_all, third.c_str(), kNative), named);
+        EXPECT_THAT(error_of(all_to_all, third.c_str()), named);
+        EXPECT_THAT(error_of(all_to_all, third.c_str(), kNative), named);
     }
 }
 

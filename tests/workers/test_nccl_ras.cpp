@@ -55,21 +55,21 @@ class RasServer {
 
 TEST(NcclRas, IsAskedAsNcclsOwnClientDoesIt) {
     RasServer server("Job summary\n=== 1 rank is missing\n");
-    EXPECT_EQ(nccl::ask_ras(server.where(), in(milliseconds(20'000))),
+    EXPECT_EQ(nccl::query_ras(server.where(), in(milliseconds(20'000))),
               "Job summary\n=== 1 rank is missing\n");
     EXPECT_THAT(server.heard, ElementsAre("CLIENT PROTOCOL 2\n", "TIMEOUT 2\n", "STATUS\n"));
 }
 
 TEST(NcclRas, ThatIsNotThereOrSomethingElseGivesNoAnswer) {
     const ddprun::test::ReservedPort closed;
-    EXPECT_EQ(nccl::ask_ras(closed.endpoint(), in(milliseconds(5'000))), "");
+    EXPECT_EQ(nccl::query_ras(closed.endpoint(), in(milliseconds(5'000))), "");
     RasServer other("", "220 mail.example.org\n");
-    EXPECT_EQ(nccl::ask_ras(other.where(), in(milliseconds(20'000))), "");
+    EXPECT_EQ(nccl::query_ras(other.where(), in(milliseconds(20'000))), "");
 }
 
 TEST(NcclRas, ThatDoesNotAnswerIsWaitedForUntilTheDeadline) {
     const ddprun::Listener silent = *ddprun::listen_tcp({"127.0.0.1", 0});
-    EXPECT_EQ(nccl::ask_ras(silent.bound, in(milliseconds(100))), "");
+    EXPECT_EQ(nccl::query_ras(silent.bound, in(milliseconds(100))), "");
 }
 
 TEST(NcclRas, IsWhereItsVariablesSay) {

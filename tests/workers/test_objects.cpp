@@ -34,7 +34,7 @@ Shard shard_of(int rank) {
 }
 
 template <class Call>
-std::string told(Call call) {
+std::string error_of(Call call) {
     try {
         call();
     } catch (const InvalidInput& error) {
@@ -72,9 +72,9 @@ TEST(Objects, ThatCannotGoAreToldToAllRanksAndTheGroupStaysUsable) {
     run_ranks(3, [](ProcessGroup& group) {
         const std::string text(group.rank() == 1 ? kMostObjectBytes : 3, 'x');
         EXPECT_THAT(
-            told([&] { all_gather_object(group, text); }),
+            error_of([&] { all_gather_object(group, text); }),
             AllOf(HasSubstr("all_gather_object: the object of rank 1: "), HasSubstr("at most 67108864 go")));
-        EXPECT_THAT(told([&] { scatter_object(group, std::vector<int>(2), 0); }),
+        EXPECT_THAT(error_of([&] { scatter_object(group, std::vector<int>(2), 0); }),
                     HasSubstr("scatter_object: the object of rank 0: 2 of them for 3 ranks"));
         EXPECT_THAT(all_gather_object(group, group.rank()), ElementsAre(0, 1, 2));
     });
@@ -84,9 +84,12 @@ TEST(Objects, ARootThatIsNoRankIsRefusedAtTheCall) {
     run_ranks(2, [](ProcessGroup& group) {
         for (const int root : {-1, 2, 7}) {
             const std::string why = ": root " + std::to_string(root) + " is not a rank of 0-1";
-            EXPECT_EQ(told([&] { broadcast_object(group, 1, root); }), "broadcast_object" + why);
-            EXPECT_EQ(told([&] { gather_object(group, 1, root); }), "gather_object" + why);
-            EXPECT_EQ(told([&] { scatter_object(group, std::vector{1, 2}, root); }), "scatter_object" + why);
+            EXPECT_EQ(error_of([&] { broadcast_object(group, 1, root); }), "broadcast_object" + why);
+            EXPECT_EQ(error_of([&] { gather_object(group, 1, root); }), "gather_object" + why);
+            EXPECT_EQ(error_of([&] {
+                          scatter_object(group, std::vector{1, 2}, root);
+                      }),
+                      "scatter_object" + why);
         }
         EXPECT_THAT(all_gather_object(group, group.rank()), ElementsAre(0, 1));
     });
@@ -94,7 +97,7 @@ TEST(Objects, ARootThatIsNoRankIsRefusedAtTheCall) {
 
 TEST(Objects, OfAnotherTypeAreAnErrorThatNamesTheirRank) {
     run_ranks(2, [](ProcessGroup& group) {
-        const std::string error = told([&] {
+        const std::string error = error_of([&] {
             if (group.rank() == 0) all_gather_object(group, std::string("a text"));
             else all_gather_object(group, 7);
         });

@@ -27,7 +27,7 @@ std::string by_rank_zero(ProcessGroup& group, const std::function<std::string()>
     std::string outcome;
     const TimeoutScope slow(group, std::max<std::chrono::nanoseconds>(group.timeout(), kSlowest));
     if (group.rank() == 0) {
-        const Awaited awaited(kSlowest);
+        const HangDetectionPause awaited(kSlowest);
         try {
             outcome = kDone + act();
         } catch (const InvalidInput& error) {

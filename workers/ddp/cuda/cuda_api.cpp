@@ -73,7 +73,7 @@ Event::~Event() { cudaEventDestroy(event_); }
 
 void Event::record(Stream stream) const { check(cudaEventRecord(event_, stream), "recording a CUDA event"); }
 
-void Event::hold_back(Stream stream) const {
+void Event::block(Stream stream) const {
     check(cudaStreamWaitEvent(stream, event_, 0), "making a CUDA stream wait");
 }
 

@@ -53,7 +53,7 @@ class Event {
     Event& operator=(const Event&) = delete;
     void record(Stream stream) const;
     /// Work that is put on `stream` from now on begins after this point (cudaStreamWaitEvent).
-    void hold_back(Stream stream) const;
+    void block(Stream stream) const;
     /// cudaSuccess, cudaErrorNotReady, or the device's failure. "Not ready" does not become the thread's last
     /// error.
     [[nodiscard]] cudaError_t query() const;

@@ -49,7 +49,7 @@ class DeviceLoader::Ring {
         if (batch > 0) slot_of(batch - 1).used.record(user_stream_);
         reader_->take(batch);
         Slot& slot = slot_of(batch);
-        slot.copied.hold_back(user_stream_);
+        slot.copied.block(user_stream_);
         return &slot.batch;
     }
 
@@ -74,7 +74,7 @@ class DeviceLoader::Ring {
         Slot& slot = slot_of(batch);
         slot.copied.synchronize();
         fill(slot, batching_.samples_of(batch));
-        slot.used.hold_back(copies_.get());
+        slot.used.block(copies_.get());
         // One copy of all fields: padding costs less than a second call.
         cuda::copy(slot.on_device.get(), slot.pinned.get(), slot.pinned.bytes(), copies_.get());
         slot.copied.record(copies_.get());
@@ -101,7 +101,7 @@ class DeviceLoader::Ring {
     const cuda::Stream user_stream_;
     const cuda::OwnedStream copies_;
     std::vector<std::unique_ptr<Slot>> slots_;
-    OwnedByMaker<ReadAhead> reader_;  // destroyed first
+    OwnedByProcess<ReadAhead> reader_;  // destroyed first
 };
 
 DeviceLoader::DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indices,

@@ -76,7 +76,7 @@ class Loader::Ring {
         return slots;
     }
     std::vector<Batch> slots_;
-    OwnedByMaker<ReadAhead> reader_;  // destroyed first
+    OwnedByProcess<ReadAhead> reader_;  // destroyed first
 };
 
 Loader::Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options)

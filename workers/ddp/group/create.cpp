@@ -111,14 +111,14 @@ std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& c
     const WorkerEnv& env = node.env;
     if (choice.enable_multi_rank) ::setenv(kMultiRankVariable, "1", 0);  // read when NCCL starts
     NcclParts parts{
-        .nccl = node.nccl, .segment = node.segment, .device = node.device, .board = {}, .gather = {}};
+        .nccl = node.nccl, .segment = node.segment, .device = node.device, .bootstrap = {}, .gather = {}};
     parts.communicator = numbers.next(env.generation);
     const auto deadline = ddprun::deadline_after(MonotonicClock::now(), node.options.timeout);
     const bool meets_here = env.store.empty() && covers_world(env);
     if (env.world_size > 1 && meets_here) {
         parts.gather = [ranks = node.ranks](std::string_view mine) { return ranks->all_gather_bytes(mine); };
     } else if (env.world_size > 1) {
-        parts.board = nccl::id_board(env, deadline);
+        parts.bootstrap = nccl::id_store(env, deadline);
     }
     auto group = make_nccl_group(std::move(parts), env, node.options);
     numbers.count();
@@ -204,7 +204,7 @@ std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const Process
     require_store(env);
     static GroupNumbers numbers;
     const net::Parts parts{
-        .board = store_board(env, deadline, "joining the other nodes"),
+        .bootstrap = job_bootstrap_store(env, deadline, "joining the other nodes"),
         .group = numbers.next(env.generation),
         .open_link = [address = net::own_address(env, deadline)] { return net::open_fabric_link(address); }};
     auto joined = std::make_unique<net::AcrossNodes>(std::move(segment), env, options.timeout, parts);

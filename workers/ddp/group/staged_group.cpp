@@ -295,7 +295,7 @@ class StagedGroup final : public ProcessGroup {
     const StagedParts parts_;
     const ddprun::WorkerEnv env_;
     const ProcessGroupOptions options_;
-    const OwnedByMaker<cpu::CpuBackend> owned_backend_;
+    const OwnedByProcess<cpu::CpuBackend> owned_backend_;
     cpu::CpuBackend& backend_ = *owned_backend_;
     // Used by the thread.
     std::shared_ptr<const cuda::Gpu> gpu_;
@@ -303,7 +303,7 @@ class StagedGroup final : public ProcessGroup {
     std::optional<cuda::Event> copied_;
     std::vector<std::unique_ptr<Region>> regions_;
     std::deque<std::optional<cuda::PinnedMemory>> rooms_;
-    const OwnedByMaker<ProgressThread> thread_ =
+    const OwnedByProcess<ProgressThread> thread_ =
         make_owned<ProgressThread>();  // destroyed first: tasks in flight use all other members
 };
 

@@ -458,7 +458,7 @@ class Group final : public ProcessGroup {
     std::exception_ptr broken_;
     std::vector<std::shared_ptr<void>> temporaries_;  ///< of the current call
     std::chrono::nanoseconds limit_{};                ///< of the current call
-    OwnedByMaker<ProgressThread> progress_;
+    OwnedByProcess<ProgressThread> progress_;
 };
 
 }  // namespace

@@ -30,8 +30,8 @@ Code state_of(const Api& api, Handle handle) {
 
 /// True once the predicate holds, false after the deadline.
 template <class Predicate>
-bool look_until(ddprun::TimePoint deadline, Predicate predicate) {
-    for (Pauses pauses; !predicate(); pauses.next()) {
+bool poll_until(ddprun::TimePoint deadline, Predicate predicate) {
+    for (Backoff backoff; !predicate(); backoff.next()) {
         if (MonotonicClock::now() >= deadline) return false;
     }
     return true;
@@ -39,7 +39,7 @@ bool look_until(ddprun::TimePoint deadline, Predicate predicate) {
 
 }  // namespace
 
-void Pauses::next() {
+void Backoff::next() {
     constexpr timespec kPause{.tv_sec = 0, .tv_nsec = 200'000};
     constexpr std::chrono::microseconds kYielding{
         300};  // a yield lets other threads of this core run for their slices
@@ -70,12 +70,12 @@ bool returns_within(std::chrono::nanoseconds limit, std::function<void()> task) 
 Communicator::~Communicator() = default;
 
 std::shared_ptr<Communicator> Communicator::join(std::shared_ptr<const Api> api, std::vector<UniqueId> ids,
-                                                 int rank, int ranks, const Patience& patience,
+                                                 int rank, int ranks, const WaitBounds& bounds,
                                                  const std::string& attempt) {
     const auto made = std::make_shared<Communicator>(std::move(api));
     const Code code = made->start_joining(ids, rank, ranks);
     try {
-        made->wait_until_joined(code, patience, attempt);
+        made->wait_until_joined(code, bounds, attempt);
     } catch (...) {
         made->stop(kAbortLimit);
         throw;
@@ -83,10 +83,10 @@ std::shared_ptr<Communicator> Communicator::join(std::shared_ptr<const Api> api,
     return made;
 }
 
-void Communicator::wait_until_joined(Code code, const Patience& patience, const std::string& attempt) {
-    for (Pauses pauses; code == Code::InProgress; pauses.next()) {
-        patience.throw_if_lost();
-        if (MonotonicClock::now() >= patience.deadline) {
+void Communicator::wait_until_joined(Code code, const WaitBounds& bounds, const std::string& attempt) {
+    for (Backoff backoff; code == Code::InProgress; backoff.next()) {
+        bounds.throw_if_lost();
+        if (MonotonicClock::now() >= bounds.deadline) {
             throw TimeoutError(attempt + ": NCCL was not done within the time-out");
         }
         code = state().value_or(Code::InProgress);
@@ -97,24 +97,24 @@ void Communicator::wait_until_joined(Code code, const Patience& patience, const 
 }
 
 // The old communicator tells when the new one exists, and the new one when it is ready.
-std::shared_ptr<Communicator> Communicator::split(int color, int key, const Patience& patience,
+std::shared_ptr<Communicator> Communicator::split(int color, int key, const WaitBounds& bounds,
                                                   const std::string& attempt) {
     const auto made = std::make_shared<Communicator>(api_);
     Config config;
     config.blocking = 0;
     const std::optional<Code> code = call([&](Handle handle) {
-        coming_ = made;
+        splitting_ = made;
         return api_->comm_split(handle, color, key, &made->handle_, &config);
     });
-    wait_until_joined(code.value_or(Code::InProgress), patience, attempt);
+    wait_until_joined(code.value_or(Code::InProgress), bounds, attempt);
     {
         const std::lock_guard lock(mutex_);
-        if (handle_ != nullptr) coming_ = nullptr;  // else it was stopped in between, with the split
+        if (handle_ != nullptr) splitting_ = nullptr;  // else it was stopped in between, with the split
     }
     if (color == kNoColor) return nullptr;
     if (made->handle_ == nullptr) throw Error(attempt + ": NCCL made no communicator");
     try {
-        made->wait_until_joined(Code::InProgress, patience, attempt);
+        made->wait_until_joined(Code::InProgress, bounds, attempt);
     } catch (...) {
         made->stop(kAbortLimit);
         throw;
@@ -150,7 +150,7 @@ std::optional<Code> Communicator::state() {
 std::string Communicator::explain(Code code) {
     // A thread stuck inside NCCL must not keep the failure from being reported.
     std::unique_lock lock(mutex_, std::defer_lock);
-    look_until(MonotonicClock::now() + kExplainLimit, [&] { return lock.try_lock(); });
+    poll_until(MonotonicClock::now() + kExplainLimit, [&] { return lock.try_lock(); });
     const std::string what = api_->explain(code, lock ? handle_ : nullptr);
     note_device_error(DeviceLibrary::Nccl, what);
     return what;
@@ -167,8 +167,8 @@ bool Communicator::stop(std::chrono::nanoseconds limit) {
         const Api& api = *self->api_;
         api.comm_abort(handle);
         // No other split can begin: the communicator is gone.
-        if (self->coming_ == nullptr) return;
-        if (const Handle half = std::exchange(self->coming_->handle_, nullptr)) api.comm_abort(half);
+        if (self->splitting_ == nullptr) return;
+        if (const Handle half = std::exchange(self->splitting_->handle_, nullptr)) api.comm_abort(half);
     });
 }
 
@@ -218,13 +218,13 @@ class Communicator::Finalizing {
 };
 
 /// "" after success, else the reason.
-std::string Communicator::finalize(const Patience& patience) {
+std::string Communicator::finalize(const WaitBounds& bounds) {
     try {
         const Finalizing finalizing(shared_from_this());
         Code code = Code::InProgress;
-        for (Pauses pauses; code == Code::InProgress && MonotonicClock::now() < patience.deadline;
-             pauses.next()) {
-            patience.throw_if_lost();
+        for (Backoff backoff; code == Code::InProgress && MonotonicClock::now() < bounds.deadline;
+             backoff.next()) {
+            bounds.throw_if_lost();
             if (!finalizing.returned()) continue;
             code = finalizing.code();
             if (code == Code::InProgress || code == Code::Success) code = state().value_or(code);
@@ -237,8 +237,8 @@ std::string Communicator::finalize(const Patience& patience) {
     }
 }
 
-std::string Communicator::finish(const Patience& patience) {
-    std::string why = finalize(patience);
+std::string Communicator::finish(const WaitBounds& bounds) {
+    std::string why = finalize(bounds);
     if (!why.empty()) {
         if (!stop(kAbortLimit)) why += "; ncclCommAbort did not return";
         return why;

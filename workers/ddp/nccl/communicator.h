@@ -13,7 +13,7 @@
 namespace ddp::nccl {
 
 /// The bounds of a wait: `deadline`, and an exception when the launcher has ended the generation.
-struct Patience {
+struct WaitBounds {
     ddprun::TimePoint deadline;
     std::function<void()> throw_if_lost;
 };
@@ -29,7 +29,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Joins. Throws TimeoutError, Error with NCCL's reason, and the exceptions of `throw_if_lost`; each
     /// begins with `attempt`.
     static std::shared_ptr<Communicator> join(std::shared_ptr<const Api> api, std::vector<UniqueId> ids,
-                                              int rank, int ranks, const Patience& patience,
+                                              int rank, int ranks, const WaitBounds& bounds,
                                               const std::string& attempt);
     explicit Communicator(std::shared_ptr<const Api> api) : api_(std::move(api)) {}
     ~Communicator();
@@ -39,7 +39,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Collective: splits off a communicator of the ranks of equal `color`, ordered by `key`; null for
     /// kNoColor. Nothing may be in flight. Requires comm_split; throws the errors of join, after which this
     /// communicator must be stopped: peers may be waiting in the split.
-    std::shared_ptr<Communicator> split(int color, int key, const Patience& patience,
+    std::shared_ptr<Communicator> split(int color, int key, const WaitBounds& bounds,
                                         const std::string& attempt);
 
     [[nodiscard]] const Api& api() const { return *api_; }
@@ -62,12 +62,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     void free_at_end(std::shared_ptr<void> memory);
     /// Finalizes and destroys; ends by the deadline and a few seconds more, also when NCCL does not return.
     /// "" on success, else the reason; then the communicator was stopped.
-    std::string finish(const Patience& patience);
+    std::string finish(const WaitBounds& bounds);
 
   private:
-    void wait_until_joined(Code code, const Patience& patience, const std::string& attempt);
+    void wait_until_joined(Code code, const WaitBounds& bounds, const std::string& attempt);
     class Finalizing;
-    std::string finalize(const Patience& patience);
+    std::string finalize(const WaitBounds& bounds);
     Code start_joining(std::vector<UniqueId>& ids, int rank, int ranks);
 
     std::shared_ptr<const Api> api_;
@@ -75,14 +75,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Handle handle_ = nullptr;
     /// The communicator of a split in progress: NCCL writes into it from its own thread, also after a
     /// time-out here.
-    std::shared_ptr<Communicator> coming_;
+    std::shared_ptr<Communicator> splitting_;
     std::vector<std::shared_ptr<void>> memory_;
 };
 
-/// The pauses between two polls of a communicator or an event in progress: NCCL and CUDA have no descriptor
+/// The backoff between two polls of a communicator or an event in progress: NCCL and CUDA have no descriptor
 /// or condition to wait on. Short at first, because NCCL starts a collective on its own thread, which takes
 /// tens of microseconds, and a training step waits for it; later long enough to cost nothing.
-class Pauses {
+class Backoff {
   public:
     void next();
 

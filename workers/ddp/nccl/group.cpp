@@ -25,7 +25,7 @@ Code grouped(const Api& api, Calls calls) {
 }
 
 /// Runs calls until the first failure.
-class Until {
+class UntilFailure {
   public:
     template <class Call>
     void then(Call call) {
@@ -62,7 +62,7 @@ Group::~Group() {
     session_.reset();
     for (auto& memory : memory_) communicator_->free_at_end(std::move(memory));
     communicator_->free_at_end(std::move(scratch_));
-    communicator_->free_at_end(std::move(room_));
+    communicator_->free_at_end(std::move(gather_scratch_));
 }
 
 std::string Group::describe() const {
@@ -135,7 +135,7 @@ Work Group::do_gather(Buffer output, Buffer input, int root) {
         if (api.gather != nullptr)
             return api.gather(input.data, output.data, input.count, type, root, comm, stream);
         return grouped(api, [&] {
-            Until all;
+            UntilFailure all;
             all.then([&] { return api.send(input.data, input.count, type, root, comm, stream); });
             for (int r = 0; is_root && r < ranks; ++r) {
                 all.then([&] {
@@ -156,7 +156,7 @@ Work Group::do_scatter(Buffer output, Buffer input, int root) {
         if (api.scatter != nullptr)
             return api.scatter(input.data, output.data, output.count, type, root, comm, stream);
         return grouped(api, [&] {
-            Until all;
+            UntilFailure all;
             for (int r = 0; is_root && r < ranks; ++r) {
                 all.then([&] {
                     return api.send(slice(input, r, output.bytes()), output.count, type, r, comm, stream);
@@ -179,7 +179,7 @@ Work Group::do_all_to_all(Buffer output, Buffer input) {
                 return api.all_to_all(input.data, output.data, count, type, comm, stream);
             const std::size_t each = count * size_of(input.dtype);
             return grouped(api, [&] {
-                Until all;
+                UntilFailure all;
                 for (int r = 0; r < ranks; ++r) {
                     all.then([&] { return api.send(slice(input, r, each), count, type, r, comm, stream); });
                     all.then([&] { return api.recv(slice(output, r, each), count, type, r, comm, stream); });
@@ -196,7 +196,7 @@ Work Group::do_all_gather_v(Buffer output, Buffer input, Counts counts) {
                  [=, slices = Slices(counts, output.dtype), ranks = size()](const Api& api, Handle comm,
                                                                             cuda::Stream stream) {
                      return grouped(api, [&] {
-                         Until all;
+                         UntilFailure all;
                          for (int r = 0; r < ranks; ++r) {
                              const Buffer theirs = slices.of(output, r);
                              all.then([&] {
@@ -214,7 +214,7 @@ Work Group::do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, Redu
                  [=, slices = Slices(counts, input.dtype), ranks = size()](const Api& api, Handle comm,
                                                                            cuda::Stream stream) {
                      return grouped(api, [&] {
-                         Until all;
+                         UntilFailure all;
                          for (int r = 0; r < ranks; ++r) {
                              const Buffer theirs = slices.of(input, r);
                              all.then([&] {
@@ -234,7 +234,7 @@ Work Group::do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts
             const Api& api, Handle comm, cuda::Stream stream) {
             const Type type = type_of(input.dtype);
             return grouped(api, [&] {
-                Until all;
+                UntilFailure all;
                 for (int r = 0; r < ranks; ++r) {
                     const Buffer given = to.of(input, r), taken = from.of(output, r);
                     all.then([&] { return api.send(given.data, given.count, type, r, comm, stream); });
@@ -266,7 +266,7 @@ Work Group::do_batch(std::vector<Message> messages) {
         {.bytes = bytes, .operation = SegmentOp::Send, .root = kBatchMark},
         [messages = std::move(messages)](const Api& api, Handle comm, cuda::Stream stream) {
             return grouped(api, [&] {
-                Until all;
+                UntilFailure all;
                 for (const Message& one : messages) {
                     const Buffer& buffer = one.buffer;
                     const Type type = type_of(buffer.dtype);
@@ -326,7 +326,7 @@ std::shared_ptr<Communicator> Group::divide(const Part& part, const Membership& 
                                 leads ? ": " + parts_.nccl->explain(code, nullptr) : ""));
     }
     std::copy(theirs.begin(), theirs.end(), id.internal);
-    return Communicator::join(parts_.nccl, {id}, place.rank, place.size, session_->patience(attempt),
+    return Communicator::join(parts_.nccl, {id}, place.rank, place.size, session_->wait_bounds(attempt),
                               attempt);
 }
 
@@ -337,14 +337,14 @@ std::span<std::byte> Group::do_allocate_shared(std::size_t bytes) {
     const auto& memory =
         memory_.emplace_back(make_owned<NcclMemory>(*parts_.nccl, std::max<std::size_t>(bytes, 1)));
     session_->clear(memory->get(), memory->bytes());
-    const bool in_window = make_known(*memory);
+    const bool in_window = register_memory(*memory);
     symmetry_ = in_window && symmetry_ != Symmetry::Partial ? Symmetry::Whole : Symmetry::Partial;
     return {memory->get(), bytes};
 }
 
 /// The least registration of all ranks: registering is a collective, and whether buffers are symmetric must
 /// be the same everywhere.
-Registration Group::agree_on(Registration mine, std::size_t bytes) {
+Registration Group::lowest_registration(Registration mine, std::size_t bytes) {
     if (size() == 1) return mine;
     auto value = static_cast<std::int32_t>(mine);
     void* const word = scratch_->get();
@@ -359,16 +359,16 @@ Registration Group::agree_on(Registration mine, std::size_t bytes) {
 }
 
 /// Registers memory in the best way that all ranks support. True: as a symmetric window.
-bool Group::make_known(const NcclMemory& memory) {
-    const Registration how = agree_on(memory.best_registration(), memory.bytes());
+bool Group::register_memory(const NcclMemory& memory) {
+    const Registration how = lowest_registration(memory.best_registration(), memory.bytes());
     if (how == Registration::None) return false;
     const bool made = session_->register_memory(memory.get(), memory.bytes(), how);
     if (how == Registration::Plain) return false;
-    if (agree_on(made ? Registration::Symmetric : Registration::None, memory.bytes()) ==
+    if (lowest_registration(made ? Registration::Symmetric : Registration::None, memory.bytes()) ==
         Registration::Symmetric)
         return true;
-    if (agree_on(parts_.nccl->comm_register != nullptr ? Registration::Plain : Registration::None,
-                 memory.bytes()) == Registration::Plain) {
+    if (lowest_registration(parts_.nccl->comm_register != nullptr ? Registration::Plain : Registration::None,
+                            memory.bytes()) == Registration::Plain) {
         session_->register_memory(memory.get(), memory.bytes(), Registration::Plain);
     }
     return false;
@@ -384,7 +384,7 @@ std::vector<std::string> Group::do_all_gather_bytes(std::string_view mine, std::
 
     std::string padded(mine), all(longest * ranks, '\0');
     padded.resize(longest);
-    gather_host(all.data(), padded.data(), longest, room_for(longest * (ranks + 1)), mark);
+    gather_host(all.data(), padded.data(), longest, scratch_for(longest * (ranks + 1)), mark);
     std::vector<std::string> messages;
     for (std::size_t r = 0; r < ranks; ++r) {
         messages.push_back(all.substr(r * longest, static_cast<std::size_t>(lengths[r])));
@@ -394,20 +394,20 @@ std::vector<std::string> Group::do_all_gather_bytes(std::string_view mine, std::
 
 /// Keeps the buffer for the next message: device allocation takes a thousand times as long as a small
 /// collective.
-const NcclMemory& Group::room_for(std::size_t bytes) {
-    if (!room_ || room_->bytes() < bytes) {
+const NcclMemory& Group::scratch_for(std::size_t bytes) {
+    if (!gather_scratch_ || gather_scratch_->bytes() < bytes) {
         const cuda::DeviceScope here = on_device();
-        room_.reset();
-        room_ = make_owned<NcclMemory>(*parts_.nccl, std::bit_ceil(bytes));
+        gather_scratch_.reset();
+        gather_scratch_ = make_owned<NcclMemory>(*parts_.nccl, std::bit_ceil(bytes));
     }
-    return *room_;
+    return *gather_scratch_;
 }
 
 /// Gathers `bytes` bytes of host memory by rank; `scratch` holds size() + 1 times as many.
-void Group::gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& room,
+void Group::gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& scratch,
                         std::int16_t mark) {
-    std::byte* const sent = room.get();
-    std::byte* const received = room.get() + bytes;
+    std::byte* const sent = scratch.get();
+    std::byte* const received = scratch.get() + bytes;
     session_->copy(sent, mine, bytes, cudaMemcpyHostToDevice);
     start({.bytes = bytes, .operation = SegmentOp::AllGather, .root = mark}, [=](const Api& api, Handle comm,
                                                                                  cuda::Stream stream) {

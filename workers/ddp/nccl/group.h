@@ -56,10 +56,10 @@ class Group final : public ProcessGroup {
 
     Work start(Call call, const Session::Enqueue& enqueue);
     cuda::DeviceScope on_device() const;
-    Registration agree_on(Registration mine, std::size_t bytes);
-    bool make_known(const NcclMemory& memory);
-    const NcclMemory& room_for(std::size_t bytes);
-    void gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& room,
+    Registration lowest_registration(Registration mine, std::size_t bytes);
+    bool register_memory(const NcclMemory& memory);
+    const NcclMemory& scratch_for(std::size_t bytes);
+    void gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& scratch,
                      std::int16_t mark);
     std::shared_ptr<Communicator> divide(const Part& part, const Membership& place);
 
@@ -69,11 +69,11 @@ class Group final : public ProcessGroup {
     int splits_ = 0;
     /// Covers all memory from allocate_shared; the same on all ranks.
     enum class Symmetry : std::uint8_t { Nothing, Partial, Whole } symmetry_ = Symmetry::Nothing;
-    OwnedByMaker<NcclMemory> scratch_;
-    OwnedByMaker<NcclMemory> room_;  ///< for all_gather_bytes; grows
-    std::vector<OwnedByMaker<NcclMemory>> memory_;
+    OwnedByProcess<NcclMemory> scratch_;
+    OwnedByProcess<NcclMemory> gather_scratch_;  ///< for all_gather_bytes; grows
+    std::vector<OwnedByProcess<NcclMemory>> memory_;
     std::shared_ptr<Communicator> communicator_;
-    OwnedByMaker<Session> session_;  // destroyed first: collectives in flight use the memory
+    OwnedByProcess<Session> session_;  // destroyed first: collectives in flight use the memory
 };
 
 }  // namespace ddp::nccl

@@ -26,18 +26,18 @@ using ddprun::WorkerEnv;
 
 namespace {
 
-constexpr std::chrono::milliseconds kLookUp{
+constexpr std::chrono::milliseconds kStorePoll{
     200};  ///< longest wait for a key between two checks of the launcher's abort word
 
 constexpr std::string_view kAttempt = "exchanging NCCL's unique ids";
 
-UniqueId wait_for_id(const Board& board, const Appointment& appointment, int root) {
-    const std::string key = id_key(appointment.generation, appointment.communicator, root);
+UniqueId wait_for_id(const BootstrapStore& bootstrap, const Rendezvous& rendezvous, int root) {
+    const std::string key = id_key(rendezvous.generation, rendezvous.communicator, root);
     for (;;) {
-        appointment.throw_if_lost();
+        rendezvous.throw_if_lost();
         const TimePoint now = MonotonicClock::now();
         const std::string value =
-            board.get(key, std::min(appointment.deadline, ddprun::deadline_after(now, kLookUp)));
+            bootstrap.get(key, std::min(rendezvous.deadline, ddprun::deadline_after(now, kStorePoll)));
         UniqueId id;
         if (value.size() == sizeof id.internal) {
             std::memcpy(id.internal, value.data(), sizeof id.internal);
@@ -45,13 +45,13 @@ UniqueId wait_for_id(const Board& board, const Appointment& appointment, int roo
         }
         if (!value.empty()) {
             throw MismatchError(fmt::format("rank {}: the unique id {} has {} bytes, NCCL's have {}",
-                                            appointment.rank, key, value.size(), sizeof id.internal));
+                                            rendezvous.rank, key, value.size(), sizeof id.internal));
         }
-        if (MonotonicClock::now() >= appointment.deadline) {
+        if (MonotonicClock::now() >= rendezvous.deadline) {
             throw TimeoutError(
                 fmt::format("rank {}: joining a world of {}: rank {} did not publish its NCCL "
                             "unique id ({}) within the time-out",
-                            appointment.rank, appointment.ranks, maker_of(root), key));
+                            rendezvous.rank, rendezvous.ranks, root_rank(root), key));
         }
     }
 }
@@ -66,11 +66,12 @@ UniqueId make_id(const Api& api, int rank) {
     return id;
 }
 
-UniqueId make_and_leave_id(const Api& api, const Board& board, const Appointment& appointment, int root) {
-    const UniqueId id = make_id(api, appointment.rank);
-    if (appointment.ranks > 1) {
-        board.put(id_key(appointment.generation, appointment.communicator, root),
-                  std::string(id.internal, sizeof id.internal));
+UniqueId make_and_publish_id(const Api& api, const BootstrapStore& bootstrap, const Rendezvous& rendezvous,
+                             int root) {
+    const UniqueId id = make_id(api, rendezvous.rank);
+    if (rendezvous.ranks > 1) {
+        bootstrap.put(id_key(rendezvous.generation, rendezvous.communicator, root),
+                      std::string(id.internal, sizeof id.internal));
     }
     return id;
 }
@@ -93,33 +94,34 @@ std::string id_key(std::uint64_t generation, int communicator, int root) {
     return fmt::format("nccl/{}/{}/{}", generation, communicator, root);
 }
 
-Board id_board(const WorkerEnv& env, TimePoint deadline) {
+BootstrapStore id_store(const WorkerEnv& env, TimePoint deadline) {
     require_store(env);
-    return store_board(env, deadline, kAttempt);
+    return job_bootstrap_store(env, deadline, kAttempt);
 }
 
-std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment) {
-    const int roots = root_count(appointment.ranks, api.comm_init_rank_scalable != nullptr);
+std::vector<UniqueId> exchange_ids(const Api& api, const BootstrapStore& bootstrap,
+                                   const Rendezvous& rendezvous) {
+    const int roots = root_count(rendezvous.ranks, api.comm_init_rank_scalable != nullptr);
     std::vector<UniqueId> ids(static_cast<std::size_t>(roots));
     // This rank's ids come first: others wait for them.
     for (int root = 0; root < roots; ++root) {
-        if (maker_of(root) != appointment.rank) continue;
-        ids[static_cast<std::size_t>(root)] = make_and_leave_id(api, board, appointment, root);
+        if (root_rank(root) != rendezvous.rank) continue;
+        ids[static_cast<std::size_t>(root)] = make_and_publish_id(api, bootstrap, rendezvous, root);
     }
     for (int root = 0; root < roots; ++root) {
-        if (maker_of(root) == appointment.rank) continue;
-        ids[static_cast<std::size_t>(root)] = wait_for_id(board, appointment, root);
+        if (root_rank(root) == rendezvous.rank) continue;
+        ids[static_cast<std::size_t>(root)] = wait_for_id(bootstrap, rendezvous, root);
     }
     return ids;
 }
 
-std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const Appointment& appointment) {
-    const int roots = root_count(appointment.ranks, api.comm_init_rank_scalable != nullptr);
+std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const Rendezvous& rendezvous) {
+    const int roots = root_count(rendezvous.ranks, api.comm_init_rank_scalable != nullptr);
     std::string mine;
     std::exception_ptr failure;
-    if (appointment.rank % kRanksPerRoot == 0 && appointment.rank / kRanksPerRoot < roots) {
+    if (rendezvous.rank % kRanksPerRoot == 0 && rendezvous.rank / kRanksPerRoot < roots) {
         try {
-            const UniqueId id = make_id(api, appointment.rank);
+            const UniqueId id = make_id(api, rendezvous.rank);
             mine.assign(id.internal, sizeof id.internal);
         } catch (const Error&) {
             failure = std::current_exception();
@@ -129,11 +131,11 @@ std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const App
     if (failure) std::rethrow_exception(failure);
     std::vector<UniqueId> ids(static_cast<std::size_t>(roots));
     for (int root = 0; root < roots; ++root) {
-        const std::string& theirs = all[static_cast<std::size_t>(maker_of(root))];
+        const std::string& theirs = all[static_cast<std::size_t>(root_rank(root))];
         UniqueId& id = ids[static_cast<std::size_t>(root)];
         if (theirs.size() != sizeof id.internal) {
-            throw Error(fmt::format("rank {}: rank {} could not make an NCCL unique id", appointment.rank,
-                                    maker_of(root)));
+            throw Error(fmt::format("rank {}: rank {} could not make an NCCL unique id", rendezvous.rank,
+                                    root_rank(root)));
         }
         std::copy(theirs.begin(), theirs.end(), id.internal);
     }
@@ -149,9 +151,9 @@ namespace {
 using ddprun::MonotonicClock;
 using ddprun::WorkerEnv;
 
-std::vector<nccl::UniqueId> ids_for(const NcclParts& parts, const nccl::Appointment& appointment) {
-    if (!parts.gather) return nccl::exchange_ids(*parts.nccl, parts.board, appointment);
-    return nccl::gather_ids(*parts.nccl, parts.gather, appointment);
+std::vector<nccl::UniqueId> ids_for(const NcclParts& parts, const nccl::Rendezvous& rendezvous) {
+    if (!parts.gather) return nccl::exchange_ids(*parts.nccl, parts.bootstrap, rendezvous);
+    return nccl::gather_ids(*parts.nccl, parts.gather, rendezvous);
 }
 
 /// NCCL's environment variables override the configuration in the call.
@@ -166,7 +168,7 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
     const WorkerEnv& env = session.env;
     const std::string attempt =
         fmt::format("rank {}: joining {} of {} ranks", env.rank, session.name, env.world_size);
-    const nccl::Patience patience{ddprun::deadline_after(MonotonicClock::now(), session.timeout),
+    const nccl::WaitBounds bounds{ddprun::deadline_after(MonotonicClock::now(), session.timeout),
                                   [&] { throw_if_lost(session.segment->header(), attempt); }};
     ddprun::RankLine& line = parts.segment->line(static_cast<std::uint32_t>(env.local_rank));
     line.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
@@ -176,9 +178,9 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
                                .ranks = env.world_size,
                                .generation = env.generation,
                                .communicator = parts.communicator,
-                               .deadline = patience.deadline,
-                               .throw_if_lost = patience.throw_if_lost});
-    return nccl::Communicator::join(parts.nccl, std::move(ids), env.rank, env.world_size, patience, attempt);
+                               .deadline = bounds.deadline,
+                               .throw_if_lost = bounds.throw_if_lost});
+    return nccl::Communicator::join(parts.nccl, std::move(ids), env.rank, env.world_size, bounds, attempt);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "ddp/cuda/cuda_api.h"
 #include "ddp/nccl/api.h"
 #include "ddp/process_group.h"
-#include "ddp/worker/board.h"
+#include "ddp/worker/bootstrap_store.h"
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
 #include "env/worker_env.h"
@@ -25,7 +25,7 @@ inline constexpr int kRanksPerRoot = 128;
 /// The number of unique ids for a communicator of that size.
 int root_count(int ranks, bool has_scalable_init);
 /// The rank that makes the id of a root.
-constexpr int maker_of(int root) { return root * kRanksPerRoot; }
+constexpr int root_rank(int root) { return root * kRanksPerRoot; }
 /// "nccl/<generation>/<communicator>/<root>".
 std::string id_key(std::uint64_t generation, int communicator, int root);
 
@@ -34,9 +34,9 @@ using Gather = std::function<std::vector<std::string>(std::string_view mine)>;
 /// Throws InvalidInput where there is no launcher with a store.
 void require_store(const ddprun::WorkerEnv& env);
 /// The launcher's store. Throws InvalidInput without one, TimeoutError, Error.
-Board id_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
+BootstrapStore id_store(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
 
-struct Appointment {
+struct Rendezvous {
     int rank = 0;
     int ranks = 1;
     std::uint64_t generation = 0;
@@ -46,9 +46,10 @@ struct Appointment {
 };
 /// Makes this rank's ids and fetches the others, in the order of the roots. Throws TimeoutError naming the
 /// rank whose id is missing, Error with NCCL's reason.
-std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment);
+std::vector<UniqueId> exchange_ids(const Api& api, const BootstrapStore& bootstrap,
+                                   const Rendezvous& rendezvous);
 /// Exchanges ids without a store; collective. A rank whose NCCL fails tells all others.
-std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const Appointment& appointment);
+std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const Rendezvous& rendezvous);
 
 }  // namespace ddp::nccl
 
@@ -59,7 +60,7 @@ struct NcclParts {
     std::shared_ptr<const nccl::Api> nccl;
     std::shared_ptr<SegmentMap> segment;  ///< this node's: the launcher's abort word and the rank lines
     int device = 0;                       ///< device of this rank and of the calling thread
-    Board board;                          ///< not used by a world of one
+    BootstrapStore bootstrap;             ///< not used by a world of one
     nccl::Gather gather = {};             ///< replaces the store when set
     int communicator = 0;                 ///< number of this communicator in the generation
 };

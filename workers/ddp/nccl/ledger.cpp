@@ -74,7 +74,7 @@ std::string named(const SessionParts& parts, const Call& call) {
     return fmt::format("rank {}: {}", parts.env.rank, ddp::to_string(call));
 }
 
-std::string what_peers_do(const SessionParts& parts) {
+std::string describe_peers(const SessionParts& parts) {
     std::vector<std::uint32_t> peers;
     for (std::uint32_t local = 0; local < parts.segment->header().local_world_size; ++local) {
         if (local != static_cast<std::uint32_t>(parts.env.local_rank)) peers.push_back(local);
@@ -83,11 +83,11 @@ std::string what_peers_do(const SessionParts& parts) {
     return "; " + describe_activities(*parts.segment, peers, MonotonicClock::now());
 }
 
-std::string why_it_hangs(const SessionParts& parts, const Api& api) {
-    const std::string peers = what_peers_do(parts);
+std::string explain_hang(const SessionParts& parts, const Api& api) {
+    const std::string peers = describe_peers(parts);
     const auto where = ras_address();
     if (!where || api.version < kRasVersion) return peers;
-    const std::string answer = ask_ras(*where, ddprun::deadline_after(MonotonicClock::now(), kRasLimit));
+    const std::string answer = query_ras(*where, ddprun::deadline_after(MonotonicClock::now(), kRasLimit));
     if (answer.empty()) return peers;
     note_device_error(DeviceLibrary::Nccl, answer);
     ddprun::print(stderr, "ddp: rank {}: NCCL's RAS says:\n{}\n", parts.env.rank, answer);
@@ -98,7 +98,7 @@ std::optional<ddprun::Endpoint> ras_address() {
     return ddprun::ras_endpoint(variable("NCCL_RAS_ENABLE"), variable("NCCL_RAS_ADDR"));
 }
 
-std::string ask_ras(const ddprun::Endpoint& where, TimePoint deadline) {
+std::string query_ras(const ddprun::Endpoint& where, TimePoint deadline) {
     const Result<ddprun::UniqueFd> connection = ddprun::connect_tcp(where, deadline);
     if (!connection) return "";
     const int socket = connection->get();

@@ -62,10 +62,10 @@ class Ledger {
 /// "rank 3: all_reduce #812 (...)", the beginning of errors.
 std::string named(const SessionParts& parts, const Call& call);
 /// "; rank 5 is in ...; rank 6 finished ...": the other ranks of this node; "" without others.
-std::string what_peers_do(const SessionParts& parts);
+std::string describe_peers(const SessionParts& parts);
 /// For a time-out: the peers' activity, and NCCL's own view if it has one. That view is long, so it goes to
 /// standard error and into the error report. Blocks for three seconds at most.
-std::string why_it_hangs(const SessionParts& parts, const Api& api);
+std::string explain_hang(const SessionParts& parts, const Api& api);
 
 // NCCL's own view of a hanging job: its RAS threads (2.24 and newer) know which ranks of a communicator do
 // not respond, and answer clients that connect.
@@ -76,6 +76,6 @@ std::optional<ddprun::Endpoint> ras_address();
 
 /// The answer to "STATUS", at most 16 KiB of it; "" without an answer by `deadline`. Blocks until then at
 /// most.
-std::string ask_ras(const ddprun::Endpoint& where, ddprun::TimePoint deadline);
+std::string query_ras(const ddprun::Endpoint& where, ddprun::TimePoint deadline);
 
 }  // namespace ddp::nccl

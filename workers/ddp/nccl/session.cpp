@@ -18,12 +18,12 @@ using ddprun::TimePoint;
 
 namespace {
 
-constexpr std::chrono::milliseconds kLookBusy{1};
-constexpr std::chrono::milliseconds kLookIdle{50};
+constexpr std::chrono::milliseconds kPollBusy{1};
+constexpr std::chrono::milliseconds kPollIdle{50};
 constexpr std::chrono::milliseconds kStopLimit{
     500};  ///< so that waiting callers learn of a failure within a second
 constexpr std::chrono::milliseconds kStopUnderGraphs{100};  ///< with graphs the abort does not return at all
-constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
+constexpr std::chrono::nanoseconds kShutDownLimit = std::chrono::seconds(30);
 
 // High priority: a collective's few blocks must get onto the device while the backward pass fills it.
 cuda::Stream make_stream(const SessionParts& parts) {
@@ -66,7 +66,7 @@ Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
 Session::~Session() {
     {
         const std::lock_guard lock(mutex_);
-        leaving_ = true;
+        stopping_ = true;
     }
     changed_.notify_all();
     watchdog_.join();
@@ -74,20 +74,20 @@ Session::~Session() {
         const std::lock_guard lock(link_->mutex);
         link_->session = nullptr;
     }
-    leave();
+    shut_down();
 }
 
 // No collective is in flight any more: the watchdog ends every one by its deadline.
-void Session::leave() {
+void Session::shut_down() {
     std::string why;
     if (!broken()) deregister_all();
     if (!broken()) {
-        const auto limit = std::min(parts_.timeout, kLeaveLimit);
+        const auto limit = std::min(parts_.timeout, kShutDownLimit);
         const std::string attempt = fmt::format("rank {}: leaving", parts_.env.rank);
         why = communicator_->finish({ddprun::deadline_after(MonotonicClock::now(), limit),
                                      [&] { throw_if_lost(parts_.segment->header(), attempt); }});
     }
-    let_user_stream_end(broken() ? kStopLimit : kLeaveLimit);
+    wait_for_user_stream(broken() ? kStopLimit : kShutDownLimit);
     cudaStreamDestroy(stream_);
     if (why.empty()) return;
     if (has_graphs_) why += " (a CUDA graph with its collectives must be destroyed before the group)";
@@ -96,14 +96,14 @@ void Session::leave() {
 }
 
 /// The group's memory is freed next, and NCCL's memory is freed without waiting for kernels that use it.
-void Session::let_user_stream_end(std::chrono::nanoseconds limit) const noexcept {
+void Session::wait_for_user_stream(std::chrono::nanoseconds limit) const noexcept {
     try {
         const cuda::DeviceScope here(parts_.device);
         const auto end = events_->take();
         end->record(parts_.user_stream);
         const TimePoint deadline = ddprun::deadline_after(MonotonicClock::now(), limit);
-        for (Pauses pauses; end->query() == cudaErrorNotReady && MonotonicClock::now() < deadline;)
-            pauses.next();
+        for (Backoff backoff; end->query() == cudaErrorNotReady && MonotonicClock::now() < deadline;)
+            backoff.next();
     } catch (const Error&) {
         // A failed device runs no kernels; ignoring.
     }
@@ -115,7 +115,7 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
     const cuda::DeviceScope here(parts_.device);
     Registered& made = registered_.emplace_back();
     finish_start();
-    look_away();
+    pause_watchdog();
     const auto code = communicator_->call([&](Handle comm) {
         const Api& api = communicator_->api();
         if (how == Registration::Symmetric)
@@ -124,10 +124,10 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
     });
     // A call that NCCL refuses at once has no effect; a later failure breaks the communicator.
     const bool refused = code && *code != Code::InProgress && *code != Code::Success;
-    if (refused && communicator_->state() == Code::Success) return look_again(), false;
+    if (refused && communicator_->state() == Code::Success) return resume_watchdog(), false;
     try {
-        settle(code.value_or(Code::InProgress), attempt, MonotonicClock::now(), parts_.timeout);
-        look_again();
+        wait_until_done(code.value_or(Code::InProgress), attempt, MonotonicClock::now(), parts_.timeout);
+        resume_watchdog();
     } catch (...) {
         std::rethrow_exception(fail(std::current_exception()));
     }
@@ -145,8 +145,8 @@ void Session::deregister_all() {
         });
         try {
             if (code == Code::InProgress)
-                settle(*code, fmt::format("rank {}: leaving", parts_.env.rank), MonotonicClock::now(),
-                       parts_.timeout);
+                wait_until_done(*code, fmt::format("rank {}: leaving", parts_.env.rank),
+                                MonotonicClock::now(), parts_.timeout);
         } catch (...) {
             fail(std::current_exception());
             return;
@@ -165,7 +165,7 @@ Call Session::oldest_call() const {
     return in_flight_.empty() ? last_call_ : in_flight_.front().call;
 }
 
-Patience Session::patience(const std::string& attempt) const {
+WaitBounds Session::wait_bounds(const std::string& attempt) const {
     return {ddprun::deadline_after(MonotonicClock::now(), parts_.timeout), [this, attempt] {
                 if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
                 throw_if_lost(parts_.segment->header(), attempt);
@@ -173,25 +173,25 @@ Patience Session::patience(const std::string& attempt) const {
 }
 
 // The watchdog may be inside a check, and would report an error under another name.
-void Session::look_away() {
+void Session::pause_watchdog() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !looking_; });
-    looks_away_ = true;
+    changed_.wait(lock, [this] { return !watchdog_checking_; });
+    watchdog_paused_ = true;
 }
 
-void Session::look_again() {
+void Session::resume_watchdog() {
     const std::lock_guard lock(mutex_);
-    looks_away_ = false;
+    watchdog_paused_ = false;
 }
 
 std::shared_ptr<Communicator> Session::split(int color, int key) {
     const std::string attempt = fmt::format("rank {}: splitting {}", parts_.env.rank, parts_.name);
     const cuda::DeviceScope here(parts_.device);
     finish_start();
-    look_away();
+    pause_watchdog();
     try {
-        std::shared_ptr<Communicator> made = communicator_->split(color, key, patience(attempt), attempt);
-        look_again();
+        std::shared_ptr<Communicator> made = communicator_->split(color, key, wait_bounds(attempt), attempt);
+        resume_watchdog();
         return made;
     } catch (...) {
         std::rethrow_exception(fail(std::current_exception()));
@@ -208,10 +208,10 @@ Work Session::start(Call call, std::chrono::nanoseconds timeout, const Enqueue& 
 Work Session::launch_graph(std::chrono::nanoseconds timeout, const std::function<void()>& launch) {
     return track({.operation = ddprun::SegmentOp::GraphLaunch}, timeout, false,
                  [&](const InFlight& operation) {
-                     if (const auto latest = std::exchange(latest_, nullptr)) hold_back_at(latest)();
+                     if (const auto latest = std::exchange(latest_, nullptr)) block_user_stream_at(latest)();
                      launch();
                      record_end(operation, parts_.user_stream);
-                     operation.work->hold_back = [] {};  // the user's stream already follows the graph
+                     operation.work->block_stream = [] {};  // the user's stream already follows the graph
                  });
 }
 
@@ -223,9 +223,9 @@ Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, 
                        captured};
     const std::shared_ptr<Work::State> work = operation.work;
     work->captured = captured;
-    work->look = [link = link_] {
+    work->poll = [link = link_] {
         const std::lock_guard lock(link->mutex);
-        if (link->session != nullptr) link->session->retire_for_a_waiter();
+        if (link->session != nullptr) link->session->retire_for_waiter();
     };
     if (captured) has_graphs_ = true;
     std::exception_ptr failure;
@@ -275,11 +275,11 @@ void Session::put_on_stream(const InFlight& operation, const Enqueue& enqueue) {
     finish_start(Code::InProgress);
     const auto ready = take_event(operation.captured);
     ready->record(parts_.user_stream);
-    ready->hold_back(stream_);
+    ready->block(stream_);
     const auto code =
         communicator_->call([&](Handle comm) { return enqueue(communicator_->api(), comm, stream_); });
     if (!code) std::rethrow_exception(broken());  // stopped in between
-    operation.work->hold_back = hold_back_at(operation.end);
+    operation.work->block_stream = block_user_stream_at(operation.end);
     starting_ = operation;
     if (!operation.captured) latest_ = operation.end;
     if (code != Code::InProgress || operation.captured) finish_start(*code);
@@ -291,7 +291,7 @@ void Session::finish_start(Code code) {
     if (!starting_) return;
     const InFlight operation = *std::exchange(starting_, std::nullopt);
     try {
-        settle(code, named(operation.call), operation.started, operation.timeout);
+        wait_until_done(code, named(operation.call), operation.started, operation.timeout);
         record_end(operation, stream_);
     } catch (...) {
         std::rethrow_exception(
@@ -305,7 +305,7 @@ void Session::finish_start() {
 }
 
 /// For the watchdog: does not wait.
-void Session::look_at_start() {
+void Session::try_finish_start() {
     const std::unique_lock lock(starting_mutex_, std::try_to_lock);
     if (!lock || !starting_) return;
     if (const auto state = communicator_->state(); state && *state != Code::InProgress) finish_start(*state);
@@ -318,40 +318,40 @@ void Session::record_end(const InFlight& operation, cuda::Stream stream) {
 
 /// A function that makes the user's stream wait for that end. It may be called after the session's end: then
 /// nothing starts any more.
-std::function<void()> Session::hold_back_at(std::shared_ptr<const End> end) {
+std::function<void()> Session::block_user_stream_at(std::shared_ptr<const End> end) {
     return [this, device = parts_.device, user = parts_.user_stream, end = std::move(end)] {
         const cuda::DeviceScope here(device);
         if (!end->recorded) finish_start();
         if (!end->recorded) std::rethrow_exception(fail(broken()));
-        end->event->hold_back(user);
+        end->event->block(user);
     };
 }
 
 // A call into a non-blocking communicator may still be in progress; no other call may follow before it is
 // done.
-void Session::settle(Code code, const std::string& name, TimePoint started,
-                     std::chrono::nanoseconds timeout) {
+void Session::wait_until_done(Code code, const std::string& name, TimePoint started,
+                              std::chrono::nanoseconds timeout) {
     const TimePoint deadline = ddprun::deadline_after(started, timeout);
-    for (Pauses pauses; code == Code::InProgress; pauses.next()) {
+    for (Backoff backoff; code == Code::InProgress; backoff.next()) {
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
         throw_if_lost(parts_.segment->header(), name);
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(fmt::format("{}: NCCL did not start it within {}{}", name,
                                            ddprun::format_duration(timeout),
-                                           why_it_hangs(parts_, communicator_->api())));
+                                           explain_hang(parts_, communicator_->api())));
         }
         code = communicator_->state().value_or(Code::InProgress);
     }
     if (code == Code::Success) return;
     const std::string what = fmt::format("{}: {}", name, communicator_->explain(code));
-    if (code == Code::RemoteError) throw PeerLostError(what + what_peers_do(parts_));
+    if (code == Code::RemoteError) throw PeerLostError(what + describe_peers(parts_));
     throw Error(what + "; NCCL_DEBUG=INFO shows more");
 }
 
 namespace {
 
 /// The same failure, with more text.
-std::exception_ptr with_words(const std::exception_ptr& failure, const std::string& more) {
+std::exception_ptr with_text(const std::exception_ptr& failure, const std::string& more) {
     try {
         std::rethrow_exception(failure);
     } catch (const TimeoutError& error) {
@@ -380,7 +380,7 @@ std::exception_ptr Session::fail(std::exception_ptr failure) {
     }
     const auto limit = has_graphs_ ? kStopUnderGraphs : kStopLimit;
     if (!communicator_->stop(limit)) {
-        failure = with_words(
+        failure = with_text(
             failure,
             fmt::format("; ncclCommAbort did not return within {}{}: kernels may still use the buffers of "
                         "this rank's collectives, so do not free them before the process ends",
@@ -403,31 +403,32 @@ void Session::watch() {
     cudaSetDevice(parts_.device);
     cuda::leave_captures_alone();
     std::unique_lock lock(mutex_);
-    while (!leaving_ || !in_flight_.empty()) {
-        changed_.wait_for(lock, in_flight_.empty() ? kLookIdle : kLookBusy);
-        if (broken_ || looks_away_) continue;
-        looking_ = true;
+    while (!stopping_ || !in_flight_.empty()) {
+        changed_.wait_for(lock, in_flight_.empty() ? kPollIdle : kPollBusy);
+        if (broken_ || watchdog_paused_) continue;
+        watchdog_checking_ = true;
         lock.unlock();
         try {
-            look_for_trouble();
+            check_for_failures();
         } catch (...) {
             fail(std::current_exception());
         }
         lock.lock();
-        looking_ = false;
+        watchdog_checking_ = false;
         changed_.notify_all();
     }
 }
 
-void Session::look_for_trouble() {
-    look_at_start();
+void Session::check_for_failures() {
+    try_finish_start();
     const auto state = communicator_->state();
     // The check comes after the state: a collective that ended before it did not cause it.
     while (retire_finished()) {
     }
     const std::string oldest = named(oldest_call());
     throw_if_lost(parts_.segment->header(), oldest);
-    if (state && *state != Code::InProgress) settle(*state, oldest, MonotonicClock::now(), parts_.timeout);
+    if (state && *state != Code::InProgress)
+        wait_until_done(*state, oldest, MonotonicClock::now(), parts_.timeout);
     InFlight waited_for;
     {
         const std::lock_guard lock(mutex_);
@@ -438,7 +439,7 @@ void Session::look_for_trouble() {
     throw TimeoutError(fmt::format("{}: {} within {}{}", named(waited_for.call),
                                    waited_for.end->recorded ? "did not finish" : "NCCL did not start it",
                                    ddprun::format_duration(waited_for.timeout),
-                                   why_it_hangs(parts_, communicator_->api())));
+                                   explain_hang(parts_, communicator_->api())));
 }
 
 /// True when the oldest collective had finished; throws when the device reports its failure. Any thread.
@@ -465,7 +466,7 @@ bool Session::retire_finished() {
 }
 
 /// Ignores failures: the watchdog meets and reports them too.
-void Session::retire_for_a_waiter() {
+void Session::retire_for_waiter() {
     try {
         if (cuda::is_capturing(parts_.user_stream)) return;  // a query would end the capture
         while (retire_finished()) {
@@ -487,11 +488,11 @@ void Session::run_on_stream(const char* attempt, const std::function<cudaError_t
     finish_start();
     const auto ready = events_->take(), done = events_->take();
     ready->record(parts_.user_stream);
-    ready->hold_back(stream_);
+    ready->block(stream_);
     cuda::check(enqueue(), attempt);
     done->record(stream_);
-    Pauses pauses;
-    for (cudaError_t code; (code = done->query()) != cudaSuccess; pauses.next()) {
+    Backoff backoff;
+    for (cudaError_t code; (code = done->query()) != cudaSuccess; backoff.next()) {
         if (code != cudaErrorNotReady) cuda::check(code, attempt);
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
     }

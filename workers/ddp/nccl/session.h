@@ -80,10 +80,7 @@ class Session {
     /// Splits the communicator; nothing may be in flight. A failure breaks the session.
     std::shared_ptr<Communicator> split(int color, int key);
     /// The bounds of another wait of the ranks for each other: those of a collective.
-    [[nodiscard]] Patience patience(const std::string& attempt) const;
-    /// Breaks the session from outside. Returns when nothing runs on the device any more, or when NCCL's
-    /// abort does not return; the failure then says so.
-    void give_up(std::exception_ptr failure) { fail(std::move(failure)); }
+    [[nodiscard]] WaitBounds wait_bounds(const std::string& attempt) const;
     /// Copies between host and device, after all collectives and the work on the user's stream. Blocking.
     void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
     /// Zeroes device memory. Blocking, because NCCL's memory may be freed without waiting for the device.
@@ -113,24 +110,24 @@ class Session {
     void put_on_stream(const InFlight& operation, const Enqueue& enqueue);
     void finish_start(Code code);
     void finish_start();
-    void look_at_start();
+    void try_finish_start();
     void record_end(const InFlight& operation, cuda::Stream stream);
-    std::function<void()> hold_back_at(std::shared_ptr<const End> end);
+    std::function<void()> block_user_stream_at(std::shared_ptr<const End> end);
     void deregister_all();
     void run_on_stream(const char* attempt, const std::function<cudaError_t()>& enqueue);
-    void settle(Code code, const std::string& name, ddprun::TimePoint started,
-                std::chrono::nanoseconds timeout);
+    void wait_until_done(Code code, const std::string& name, ddprun::TimePoint started,
+                         std::chrono::nanoseconds timeout);
     std::exception_ptr fail(std::exception_ptr failure);
     void watch();
-    void look_away();
-    void look_again();
+    void pause_watchdog();
+    void resume_watchdog();
     bool retire_finished();
-    void retire_for_a_waiter();
-    void look_for_trouble();
+    void retire_for_waiter();
+    void check_for_failures();
     [[nodiscard]] std::string named(const Call& call) const { return nccl::named(parts_, call); }
     [[nodiscard]] Call oldest_call() const;
-    void leave();
-    void let_user_stream_end(std::chrono::nanoseconds limit) const noexcept;
+    void shut_down();
+    void wait_for_user_stream(std::chrono::nanoseconds limit) const noexcept;
 
     const SessionParts parts_;
     const std::shared_ptr<Communicator> communicator_;
@@ -164,9 +161,9 @@ class Session {
     bool stopped_ =
         false;  ///< set after broken_: nothing runs on the device any more, unless broken_ says so
     std::atomic<bool> has_graphs_ = false;  ///< collectives were captured: NCCL cannot free their resources
-    bool leaving_ = false;
-    bool looking_ = false;  ///< the watchdog is inside a check
-    bool looks_away_ =
+    bool stopping_ = false;
+    bool watchdog_checking_ = false;  ///< the watchdog is inside a check
+    bool watchdog_paused_ =
         false;  ///< a caller polls the communicator itself and reports its errors under the call's name
     std::thread watchdog_;
 };

@@ -13,7 +13,7 @@
 #include "ddp/net/node_rendezvous.h"
 #include "ddp/shm/joining.h"
 #include "ddp/worker/call.h"
-#include "ddp/worker/told_failure.h"
+#include "ddp/worker/encoded_failure.h"
 #include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/text.h"
@@ -51,13 +51,13 @@ std::string outcome_of(Find find) {
         for (const RankText& word : find()) words.insert(words.end(), {std::to_string(word.node), word.text});
         return pack(words);
     } catch (const Error&) {
-        return pack({told(std::current_exception())});
+        return pack({encode_failure(std::current_exception())});
     }
 }
 
 std::vector<RankText> texts_or_throw(const std::string& outcome) {
     const std::vector<std::string> parts = unpack(outcome);
-    if (!parts.at(0).empty()) throw_told(parts[0], "");
+    if (!parts.at(0).empty()) throw_encoded_failure(parts[0], "");
     std::vector<RankText> words;
     for (std::size_t i = 2; i < parts.size(); i += 2)
         words.push_back({static_cast<int>(ddprun::parse_int(parts[i - 1]).value_or(0)), parts[i]});
@@ -119,7 +119,7 @@ void AcrossNodes::join_world(const Parts& parts) {
             // Must end before the other ranks of the node time out.
             const auto patience = timeout() - timeout() / 10;
             return gather_from_nodes(
-                parts.board,
+                parts.bootstrap,
                 {.rank = env_.rank,
                  .world_size = env_.world_size,
                  .generation = env_.generation,
@@ -333,14 +333,14 @@ void AcrossNodes::throw_if_failed(std::uint32_t peer) {
 /// Announces a failure to the ranks of this node and of other nodes. Call it before the connections are
 /// abandoned, as the destructor of an unfinished Batch does.
 void AcrossNodes::announce_failure(const std::exception_ptr& failure) {
-    cpu::post_failure(arena_.control(), told(failure));
+    cpu::post_failure(arena_.control(), encode_failure(failure));
     failure_notice_->send(failure);
 }
 
 /// Throws a failure notice of another node.
 void AcrossNodes::throw_failure_notice() const {
     if (const auto notice = failure_notice_->received())
-        throw_told(notice->text, fmt::format("{}: {} failed: ", attempt(), name_of(notice->peer)));
+        throw_encoded_failure(notice->text, fmt::format("{}: {} failed: ", attempt(), name_of(notice->peer)));
 }
 
 /// Ends the group: no call can follow, and no rank writes to its memory. Ranks learn of the end of a

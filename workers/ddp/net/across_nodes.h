@@ -17,13 +17,13 @@
 #include "ddp/net/layout.h"
 #include "ddp/net/link.h"
 #include "ddp/shm/cpu_backend.h"
-#include "ddp/worker/board.h"
+#include "ddp/worker/bootstrap_store.h"
 
 namespace ddp::net {
 
 /// The means of the rendezvous of several nodes; tests have their own.
 struct Parts {
-    Board board;
+    BootstrapStore bootstrap;
     int group = 0;  ///< number of this group in the generation
     std::function<std::unique_ptr<Link>()> open_link;
 };

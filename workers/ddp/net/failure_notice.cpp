@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "ddp/worker/told_failure.h"
+#include "ddp/worker/encoded_failure.h"
 #include "env/clock.h"
 
 namespace ddp::net {
@@ -25,7 +25,7 @@ void FailureNotice::add_peer(std::uint32_t peer) {
 
 void FailureNotice::send(const std::exception_ptr& failure) {
     if (std::exchange(sent_, true)) return;
-    told(failure).copy(own_.data(), own_.size() - 1);
+    encode_failure(failure).copy(own_.data(), own_.size() - 1);
     for (auto& [peer, peer_state] : peers_)
         link_.send(peer, tag_, std::as_bytes(std::span(own_)), peer_state.sent);
     // A peer that has sent its own notice needs none.

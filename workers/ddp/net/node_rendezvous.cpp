@@ -20,16 +20,16 @@ using ddprun::TimePoint;
 
 namespace {
 
-constexpr std::chrono::milliseconds kLookUp{
+constexpr std::chrono::milliseconds kStorePoll{
     100};  ///< longest wait for a key between two checks of the launcher's abort word
 
-std::string wait_for(const Board& board, const Rendezvous& rendezvous, int first_rank) {
+std::string wait_for(const BootstrapStore& bootstrap, const Rendezvous& rendezvous, int first_rank) {
     const std::string key = key_of(rendezvous, first_rank);
     for (;;) {
         rendezvous.throw_if_lost();
         const TimePoint until =
-            std::min(rendezvous.deadline, ddprun::deadline_after(MonotonicClock::now(), kLookUp));
-        if (std::string value = board.get(key, until); !value.empty()) return value;
+            std::min(rendezvous.deadline, ddprun::deadline_after(MonotonicClock::now(), kStorePoll));
+        if (std::string value = bootstrap.get(key, until); !value.empty()) return value;
         if (MonotonicClock::now() < rendezvous.deadline) continue;
         throw TimeoutError(fmt::format(
             "rank {}: joining a world of {}: missing after the time-out: rank {} and its node ({})",
@@ -55,9 +55,9 @@ std::string source_towards_master(const ddprun::WorkerEnv& env, TimePoint deadli
 
 /// Removes the texts of a node that gave up: a node that comes later must not find them, because the link is
 /// closed. The node may try again.
-void withdraw(const Board& board, const std::string& key) {
+void withdraw(const BootstrapStore& bootstrap, const std::string& key) {
     try {
-        if (board.erase) board.erase(key);
+        if (bootstrap.erase) bootstrap.erase(key);
     } catch (const Error&) {
         // Ignoring: the store is gone, so no rank reads there.
     }
@@ -74,12 +74,12 @@ std::string key_of(const Rendezvous& rendezvous, int first_rank) {
 namespace {
 
 // The lowest rank without a text is the leader of a node that was not read yet.
-std::vector<RankText> read_all(const Board& board, const Rendezvous& rendezvous,
+std::vector<RankText> read_all(const BootstrapStore& bootstrap, const Rendezvous& rendezvous,
                                const std::vector<std::string>& said) {
     std::vector<std::optional<RankText>> all(static_cast<std::size_t>(rendezvous.world_size));
     for (int node = 0; node < rendezvous.world_size; ++node) {
         if (all[static_cast<std::size_t>(node)]) continue;
-        const std::vector<std::string> theirs = unpack(wait_for(board, rendezvous, node));
+        const std::vector<std::string> theirs = unpack(wait_for(bootstrap, rendezvous, node));
         if (theirs.size() % 2 == 0 || theirs.front() != said.front()) {
             throw MismatchError(fmt::format(
                 "rank {} was started with a world of {} ranks, rank {} with {}, of which {} on its node: check "
@@ -106,16 +106,16 @@ std::vector<RankText> read_all(const Board& board, const Rendezvous& rendezvous,
 
 }  // namespace
 
-std::vector<RankText> gather_from_nodes(const Board& board, const Rendezvous& rendezvous,
+std::vector<RankText> gather_from_nodes(const BootstrapStore& bootstrap, const Rendezvous& rendezvous,
                                         const std::map<int, std::string>& ours) {
     std::vector<std::string> said{std::to_string(rendezvous.world_size)};
     for (const auto& [rank, text] : ours) said.insert(said.end(), {std::to_string(rank), text});
     const std::string key = key_of(rendezvous, rendezvous.rank);
-    board.put(key, pack(said));
+    bootstrap.put(key, pack(said));
     try {
-        return read_all(board, rendezvous, said);
+        return read_all(bootstrap, rendezvous, said);
     } catch (const TimeoutError&) {
-        withdraw(board, key);
+        withdraw(bootstrap, key);
         throw;
     }
 }

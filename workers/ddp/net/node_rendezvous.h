@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ddp/worker/board.h"
+#include "ddp/worker/bootstrap_store.h"
 #include "env/clock.h"
 #include "env/worker_env.h"
 
@@ -37,7 +37,7 @@ struct RankText {
 /// Every rank's text, by rank in the world; `ours` are the texts of this node's ranks, which need not be
 /// consecutive. Throws TimeoutError naming a rank whose node is missing (our texts are withdrawn then, and
 /// may be sent again), MismatchError when nodes disagree about the size of the world or a rank exists twice.
-std::vector<RankText> gather_from_nodes(const Board& board, const Rendezvous& rendezvous,
+std::vector<RankText> gather_from_nodes(const BootstrapStore& bootstrap, const Rendezvous& rendezvous,
                                         const std::map<int, std::string>& ours);
 
 /// Joins texts of any bytes into one, and splits it. Throws MismatchError when pack() of this release did not

@@ -132,8 +132,8 @@ class CpuGroup final : public ProcessGroup {
 
     const int world_rank_;
     const Progress wanted_;
-    OwnedByMaker<CpuBackend> backend_;
-    OwnedByMaker<ProgressThread> progress_;  // last: its thread ends before the backend that its tasks use
+    OwnedByProcess<CpuBackend> backend_;
+    OwnedByProcess<ProgressThread> progress_;  // last: its thread ends before the backend that its tasks use
 };
 
 }  // namespace

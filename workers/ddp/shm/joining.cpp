@@ -13,7 +13,7 @@
 #include <cstdio>
 
 #include "ddp/shm/waiting.h"
-#include "ddp/worker/told_failure.h"
+#include "ddp/worker/encoded_failure.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
 
@@ -216,7 +216,7 @@ std::string posted_failure(const Control& control) {
 
 void throw_posted_failure(const Control& control, const std::string& attempt) {
     if (control.failure_state.load(std::memory_order_acquire) == 2)
-        throw_told(control.failure_text, attempt + ": the group has failed: ");
+        throw_encoded_failure(control.failure_text, attempt + ": the group has failed: ");
 }
 
 }  // namespace ddp::cpu

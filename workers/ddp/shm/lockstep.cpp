@@ -8,7 +8,7 @@
 #include "ddp/shm/joining.h"
 #include "ddp/shm/waiting.h"
 #include "ddp/worker/call.h"
-#include "ddp/worker/told_failure.h"
+#include "ddp/worker/encoded_failure.h"
 #include "env/text.h"
 
 namespace ddp::cpu {
@@ -213,7 +213,7 @@ void Lockstep::time_out() {
                                          missing.size() == 1 ? "" : "s", ddprun::format_ranges(missing),
                                          describe_activities(arena_, peers, MonotonicClock::now()));
     // A rank that arrives later would find all slots, and continue alone.
-    post_failure(arena_.control(), told(std::make_exception_ptr(TimeoutError(what))));
+    post_failure(arena_.control(), encode_failure(std::make_exception_ptr(TimeoutError(what))));
     fail<TimeoutError>(what);
 }
 

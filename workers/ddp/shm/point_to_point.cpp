@@ -8,7 +8,7 @@
 #include "ddp/shm/joining.h"
 #include "ddp/shm/waiting.h"
 #include "ddp/worker/call.h"
-#include "ddp/worker/told_failure.h"
+#include "ddp/worker/encoded_failure.h"
 #include "env/clock.h"
 #include "env/text.h"
 
@@ -133,7 +133,7 @@ void PointToPoint::compare(const End& end, const Call& sent) {
     const std::string what = fmt::format("rank {}: a message is not the one expected: {}", own,
                                          both_sides(own, end.call, arena_.global_rank(end.peer), sent));
     // A message that fitted the channel has left its sender, and only this rank knows that it was wrong.
-    post_failure(arena_.control(), told(std::make_exception_ptr(MismatchError(what))));
+    post_failure(arena_.control(), encode_failure(std::make_exception_ptr(MismatchError(what))));
     end.channel.refused.store(1);
     wake(end.peer);
     throw MismatchError(what);

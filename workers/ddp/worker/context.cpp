@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "ddp/types.h"
-#include "ddp/worker/rank_meeting.h"
+#include "ddp/worker/rank_rendezvous.h"
 #include "env/nodes/launcher_env.h"
 #include "env/nodes/launcher_process.h"
 #include "env/nodes/pals_apinfo.h"
@@ -22,7 +22,7 @@ using ddprun::LauncherFamily;
 using ddprun::Placement;
 using ddprun::Result;
 
-constexpr std::chrono::seconds kPmixPatience{10};
+constexpr std::chrono::seconds kPmixTimeout{10};
 
 /// The variables of the environment contract, and their origin.
 struct Contract {
@@ -37,13 +37,13 @@ Result<Contract> contract_of(const LauncherChoice& choice, const EnvironmentLook
     ddprun::fill_from_apinfo(placement, lookup);
     ddprun::PmixSession pmix;
     if (choice.has_pmix) {
-        Result<ddprun::PmixSession> filled = ddprun::fill_from_pmix(placement, kPmixPatience);
+        Result<ddprun::PmixSession> filled = ddprun::fill_from_pmix(placement, kPmixTimeout);
         if (!filled) return filled.error();
         pmix = *std::move(filled);
     }
     Contract contract{{}, choice.explanation};
-    if (must_meet(placement) && !lookup("DDPRUN_STORE")) {
-        Result<RankMeeting> met = meet_ranks(launcher, lookup);
+    if (needs_rendezvous(placement) && !lookup("DDPRUN_STORE")) {
+        Result<RankRendezvous> met = rendezvous_of_ranks(launcher, lookup);
         if (!met) return met.error();
         contract.variables = met->variables;
         contract.origin += "; " + met->how;

@@ -10,21 +10,21 @@ namespace ddp {
 namespace {
 
 /// Two buffers in turn: a signal handler reads one while the other is written.
-struct Words {
+struct ErrorText {
     std::array<std::array<char, 1001>, 2> places{};
     std::atomic<unsigned> newest{0};
     std::mutex writing;
 };
 
-Words& words_of(DeviceLibrary library) noexcept {
-    static std::array<Words, 2> words;
+ErrorText& text_of(DeviceLibrary library) noexcept {
+    static std::array<ErrorText, 2> words;
     return words[library == DeviceLibrary::Nccl ? 0 : 1];
 }
 
 }  // namespace
 
 void note_device_error(DeviceLibrary library, std::string_view text) noexcept {
-    Words& words = words_of(library);
+    ErrorText& words = text_of(library);
     const std::lock_guard lock(words.writing);
     const unsigned next = 1 - words.newest.load(std::memory_order_relaxed);
     std::array<char, 1001>& place = words.places[next];
@@ -35,7 +35,7 @@ void note_device_error(DeviceLibrary library, std::string_view text) noexcept {
 }
 
 const char* last_device_error(DeviceLibrary library) noexcept {
-    const Words& words = words_of(library);
+    const ErrorText& words = text_of(library);
     return words.places[words.newest.load(std::memory_order_acquire)].data();
 }
 

@@ -18,7 +18,7 @@ void require_same_process(std::uint32_t made_in, std::string_view what);
 
 /// Deletes an object in the process that made it; does nothing in a forked child, where a destructor would
 /// wait for threads that the child lacks, or free resources of the parent.
-struct DeleteInMaker {
+struct DeleteInProcess {
     std::uint32_t made_in = fork_count();
     template <class T>
     void operator()(T* object) const {
@@ -26,10 +26,10 @@ struct DeleteInMaker {
     }
 };
 template <class T>
-using OwnedByMaker = std::unique_ptr<T, DeleteInMaker>;
+using OwnedByProcess = std::unique_ptr<T, DeleteInProcess>;
 template <class T, class... Arguments>
-OwnedByMaker<T> make_owned(Arguments&&... arguments) {
-    return OwnedByMaker<T>(new T(std::forward<Arguments>(arguments)...));
+OwnedByProcess<T> make_owned(Arguments&&... arguments) {
+    return OwnedByProcess<T>(new T(std::forward<Arguments>(arguments)...));
 }
 
 }  // namespace ddp

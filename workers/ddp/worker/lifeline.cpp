@@ -19,7 +19,7 @@ namespace {
 volatile sig_atomic_t stop_signal = 0;
 
 void on_stop(int signal) { stop_signal = signal; }
-void on_companion(int) {}
+void ignore_signal(int) {}
 
 struct Caught {
     int signal;
@@ -29,7 +29,7 @@ struct Caught {
 /// SA_RESETHAND: a second signal ends the process at once.
 constexpr std::array kCaught = {Caught{SIGTERM, on_stop, static_cast<int>(SA_RESETHAND)},
                                 Caught{SIGINT, on_stop, static_cast<int>(SA_RESETHAND)},
-                                Caught{SIGUSR1, on_companion, 0}, Caught{SIGUSR2, on_companion, 0}};
+                                Caught{SIGUSR1, ignore_signal, 0}, Caught{SIGUSR2, ignore_signal, 0}};
 
 void replace(const Caught& caught, void (*expected)(int), void (*handler)(int)) {
     struct sigaction action {};

@@ -111,12 +111,12 @@ void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t lo
     std::call_once(once, [&] { install(std::move(segment), local_rank, lifeline_fd); });
 }
 
-Awaited::Awaited(std::chrono::nanoseconds limit) {
+HangDetectionPause::HangDetectionPause(std::chrono::nanoseconds limit) {
     if (line != nullptr)
         line->awaited_until_ns.store((ddprun::MonotonicClock::now() + limit).time_since_epoch().count());
 }
 
-Awaited::~Awaited() {
+HangDetectionPause::~HangDetectionPause() {
     if (line != nullptr) line->awaited_until_ns.store(0);
 }
 

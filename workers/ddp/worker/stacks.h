@@ -34,12 +34,12 @@ void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t lo
 
 /// While it lives, for `limit` at most, the launcher (`--hang-timeout`) takes no rank for hung: the others
 /// have reason to wait for this one. Without effect when the launcher requests no stacks. One at a time.
-class Awaited {
+class HangDetectionPause {
   public:
-    explicit Awaited(std::chrono::nanoseconds limit);
-    ~Awaited();
-    Awaited(const Awaited&) = delete;
-    Awaited& operator=(const Awaited&) = delete;
+    explicit HangDetectionPause(std::chrono::nanoseconds limit);
+    ~HangDetectionPause();
+    HangDetectionPause(const HangDetectionPause&) = delete;
+    HangDetectionPause& operator=(const HangDetectionPause&) = delete;
 };
 
 /// Builds text in a signal handler, in a given buffer; the end is cut off when the buffer is full.

@@ -10,24 +10,24 @@
 namespace ddp {
 
 void Work::wait() {
-    if (!state_ || !state_->hold_back) return synchronize();
+    if (!state_ || !state_->block_stream) return synchronize();
     require_same_process(state_->made_in, "Work::wait");
     {
         const std::lock_guard lock(state_->mutex);
         if (state_->failure) std::rethrow_exception(state_->failure);
         if (state_->done) return;
     }
-    state_->hold_back();
+    state_->block_stream();
 }
 
 namespace {
 
 /// The watchdog polls all collectives at intervals; a caller that waits for one polls it more often, and less
 /// so the longer it takes. Returns when the collective has ended, or soon after another thread has seen that.
-void look_until_done(Work::State& state) {
+void poll_until_done(Work::State& state) {
     constexpr std::chrono::microseconds kYielding{300}, kPause{200};
     const auto begin = std::chrono::steady_clock::now();
-    for (state.look(); !state.is_done(); state.look()) {
+    for (state.poll(); !state.is_done(); state.poll()) {
         if (std::chrono::steady_clock::now() - begin < kYielding) {
             ::sched_yield();
             continue;
@@ -43,7 +43,7 @@ void look_until_done(Work::State& state) {
 void Work::synchronize() {
     if (!state_) return;
     require_same_process(state_->made_in, "Work::wait");
-    if (state_->look && !state_->captured) look_until_done(*state_);
+    if (state_->poll && !state_->captured) poll_until_done(*state_);
     std::unique_lock lock(state_->mutex);
     if (state_->captured && !state_->failure)
         throw Error(

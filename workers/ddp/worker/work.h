@@ -19,10 +19,10 @@ struct Work::State {
     bool done = false;
     std::exception_ptr failure;
     /// For GPU backends: makes the current stream wait. Constant once the handle was returned.
-    std::function<void()> hold_back;
+    std::function<void()> block_stream;
     /// For GPU backends: asks the device whether the collective has ended, and finishes this state if so.
     /// Constant likewise.
-    std::function<void()> look;
+    std::function<void()> poll;
     /// Recorded in a CUDA graph: it runs at every launch, and never completes by itself. Constant likewise.
     bool captured = false;
 

@@ -11,7 +11,7 @@ namespace ddp {
 
 /// A key-value store for ranks that have no group yet. All calls may throw; `get` returns "" when `until`
 /// passes first. `erase` may be empty in tests.
-struct Board {
+struct BootstrapStore {
     std::function<void(const std::string& key, const std::string& value)> put;
     std::function<std::string(const std::string& key, ddprun::TimePoint until)> get;
     std::function<void(const std::string& key)> erase = {};
@@ -19,6 +19,7 @@ struct Board {
 
 /// The store of the launcher that started this process; errors begin with `attempt`. Throws InvalidInput
 /// without one, TimeoutError, Error.
-Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline, std::string_view attempt);
+BootstrapStore job_bootstrap_store(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline,
+                                   std::string_view attempt);
 
 }  // namespace ddp

@@ -9,7 +9,7 @@
 namespace ddp {
 
 /// The result of the rendezvous of ranks that mpiexec or srun started, without ddprun.
-struct RankMeeting {
+struct RankRendezvous {
     ddprun::Placement placement;  ///< includes the local rank and sizes, which some launchers do not give
     ddprun::EnvironmentList
         variables;    ///< of the environment contract: store, token, MASTER_ADDR, MASTER_PORT, job id
@@ -17,7 +17,7 @@ struct RankMeeting {
 };
 
 /// True when the ranks need a rendezvous: they are, or may be, on several hosts.
-bool must_meet(const ddprun::Placement& placement);
+bool needs_rendezvous(const ddprun::Placement& placement);
 
 /// Collective: rank 0 serves the job's store in a thread of its own until the process ends; address and
 /// secret travel over the launcher's channel, else in a file in DDPRUN_EXCHANGE_DIR or the working directory.
@@ -27,7 +27,7 @@ bool must_meet(const ddprun::Placement& placement);
 /// DDPRUN_EXCHANGE_TIMEOUT at most (120 s). Error: NotFound with the remedy when there is no channel;
 /// Mismatch when two processes have one rank, with both; Timeout with the number of arrivals; the errors of
 /// Exchange and reach.
-ddprun::Result<RankMeeting> meet_ranks(const ddprun::LauncherChoice& launcher,
-                                       const ddprun::EnvironmentLookup& lookup);
+ddprun::Result<RankRendezvous> rendezvous_of_ranks(const ddprun::LauncherChoice& launcher,
+                                                   const ddprun::EnvironmentLookup& lookup);
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-#include "ddp/worker/rank_meeting.h"
+#include "ddp/worker/rank_rendezvous.h"
 
 #include <fmt/core.h>
 #include <unistd.h>
@@ -38,11 +38,11 @@ using ddprun::TimePoint;
 using ddprun::rdzv::StoreClient;
 using ddprun::rdzv::StoreHost;
 
-constexpr std::chrono::seconds kMeetingPatience{120};
+constexpr std::chrono::seconds kRendezvousTimeout{120};
 
 Result<TimePoint> deadline_in(const EnvironmentLookup& lookup) {
     const std::optional<std::string> told = lookup("DDPRUN_EXCHANGE_TIMEOUT");
-    if (!told) return ddprun::deadline_after(MonotonicClock::now(), kMeetingPatience);
+    if (!told) return ddprun::deadline_after(MonotonicClock::now(), kRendezvousTimeout);
     const Result<ddprun::Duration> span = ddprun::parse_duration(*told);
     if (!span) return ddprun::Error{Errc::InvalidArgument, "DDPRUN_EXCHANGE_TIMEOUT=" + span.error().what, 0};
     return ddprun::deadline_after(MonotonicClock::now(), *span);
@@ -79,7 +79,7 @@ Result<Hosting> host_store(const Placement& placement, const EnvironmentLookup& 
 }
 
 /// Claims this rank, which fails when another process has it, and waits for all ranks.
-Status meet_in_store(StoreClient& store, const Placement& placement, TimePoint deadline) {
+Status join_in_store(StoreClient& store, const Placement& placement, TimePoint deadline) {
     const int rank = placement.rank.value_or(0), size = placement.size.value_or(1);
     const std::string mine =
         fmt::format("{} pid {} ({})", ddprun::host_name(), ::getpid(), describe(placement));
@@ -100,8 +100,8 @@ struct Kept {
         exchange;  ///< a process that closes it cannot open another one with the launcher, nor call MPI_Init
 };
 
-Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
-                            const EnvironmentLookup& lookup, Kept& kept) {
+Result<RankRendezvous> rendezvous_over(const ExchangeChoice& choice, const Placement& told,
+                                       const EnvironmentLookup& lookup, Kept& kept) {
     const Result<TimePoint> deadline = deadline_in(lookup);
     if (!deadline) return deadline.error();
     std::optional<MeetingPoint> mine;
@@ -122,10 +122,10 @@ Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
     options.name = fmt::format("rank {} on {}", told.rank.value_or(0), ddprun::host_name());
     Result<ddprun::rdzv::Reached> reached = ddprun::rdzv::reach(*exchange, point, options, *deadline);
     if (!reached) return reached.error().with(fmt::format("rank 0's store (told by {})", choice.why));
-    if (const Status met = meet_in_store(*reached->client, gathered->placement, *deadline); !met)
+    if (const Status met = join_in_store(*reached->client, gathered->placement, *deadline); !met)
         return met.error();
     const Endpoint where{mine ? mine->addresses.front() : reached->endpoint.host, point.port};
-    RankMeeting meeting{
+    RankRendezvous meeting{
         gathered->placement, {}, fmt::format("they meet at {} (told by {})", to_string(where), choice.why)};
     meeting.variables = {
         {"DDPRUN_STORE", "tcp:" + to_string(mine ? Endpoint{"127.0.0.1", point.port} : where)},
@@ -137,7 +137,8 @@ Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
     return meeting;
 }
 
-Result<RankMeeting> meet_once(const LauncherChoice& launcher, const EnvironmentLookup& lookup, Kept& kept) {
+Result<RankRendezvous> rendezvous_once(const LauncherChoice& launcher, const EnvironmentLookup& lookup,
+                                       Kept& kept) {
     const Result<ExchangeChoice> offered = choose_exchange(launcher, lookup);
     if (!offered) return offered.error();
     std::error_code failed;
@@ -152,22 +153,22 @@ Result<RankMeeting> meet_once(const LauncherChoice& launcher, const EnvironmentL
                 describe(*launcher.placement), choice.why),
             0};
     }
-    return meet_by(choice, *launcher.placement, lookup, kept);
+    return rendezvous_over(choice, *launcher.placement, lookup, kept);
 }
 
 }  // namespace
 
-bool must_meet(const Placement& placement) {
+bool needs_rendezvous(const Placement& placement) {
     return placement.size.value_or(1) > 1 && placement.local_size != placement.size;
 }
 
-Result<RankMeeting> meet_ranks(const LauncherChoice& launcher, const EnvironmentLookup& lookup) {
+Result<RankRendezvous> rendezvous_of_ranks(const LauncherChoice& launcher, const EnvironmentLookup& lookup) {
     // One result per process, because its launcher serves it once.
     static std::mutex mutex;
     static Kept kept;
-    static std::optional<Result<RankMeeting>> met;
+    static std::optional<Result<RankRendezvous>> met;
     const std::lock_guard lock(mutex);
-    if (!met) met.emplace(meet_once(launcher, lookup, kept));
+    if (!met) met.emplace(rendezvous_once(launcher, lookup, kept));
     return *met;
 }
 

@@ -1,4 +1,4 @@
-#include "ddp/worker/board.h"
+#include "ddp/worker/bootstrap_store.h"
 
 #include <memory>
 #include <utility>
@@ -7,25 +7,26 @@
 
 namespace ddp {
 
-Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline, std::string_view attempt) {
+BootstrapStore job_bootstrap_store(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline,
+                                   std::string_view attempt) {
     const std::shared_ptr<ddprun::rdzv::StoreClient> client = connect_to_job_store(env, deadline);
     const auto fail = [rank = env.rank, doing = std::string(attempt)](const ddprun::Error& error) {
         throw_store_error(rank, doing, error);
     };
-    Board board;
-    board.put = [client, fail](const std::string& key, const std::string& value) {
+    BootstrapStore bootstrap;
+    bootstrap.put = [client, fail](const std::string& key, const std::string& value) {
         if (const ddprun::Status set = client->set(key, value); !set) fail(set.error());
     };
-    board.get = [client, fail](const std::string& key, ddprun::TimePoint until) -> std::string {
+    bootstrap.get = [client, fail](const std::string& key, ddprun::TimePoint until) -> std::string {
         ddprun::Result<std::string> value = client->get(key, until);
         if (value) return *std::move(value);
         if (value.error().code != ddprun::Errc::Timeout) fail(value.error());
         return "";
     };
-    board.erase = [client, fail](const std::string& key) {
+    bootstrap.erase = [client, fail](const std::string& key) {
         if (const auto erased = client->erase(key); !erased) fail(erased.error());
     };
-    return board;
+    return bootstrap;
 }
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-#include "ddp/worker/told_failure.h"
+#include "ddp/worker/encoded_failure.h"
 
 #include "ddp/types.h"
 
@@ -11,7 +11,7 @@ constexpr char kTimeout = 't', kMismatch = 'm', kLost = 'l', kOther = 'o';
 
 }  // namespace
 
-std::string told(const std::exception_ptr& failure) {
+std::string encode_failure(const std::exception_ptr& failure) {
     try {
         std::rethrow_exception(failure);
     } catch (const TimeoutError& error) {
@@ -25,7 +25,7 @@ std::string told(const std::exception_ptr& failure) {
     }
 }
 
-void throw_told(std::string_view words, const std::string& context) {
+void throw_encoded_failure(std::string_view words, const std::string& context) {
     const char kind = words.empty() ? kOther : words.front();
     const std::string what = context + std::string(words.substr(words.empty() ? 0 : 1));
     if (kind == kTimeout) throw TimeoutError(what);

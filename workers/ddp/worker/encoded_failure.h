@@ -1,0 +1,15 @@
+#pragma once
+
+#include <exception>
+#include <string>
+#include <string_view>
+
+/// Failures, encoded for other ranks.
+namespace ddp {
+
+/// A failure as text; throw_encoded_failure throws the same type again, with `context` before its message.
+/// Never empty; the end may be cut off.
+std::string encode_failure(const std::exception_ptr& failure);
+[[noreturn]] void throw_encoded_failure(std::string_view words, const std::string& context);
+
+}  // namespace ddp
