@@ -13,12 +13,12 @@ class SymmetricGroup final : public ProcessGroup {
     enum class Memory { Symmetric, Any };
     explicit SymmetricGroup(ProcessGroup& other, Memory memory = Memory::Symmetric)
         : other_(other), memory_(memory) {
-        take_seat({.rank = other.rank(),
-                   .size = other.size(),
-                   .device = other.device(),
-                   .backend = "symmetric",
-                   .world_rank = other.rank(),
-                   .timeout = other.timeout()});
+        set_identity({.rank = other.rank(),
+                      .size = other.size(),
+                      .device = other.device(),
+                      .backend = "symmetric",
+                      .world_rank = other.rank(),
+                      .timeout = other.timeout()});
     }
     [[nodiscard]] bool shared_memory_is_symmetric() const override { return memory_ == Memory::Symmetric; }
     [[nodiscard]] void* stream() const override { return other_.stream(); }
@@ -65,7 +65,7 @@ class SymmetricGroup final : public ProcessGroup {
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t) override {
         return other_.all_gather_bytes(mine);
     }
-    std::unique_ptr<ProcessGroup> do_split(const Part&) override { return nullptr; }
+    std::unique_ptr<ProcessGroup> do_split(const SubGroup&) override { return nullptr; }
 
     ProcessGroup& other_;
     const Memory memory_;

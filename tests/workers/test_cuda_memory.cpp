@@ -99,10 +99,10 @@ TEST(HostCopies, OfManyTensorsWaitForTheDeviceAndLockPagesAsOftenAsOfOne) {
             gpu(), std::vector<float>(3, static_cast<float>(i)), DType::F32));
         tensors.push_back({"t" + std::to_string(i), {3}, memory.back()->buffer()});
     }
-    const auto room = std::make_shared<ddp::cuda::HostRoom>();
+    const auto scratch = std::make_shared<ddp::cuda::HostScratch>();
     const auto waits_for = [&](std::span<const ddp::Tensor> some) {
         const long before = blocking_calls();
-        const HostCopies copies(some, HostCopies::Begin::WithContents, room);
+        const HostCopies copies(some, HostCopies::Begin::WithContents, scratch);
         EXPECT_EQ(static_cast<const float*>(copies.tensors().back().memory.data)[2],
                   static_cast<float>(some.size() - 1));
         return blocking_calls() - before;

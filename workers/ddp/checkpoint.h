@@ -20,7 +20,7 @@ namespace ddp {
 class Optimizer;
 struct CheckpointPart;
 namespace cuda {
-class HostRoom;
+class HostScratch;
 }
 
 using Metadata = std::map<std::string, std::string>;
@@ -163,7 +163,8 @@ class CheckpointDirectory {
 
     std::string path_;
     std::size_t keep_;
-    std::shared_ptr<cuda::HostRoom> room_;  ///< buffers for tensors on a CUDA device, kept between saves
+    std::shared_ptr<cuda::HostScratch>
+        scratch_;  ///< buffers for tensors on a CUDA device, kept between saves
 };
 
 /// The state of one checkpoint (a path from save or latest), without its tensors. Throws InvalidInput naming

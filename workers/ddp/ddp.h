@@ -199,12 +199,12 @@ class Reducer {
     void lay_out(BucketPlan plan);
     void start_complete_buckets();
     void start(std::size_t bucket);
-    void settle_missing();
+    void handle_missing();
     void require_static_graph() const;
     [[noreturn]] void throw_missing(std::span<const std::size_t> missing) const;
     void complete_step();
-    void agree_on_used();
-    [[nodiscard]] bool looks_for_unused() const {
+    void reduce_used();
+    [[nodiscard]] bool must_find_unused() const {
         return options_.static_graph ? statistics_.steps == 0 : options_.find_unused_parameters;
     }
     std::vector<std::size_t> first_order_of_arrival();
@@ -378,18 +378,18 @@ class Join {
   private:
     friend class DistributedDataParallel;
     /// The ranks that still have batches.
-    struct Roll {
+    struct JoinStatus {
         int active = 0;
         int last = 0;  ///< the highest such rank
         bool reduces = false;
     };
-    Roll call_roll(bool have_batches);
+    JoinStatus exchange_status(bool have_batches);
     void begin_forward();
-    void begin_pass(const Roll& roll);
+    void begin_pass(const JoinStatus& status);
 
     DistributedDataParallel& model_;
     const JoinOptions options_;
-    Roll roll_;
+    JoinStatus status_;
     bool pass_is_open_ = false;
 };
 

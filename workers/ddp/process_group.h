@@ -89,12 +89,12 @@ class ProcessGroup {
                                                               ProcessGroupOptions options = {});
     virtual ~ProcessGroup() = default;
 
-    [[nodiscard]] int rank() const { return seat_.rank; }
-    [[nodiscard]] int size() const { return seat_.size; }
+    [[nodiscard]] int rank() const { return identity_.rank; }
+    [[nodiscard]] int size() const { return identity_.size; }
     /// "cpu (shared memory)": the backend, for a log line.
     [[nodiscard]] virtual std::string describe() const = 0;
     /// The device of the buffers of collectives.
-    [[nodiscard]] Device device() const { return seat_.device; }
+    [[nodiscard]] Device device() const { return identity_.device; }
     /// cudaStream_t that collectives follow and wait() holds back (ProcessGroupOptions::stream).
     [[nodiscard]] virtual void* stream() const { return nullptr; }
     /// True when memory of allocate_shared is registered so that its sums take the fastest path. Then divide
@@ -182,7 +182,7 @@ class ProcessGroup {
 
   protected:
     /// The facts that all calls use.
-    struct Seat {
+    struct GroupIdentity {
         int rank = 0;
         int size = 1;
         Device device = {};           ///< of all buffers
@@ -192,8 +192,8 @@ class ProcessGroup {
     };
     ProcessGroup();
     /// Called once, before the first call.
-    void take_seat(const Seat& seat) { seat_ = seat, timeout_ = seat.timeout; }
-    [[nodiscard]] const Seat& seat() const { return seat_; }
+    void set_identity(const GroupIdentity& identity) { identity_ = identity, timeout_ = identity.timeout; }
+    [[nodiscard]] const GroupIdentity& identity() const { return identity_; }
     /// True in a forked child: threads, connections and memory belong to the parent, so destroy nothing it
     /// uses.
     [[nodiscard]] bool is_in_forked_child() const;
@@ -220,13 +220,13 @@ class ProcessGroup {
     virtual std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) = 0;
 
     /// A sub-group, as all ranks know it.
-    struct Part {
+    struct SubGroup {
         int color = 0;
         int key = 0;
         std::vector<std::uint32_t> members;  ///< ranks of this group, in the new order; none for color < 0
     };
     /// Collective over this group. Ranks that are in no part take part too, and get null.
-    virtual std::unique_ptr<ProcessGroup> do_split(const Part& part) = 0;
+    virtual std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) = 0;
 
   private:
     friend class BorrowedGroup;
@@ -242,7 +242,7 @@ class ProcessGroup {
     void require_own_slice(const char* call, const char* large_name, const Buffer& large, const Buffer& small,
                            const Counts& counts) const;
 
-    Seat seat_;
+    GroupIdentity identity_;
     std::chrono::nanoseconds timeout_{};
     std::string choice_;
     std::atomic<const char*> inside_ = nullptr;  ///< the call that a thread is in, or null

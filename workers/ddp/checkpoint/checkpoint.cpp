@@ -76,11 +76,11 @@ void move_into_place(const std::string& hidden, const std::string& directory, co
 }
 
 void write_parts(const std::string& directory, std::span<const CheckpointPart> parts,
-                 const TrainingState& state, const std::shared_ptr<cuda::HostRoom>& room) {
+                 const TrainingState& state, const std::shared_ptr<cuda::HostScratch>& scratch) {
     // "pt" tells other programs the layout of the tensors.
     const Metadata metadata = {{"format", "pt"}, {"step", std::to_string(state.step)}};
     for (const CheckpointPart& part : parts) {
-        const cuda::HostCopies values(part.tensors, cuda::HostCopies::Begin::WithContents, room);
+        const cuda::HostCopies values(part.tensors, cuda::HostCopies::Begin::WithContents, scratch);
         write_safetensors(path_of(directory, part.name), values.tensors(), metadata);
     }
     DurableFile file(directory + "/state.json");
@@ -93,7 +93,7 @@ void write_parts(const std::string& directory, std::span<const CheckpointPart> p
 }  // namespace
 
 CheckpointDirectory::CheckpointDirectory(std::string path, std::size_t keep)
-    : path_(std::move(path)), keep_(keep), room_(std::make_shared<cuda::HostRoom>()) {
+    : path_(std::move(path)), keep_(keep), scratch_(std::make_shared<cuda::HostScratch>()) {
     if (path_.empty()) throw InvalidInput("checkpoint: the directory has no name");
 }
 
@@ -115,7 +115,7 @@ std::string CheckpointDirectory::write(std::span<const CheckpointPart> parts, co
     const std::string final_path = path_ + "/" + name;
     if (::mkdir(hidden.c_str(), 0777) != 0) fail_checkpoint(hidden, "mkdir");
     try {
-        write_parts(hidden, parts, state, room_);
+        write_parts(hidden, parts, state, scratch_);
         move_into_place(hidden, path_, name);
     } catch (...) {
         fs::remove_all(hidden, error);

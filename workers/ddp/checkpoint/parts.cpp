@@ -25,7 +25,7 @@ constexpr int kStateFormat = 1;
 /// A state.json has a few hundred bytes; a hostile one must not fill the memory.
 constexpr std::size_t kStateBytesLimit = 16 << 20;
 /// Limit of epochs, steps and samples: far above any training, far below overflow of sums and products.
-constexpr std::uint64_t kMostCount = std::uint64_t{1} << 48;
+constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 48;
 
 /// Error: the fault in the text.
 Result<TrainingState> from_json(const std::string& text) {
@@ -41,7 +41,7 @@ Result<TrainingState> from_json(const std::string& text) {
     if (format != kStateFormat || !epoch || !step || !sampler_epoch || !consumed)
         return wrong("not the state of a checkpoint");
     for (const std::uint64_t count : {*epoch, *step, *sampler_epoch, *consumed}) {
-        if (count > kMostCount)
+        if (count > kMaxCount)
             return wrong(fmt::format("not the state of a checkpoint: the count {} is too large", count));
     }
     TrainingState state{*epoch, *step, {*sampler_epoch, *consumed}, {}};

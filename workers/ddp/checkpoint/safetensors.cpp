@@ -30,7 +30,7 @@ using ddprun::Json;
 constexpr std::size_t kPrefixBytes = 8;
 constexpr std::size_t kDataAlignment = 64;
 /// NumPy and PyTorch allow 64 dimensions.
-constexpr std::size_t kMostDimensions = 64;
+constexpr std::size_t kMaxDimensions = 64;
 constexpr const char* kMetadataKey = "__metadata__";
 /// Prefix that PyTorch's DistributedDataParallel adds to the names of a model.
 constexpr std::string_view kWrapper = "module.";
@@ -78,7 +78,7 @@ std::string make_header(std::span<const Tensor> tensors, const Metadata& metadat
 /// The dimensions, if they are non-negative integers whose product times the element size fits 64 bits.
 std::optional<std::pair<std::vector<std::int64_t>, std::uint64_t>> parse_shape(const Json& json,
                                                                                DType dtype) {
-    if (!json.is_list() || json.size() > kMostDimensions) return std::nullopt;
+    if (!json.is_list() || json.size() > kMaxDimensions) return std::nullopt;
     std::vector<std::int64_t> shape;
     std::uint64_t bytes = size_of(dtype);
     for (const Json& extent : json.elements()) {

@@ -19,15 +19,16 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Time limit of a save or a load; the group's time-out is for collectives.
-constexpr std::chrono::hours kSlowest{1};
+constexpr std::chrono::hours kFileTimeout{1};
 
-/// Runs `act` on rank 0 only, for kSlowest at most; every rank returns its result or throws its exception.
-std::string by_rank_zero(ProcessGroup& group, const std::function<std::string()>& act) {
+/// Runs `act` on rank 0 only, for kFileTimeout at most; every rank returns its result or throws its
+/// exception.
+std::string run_on_rank_zero(ProcessGroup& group, const std::function<std::string()>& act) {
     constexpr char kDone = '+', kWrong = '-', kFile = '/', kFailed = '!';
     std::string outcome;
-    const TimeoutScope slow(group, std::max<std::chrono::nanoseconds>(group.timeout(), kSlowest));
+    const TimeoutScope slow(group, std::max<std::chrono::nanoseconds>(group.timeout(), kFileTimeout));
     if (group.rank() == 0) {
-        const HangDetectionPause awaited(kSlowest);
+        const HangDetectionPause awaited(kFileTimeout);
         try {
             outcome = kDone + act();
         } catch (const InvalidInput& error) {
@@ -125,8 +126,8 @@ void broadcast_from_zero(ProcessGroup& group, const Tensor& tensor) {
     std::memcpy(tensor.memory.data, zeros.data(), zeros.size());
 }
 
-TrainingState share(ProcessGroup& group, const std::string& state_json, const std::string& checkpoint,
-                    const Training& training) {
+TrainingState broadcast_state(ProcessGroup& group, const std::string& state_json,
+                              const std::string& checkpoint, const Training& training) {
     for (const CheckpointPart& part : parts_of(training)) {
         for (const Tensor& tensor : part.tensors) broadcast_from_zero(group, tensor);
     }
@@ -149,24 +150,25 @@ std::string CheckpointDirectory::save(ProcessGroup& group, const Training& train
     for (const TrainingPart& part : training.parts) {
         if (part.state != nullptr) part.state->prepare_to_save(group);
     }
-    return by_rank_zero(group, [&] {
+    return run_on_rank_zero(group, [&] {
         const SamplerState place = training.sampler.state();
         return write(parts_of(training), {place.epoch, training.optimizer.steps(), place, notes});
     });
 }
 
 std::optional<TrainingState> CheckpointDirectory::load(ProcessGroup& group, const Training& training) const {
-    const std::string state = by_rank_zero(group, [&] {
+    const std::string state = run_on_rank_zero(group, [&] {
         const std::optional<std::string> newest = latest();
         return newest ? read_training(*newest, training) : "";
     });
     if (state.empty()) return std::nullopt;
-    return share(group, state, path_, training);
+    return broadcast_state(group, state, path_, training);
 }
 
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training) {
-    return share(group, by_rank_zero(group, [&] { return read_training(checkpoint, training); }), checkpoint,
-                 training);
+    return broadcast_state(group,
+                           run_on_rank_zero(group, [&] { return read_training(checkpoint, training); }),
+                           checkpoint, training);
 }
 
 }  // namespace ddp

@@ -51,11 +51,11 @@ DeviceScope::DeviceScope(int device) {
     if (!succeeded(cudaGetDevice(&before_)) || before_ == device) return;
     const bool had_context = has_context();
     check(cudaSetDevice(device), "choosing a CUDA device");
-    goes_back_ = had_context;
+    restores_ = had_context;
 }
 
 DeviceScope::~DeviceScope() {
-    if (goes_back_) static_cast<void>(succeeded(cudaSetDevice(before_)));
+    if (restores_) static_cast<void>(succeeded(cudaSetDevice(before_)));
 }
 
 Stream make_stream(Priority priority, const char* attempt) {

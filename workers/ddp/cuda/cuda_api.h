@@ -35,7 +35,7 @@ class DeviceScope {
 
   private:
     int before_ = 0;
-    bool goes_back_ = false;
+    bool restores_ = false;
 };
 
 enum class Priority : std::uint8_t { Normal, High };

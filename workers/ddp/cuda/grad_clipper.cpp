@@ -72,7 +72,7 @@ void GradClipper::measure(std::span<const Buffer> gradients) {
 
 double GradClipper::read_norm() const { return parts_->read().norm; }
 
-std::uint64_t GradClipper::read_skipped_steps() const { return parts_->read().left_out; }
+std::uint64_t GradClipper::read_skipped_steps() const { return parts_->read().skipped; }
 
 const device::GradClip* GradClipper::on_device() const { return parts_->memory.as<device::GradClip>(); }
 

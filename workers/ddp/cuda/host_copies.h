@@ -11,10 +11,10 @@
 namespace ddp::cuda {
 
 /// Page-locked memory for repeated use: locking pages takes longer than copying to them.
-class HostRoom {
+class HostScratch {
   public:
     /// Returns at least `bytes` bytes; invalidates the memory of earlier calls. For one HostCopies at a time.
-    std::byte* at_least(const std::shared_ptr<const Gpu>& gpu, std::size_t bytes);
+    std::byte* reserve(const std::shared_ptr<const Gpu>& gpu, std::size_t bytes);
 
   private:
     std::optional<PinnedMemory> memory_;
@@ -28,18 +28,18 @@ class HostCopies {
     /// Copies once all earlier work on the devices is done. The tensors are borrowed. The copies lie in
     /// `scratch`.
     HostCopies(std::span<const Tensor> tensors, Begin begin,
-               std::shared_ptr<HostRoom> room = std::make_shared<HostRoom>());
+               std::shared_ptr<HostScratch> scratch = std::make_shared<HostScratch>());
     [[nodiscard]] std::span<const Tensor> tensors() const { return copies_; }
     /// Copies the changed contents back to the devices.
     void upload() const;
 
   private:
-    enum class Way { Down, Up };
-    void copy_all(Way way) const;
+    enum class Direction { ToHost, ToDevice };
+    void copy_all(Direction direction) const;
 
     std::vector<Tensor> originals_;
     std::vector<Tensor> copies_;
-    std::shared_ptr<HostRoom> room_;
+    std::shared_ptr<HostScratch> scratch_;
 };
 
 }  // namespace ddp::cuda

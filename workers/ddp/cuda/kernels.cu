@@ -135,7 +135,7 @@ struct UpdateClip {
         double sum = 0;
         for (std::uint64_t i = lanes.mine(); i < stretches; i += Lanes::count) sum += sums[i];
         sum = lanes.sum(sum);
-        if (lanes.mine() == 0) close_norm(*clip, sum, scale);
+        if (lanes.mine() == 0) finish_norm(*clip, sum, scale);
     }
 };
 
@@ -147,7 +147,7 @@ struct BeginStep {
     Rescaling rescaling;
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t, unsigned) const {
         if (thread != 0) return;
-        open_step(*scalars, rescaling);
+        start_step(*scalars, rescaling);
         if (rule == Rule::Sgd) set_sgd_factors(*scalars);
         else set_adamw_factors(*scalars);
     }
@@ -159,7 +159,7 @@ struct BeginParameters {
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned) const {
         if (is_skipped(rescaling)) return;
         for (std::uint64_t i = thread; i < batch.count; i += threads)
-            open_step(*batch.arrays[i].correction, *scalars);
+            start_step(*batch.arrays[i].correction, *scalars);
     }
 };
 struct SetLearningRate {

@@ -42,17 +42,17 @@ DDP_BOTH inline GradScale next_scale(GradScale now, GradScaleRules rules) {
 /// Clipping of all gradients together to a joint norm.
 struct GradClip {
     double max_norm;
-    double norm;             ///< of the gradients last measured, without the loss scale
-    std::uint64_t left_out;  ///< number of steps whose norm was not finite
-    float factor;            ///< factor of the gradients
-    std::uint32_t skip;      ///< 1 when this step's norm is not finite
+    double norm;            ///< of the gradients last measured, without the loss scale
+    std::uint64_t skipped;  ///< number of steps whose norm was not finite
+    float factor;           ///< factor of the gradients
+    std::uint32_t skip;     ///< 1 when this step's norm is not finite
 };
 
 /// Computes norm and factor from the sum of all gradients' squares, as stored. `scale` may be null.
-DDP_BOTH inline void close_norm(GradClip& c, double squares, const GradScale* scale) {
+DDP_BOTH inline void finish_norm(GradClip& c, double squares, const GradScale* scale) {
     c.norm = sqrt(squares) * static_cast<double>(scale != nullptr ? scale->inverse : 1);
     c.skip = c.norm < INFINITY ? 0 : 1;
-    c.left_out += c.skip;
+    c.skipped += c.skip;
     const double factor = c.max_norm / (c.norm + 1e-6);
     c.factor = factor < 1 ? static_cast<float>(factor) : 1;
 }
@@ -99,7 +99,7 @@ DDP_BOTH inline bool is_skipped(const Rescaling& by) {
     return (by.scale != nullptr && by.scale->found_non_finite != 0) ||
            (by.clip != nullptr && by.clip->skip != 0);
 }
-DDP_BOTH inline void open_step(StepScalars& s, const Rescaling& by) {
+DDP_BOTH inline void start_step(StepScalars& s, const Rescaling& by) {
     s.gradient_factor =
         (by.scale != nullptr ? by.scale->inverse : 1) * (by.clip != nullptr ? by.clip->factor : 1);
     s.skip = is_skipped(by) ? 1 : 0;
@@ -107,8 +107,8 @@ DDP_BOTH inline void open_step(StepScalars& s, const Rescaling& by) {
 }
 
 /// AdamW's factors, from the options. optimizer.cpp uses the same functions on the host.
-DDP_BOTH inline double kept_by_decay(const StepScalars& s) { return 1 - s.learning_rate * s.weight_decay; }
-DDP_BOTH inline void set_adamw_factors(StepScalars& s) { s.keep = static_cast<float>(kept_by_decay(s)); }
+DDP_BOTH inline double decay_factor(const StepScalars& s) { return 1 - s.learning_rate * s.weight_decay; }
+DDP_BOTH inline void set_adamw_factors(StepScalars& s) { s.keep = static_cast<float>(decay_factor(s)); }
 /// The learning rate corrected for the first average, and the root of the second average's correction, in
 /// step number `step` of a parameter.
 DDP_BOTH inline double corrected_rate(const StepScalars& s, std::uint64_t step) {
@@ -117,8 +117,8 @@ DDP_BOTH inline double corrected_rate(const StepScalars& s, std::uint64_t step) 
 DDP_BOTH inline double correction_root(const StepScalars& s, std::uint64_t step) {
     return 1 / sqrt(1 - power(s.beta2, step));
 }
-/// Begins the step of one parameter. It reads only options, so it may run beside open_step.
-DDP_BOTH inline void open_step(Correction& c, const StepScalars& s) {
+/// Begins the step of one parameter. It reads only options, so it may run beside start_step.
+DDP_BOTH inline void start_step(Correction& c, const StepScalars& s) {
     ++c.step;
     c.rate = static_cast<float>(corrected_rate(s, c.step));
     c.root = static_cast<float>(correction_root(s, c.step));

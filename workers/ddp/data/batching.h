@@ -39,12 +39,12 @@ void check_batches(const char* who, const Dataset& dataset, std::span<const std:
                    std::size_t batch_size);
 
 /// The memory of one field of a batch, sample after sample.
-struct FieldRoom {
+struct FieldMemory {
     std::byte* memory;
     std::size_t bytes;  ///< size of one sample
 };
 inline void read_samples(const Dataset& dataset, std::span<const std::size_t> samples,
-                         std::span<const FieldRoom> fields) {
+                         std::span<const FieldMemory> fields) {
     std::vector<std::span<std::byte>> one(fields.size());
     for (std::size_t i = 0; i < samples.size(); ++i) {
         for (std::size_t f = 0; f < fields.size(); ++f)

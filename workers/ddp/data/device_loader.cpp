@@ -83,14 +83,14 @@ class DeviceLoader::Ring {
     void fill(Slot& slot, std::span<const std::size_t> samples) const {
         slot.batch.size = samples.size();
         slot.batch.fields.clear();
-        std::vector<FieldRoom> rooms;
+        std::vector<FieldMemory> targets;
         std::size_t offset = 0;
         for (const std::size_t bytes : field_bytes_) {
-            rooms.push_back({slot.pinned.get() + offset, bytes});
+            targets.push_back({slot.pinned.get() + offset, bytes});
             slot.batch.fields.push_back({slot.on_device.get() + offset, bytes * samples.size()});
             offset += padded_field(bytes * batch_size_);
         }
-        read_samples(dataset_, samples, rooms);
+        read_samples(dataset_, samples, targets);
     }
 
     const Dataset& dataset_;

@@ -48,9 +48,9 @@ std::span<const std::byte> Batch::bytes(std::size_t field) const {
 }
 
 void Batch::read(const Dataset& dataset, std::span<const std::size_t> indices) {
-    std::vector<FieldRoom> rooms;
-    for (const Field& field : fields_) rooms.push_back({field.memory.get(), field.bytes});
-    read_samples(dataset, indices, rooms);
+    std::vector<FieldMemory> targets;
+    for (const Field& field : fields_) targets.push_back({field.memory.get(), field.bytes});
+    read_samples(dataset, indices, targets);
     size_ = indices.size();
 }
 

@@ -90,7 +90,7 @@ DeviceView view_of(const Node& node) {
 
 /// Exchanges the views. Ranks of several nodes cannot rendezvous without a launcher's segment; require_store
 /// throws then.
-void meet_node(Node& node) {
+void exchange_views(Node& node) {
     const WorkerEnv& env = node.env;
     const auto deadline = ddprun::deadline_after(MonotonicClock::now(), node.options.timeout);
     const DeviceView own = view_of(node);
@@ -137,8 +137,8 @@ std::string network_settings() {
 }
 
 void announce(const Node& node, const ProcessGroup& group, const std::string& choice) {
-    static std::atomic<bool> said{false};
-    if (node.env.rank != 0 || said.exchange(true)) return;
+    static std::atomic<bool> printed{false};
+    if (node.env.rank != 0 || printed.exchange(true)) return;
     std::vector<std::string> devices;
     for (const DeviceView& view : node.views)
         devices.push_back(fmt::format("rank {} {}", view.rank, view.device));
@@ -169,7 +169,7 @@ MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& opt
     if (strict && !node.nccl_problem.empty()) {
         throw InvalidInput(fmt::format("backend nccl: {}", node.nccl_problem));
     }
-    meet_node(node);
+    exchange_views(node);
     const BackendChoice choice = choose_backend({.requested = options.backend,
                                                  .device = {Device::Kind::Cuda, node.device},
                                                  .node = node.views,

@@ -68,13 +68,14 @@ class ProcessGroup::OneAtATime {
   public:
     OneAtATime(ProcessGroup& group, const char* call) : inside_(group.inside_) {
         if (group.is_in_forked_child())
-            require_same_process(group.made_in_, fmt::format("rank {}: {}", group.seat_.world_rank, call));
+            require_same_process(group.made_in_,
+                                 fmt::format("rank {}: {}", group.identity_.world_rank, call));
         const char* other = nullptr;
         if (inside_.compare_exchange_strong(other, call, std::memory_order_acquire)) return;
         throw Error(fmt::format(
             "rank {}: {} was called while another thread was in {} of the same group; call a group from one thread at a "
             "time, in an order that is the same on all ranks, or give each thread a group of its own by split",
-            group.seat_.world_rank, call, other));
+            group.identity_.world_rank, call, other));
     }
     ~OneAtATime() { inside_.store(nullptr, std::memory_order_release); }
     OneAtATime(const OneAtATime&) = delete;
@@ -101,12 +102,12 @@ void ProcessGroup::require_memory(const char* call, const Buffer& buffer) const 
         if (is_on_host) return;
         throw InvalidInput(
             fmt::format("{}: the {} backend takes host memory, the buffer lies on CUDA device {}", call,
-                        seat_.backend, buffer.device.index));
+                        identity_.backend, buffer.device.index));
     }
     const std::string where =
         is_on_host ? "is in host memory" : fmt::format("lies on CUDA device {}", buffer.device.index);
     throw InvalidInput(fmt::format("{}: rank {}'s {} backend takes memory of CUDA device {}, the buffer {}",
-                                   call, seat_.world_rank, seat_.backend, device().index, where));
+                                   call, identity_.world_rank, identity_.backend, device().index, where));
 }
 
 void ProcessGroup::require_root(const char* call, int root) const {
@@ -307,7 +308,7 @@ TimeoutScope::TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout
     : group_(group), before_(group.timeout_) {
     if (timeout <= timeout.zero())
         throw InvalidInput(fmt::format("rank {}: a time-out of {} ns; it must be positive",
-                                       group.seat_.world_rank, timeout.count()));
+                                       group.identity_.world_rank, timeout.count()));
     group.timeout_ = timeout;
 }
 
@@ -320,7 +321,7 @@ void BorrowedGroup::throw_gone() {
 std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
     const OneAtATime alone(*this, "split");
     const std::vector<SplitRequest> requests = decode(do_all_gather_bytes(encode({color, key}), kSplitMark));
-    Part part{.color = color, .key = key, .members = {}};
+    SubGroup part{.color = color, .key = key, .members = {}};
     if (color >= 0) part.members = members_of(color, requests);
     return do_split(part);
 }

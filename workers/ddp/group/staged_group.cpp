@@ -49,11 +49,11 @@ struct Region {
     }
 };
 
-enum class Goes : std::uint8_t { In, Out, BothWays };
+enum class Transfer : std::uint8_t { In, Out, InOut };
 /// A device buffer in one collective: copied to the host before it, copied back after it, or both.
-struct Piece {
+struct Staged {
     Buffer device;
-    Goes goes;
+    Transfer transfer;
 };
 
 /// Each call is one task of a thread: wait for the program's stream, copy, run the collective on the host,
@@ -102,65 +102,68 @@ class StagedGroup final : public ProcessGroup {
         return {regions_.back()->device.get(), bytes};
     }
     Work do_all_reduce(Buffer buffer, ReduceOp op) override {
-        return start("all_reduce", {Piece{buffer, Goes::BothWays}},
+        return start("all_reduce", {Staged{buffer, Transfer::InOut}},
                      [this, op](const auto& host) { backend_.all_reduce(host[0], op); });
     }
     Work do_broadcast(Buffer buffer, int root) override {
-        return start("broadcast", {root == rank() ? Piece{buffer, Goes::In} : Piece{buffer, Goes::Out}},
+        return start("broadcast",
+                     {root == rank() ? Staged{buffer, Transfer::In} : Staged{buffer, Transfer::Out}},
                      [this, root](const auto& host) { backend_.broadcast(host[0], root); });
     }
     Work do_all_gather(Buffer output, Buffer input) override {
-        return start("all_gather", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+        return start("all_gather", {Staged{output, Transfer::Out}, Staged{input, Transfer::In}},
                      [this](const auto& host) { backend_.all_gather(host[0], host[1]); });
     }
     Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
-        return start("reduce_scatter", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+        return start("reduce_scatter", {Staged{output, Transfer::Out}, Staged{input, Transfer::In}},
                      [this, op](const auto& host) { backend_.reduce_scatter(host[0], host[1], op); });
     }
     Work do_reduce(Buffer buffer, int root, ReduceOp op) override {
-        return start("reduce", {root == rank() ? Piece{buffer, Goes::BothWays} : Piece{buffer, Goes::In}},
+        return start("reduce",
+                     {root == rank() ? Staged{buffer, Transfer::InOut} : Staged{buffer, Transfer::In}},
                      [this, root, op](const auto& host) { backend_.reduce(host[0], root, op); });
     }
     Work do_gather(Buffer output, Buffer input, int root) override {
-        if (rank() != root) output = nothing(input.dtype);
-        return start("gather", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+        if (rank() != root) output = empty_buffer(input.dtype);
+        return start("gather", {Staged{output, Transfer::Out}, Staged{input, Transfer::In}},
                      [this, root](const auto& host) { backend_.gather(host[0], host[1], root); });
     }
     Work do_scatter(Buffer output, Buffer input, int root) override {
-        if (rank() != root) input = nothing(output.dtype);
-        return start("scatter", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+        if (rank() != root) input = empty_buffer(output.dtype);
+        return start("scatter", {Staged{output, Transfer::Out}, Staged{input, Transfer::In}},
                      [this, root](const auto& host) { backend_.scatter(host[0], host[1], root); });
     }
     Work do_all_to_all(Buffer output, Buffer input) override {
-        return start("all_to_all", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+        return start("all_to_all", {Staged{output, Transfer::Out}, Staged{input, Transfer::In}},
                      [this](const auto& host) { backend_.all_to_all(host[0], host[1]); });
     }
     Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
-        return start("all_gather_v", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+        return start("all_gather_v", {Staged{output, Transfer::Out}, Staged{input, Transfer::In}},
                      [=, this](const auto& host) { backend_.all_gather_v(host[0], host[1], counts); });
     }
     Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
         return start(
-            "reduce_scatter_v", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+            "reduce_scatter_v", {Staged{output, Transfer::Out}, Staged{input, Transfer::In}},
             [=, this](const auto& host) { backend_.reduce_scatter_v(host[0], host[1], counts, op); });
     }
     Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override {
         return start(
-            "all_to_all_v", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+            "all_to_all_v", {Staged{output, Transfer::Out}, Staged{input, Transfer::In}},
             [=, this](const auto& host) { backend_.all_to_all_v(host[0], received, host[1], sent); });
     }
     Work do_send(Buffer buffer, int to) override {
-        return start("send", {Piece{buffer, Goes::In}},
+        return start("send", {Staged{buffer, Transfer::In}},
                      [this, to](const auto& host) { backend_.send(host[0], to); });
     }
     Work do_recv(Buffer buffer, int from) override {
-        return start("recv", {Piece{buffer, Goes::Out}},
+        return start("recv", {Staged{buffer, Transfer::Out}},
                      [this, from](const auto& host) { backend_.recv(host[0], from); });
     }
     Work do_batch(std::vector<Message> messages) override {
-        std::vector<Piece> pieces;
+        std::vector<Staged> pieces;
         for (const Message& one : messages)
-            pieces.push_back({one.buffer, one.direction == Message::Direction::Send ? Goes::In : Goes::Out});
+            pieces.push_back(
+                {one.buffer, one.direction == Message::Direction::Send ? Transfer::In : Transfer::Out});
         return start("batch_send_recv", std::move(pieces),
                      [this, messages = std::move(messages)](const auto& host) {
                          std::vector<Message> on_host = messages;
@@ -174,7 +177,7 @@ class StagedGroup final : public ProcessGroup {
             [&] { all = backend_.all_gather_bytes(mine, mark); });
         return all;
     }
-    std::unique_ptr<ProcessGroup> do_split(const Part& part) override {
+    std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override {
         std::uint32_t share = 0;
         run("split", [&] { share = backend_.take_share(part.members); });
         if (part.members.empty()) return nullptr;
@@ -182,12 +185,12 @@ class StagedGroup final : public ProcessGroup {
     }
 
     void begin() {
-        take_seat({.rank = backend_.rank(),
-                   .size = backend_.size(),
-                   .device = {Device::Kind::Cuda, parts_.device},
-                   .backend = "staged",
-                   .world_rank = env_.rank,
-                   .timeout = options_.timeout});
+        set_identity({.rank = backend_.rank(),
+                      .size = backend_.size(),
+                      .device = {Device::Kind::Cuda, parts_.device},
+                      .backend = "staged",
+                      .world_rank = env_.rank,
+                      .timeout = options_.timeout});
         run("opening the device", [this] {
             cuda::check(cudaSetDevice(parts_.device), "choosing the CUDA device");
             cuda::leave_captures_alone();
@@ -196,10 +199,10 @@ class StagedGroup final : public ProcessGroup {
             copied_.emplace();
         });
     }
-    [[nodiscard]] Buffer nothing(DType type) const { return {nullptr, 0, type, device()}; }
+    [[nodiscard]] Buffer empty_buffer(DType type) const { return {nullptr, 0, type, device()}; }
 
     template <class Collective>
-    Work start(const char* call, std::vector<Piece> pieces, Collective collective) {
+    Work start(const char* call, std::vector<Staged> pieces, Collective collective) {
         refuse_capture(call);
         // The calling thread may use another device, or none yet.
         const cuda::DeviceScope here(parts_.device);
@@ -230,20 +233,20 @@ class StagedGroup final : public ProcessGroup {
         std::chrono::nanoseconds limit;
     };
     template <class Collective>
-    void carry_out(const Attempt& attempt, const cuda::Event& ready, const std::vector<Piece>& pieces,
+    void carry_out(const Attempt& attempt, const cuda::Event& ready, const std::vector<Staged>& pieces,
                    const Collective& collective) {
         wait_for(ready, attempt);
         std::vector<Buffer> host;
-        for (const Piece& piece : pieces) {
+        for (const Staged& piece : pieces) {
             host.push_back({host_of(piece.device, host.size()), piece.device.count, piece.device.dtype, {}});
-            if (piece.goes != Goes::Out)
+            if (piece.transfer != Transfer::Out)
                 copy(attempt.name, host.back().data, piece.device.data, piece.device.bytes());
         }
         if (!pieces.empty()) wait_for_copies(attempt);
         backend_.set_timeout(attempt.limit);
         collective(host);
         for (std::size_t i = 0; i < pieces.size(); ++i) {
-            if (pieces[i].goes != Goes::In)
+            if (pieces[i].transfer != Transfer::In)
                 copy(attempt.name, pieces[i].device.data, host[i].data, host[i].bytes());
         }
         if (!pieces.empty()) wait_for_copies(attempt);
@@ -258,13 +261,13 @@ class StagedGroup final : public ProcessGroup {
         for (const auto& region : regions_) {
             if (std::byte* const fixed = region->host_of(device)) return fixed;
         }
-        if (which >= rooms_.size()) rooms_.resize(which + 1);
-        std::optional<cuda::PinnedMemory>& room = rooms_[which];
-        if (!room || room->bytes() < device.bytes()) {
-            room.reset();
-            room.emplace(gpu_, std::bit_ceil(device.bytes()));
+        if (which >= staging_.size()) staging_.resize(which + 1);
+        std::optional<cuda::PinnedMemory>& staging = staging_[which];
+        if (!staging || staging->bytes() < device.bytes()) {
+            staging.reset();
+            staging.emplace(gpu_, std::bit_ceil(device.bytes()));
         }
-        return room->get();
+        return staging->get();
     }
     void wait_for_copies(const Attempt& attempt) const {
         copied_->record(copies_->get());
@@ -273,9 +276,9 @@ class StagedGroup final : public ProcessGroup {
     /// Polls instead of blocking: a device that hangs must not keep this rank past its time-out, nor from
     /// learning that a peer is lost.
     void wait_for(const cuda::Event& event, const Attempt& attempt) const {
-        constexpr std::chrono::microseconds kLook{20};
+        constexpr std::chrono::microseconds kPoll{20};
         const auto deadline = ddprun::deadline_after(MonotonicClock::now(), attempt.limit);
-        for (cudaError_t code; (code = event.query()) != cudaSuccess; std::this_thread::sleep_for(kLook)) {
+        for (cudaError_t code; (code = event.query()) != cudaSuccess; std::this_thread::sleep_for(kPoll)) {
             if (code != cudaErrorNotReady) cuda::check(code, attempt.name.c_str());
             throw_if_lost(parts_.segment->header(), attempt.name + ": waiting for the device");
             if (MonotonicClock::now() >= deadline)
@@ -302,7 +305,7 @@ class StagedGroup final : public ProcessGroup {
     std::optional<cuda::OwnedStream> copies_;
     std::optional<cuda::Event> copied_;
     std::vector<std::unique_ptr<Region>> regions_;
-    std::deque<std::optional<cuda::PinnedMemory>> rooms_;
+    std::deque<std::optional<cuda::PinnedMemory>> staging_;
     const OwnedByProcess<ProgressThread> thread_ =
         make_owned<ProgressThread>();  // destroyed first: tasks in flight use all other members
 };

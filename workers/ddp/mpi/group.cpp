@@ -59,7 +59,7 @@ void divide(const Buffer& buffer, int by) {
 }
 
 /// The settings that a group and its sub-groups share.
-struct Sort {
+struct GroupSettings {
     std::string library;
     bool has_thread = false;
 };
@@ -108,16 +108,17 @@ void keep_for_ever(std::shared_ptr<void> memory) {
 
 class Group final : public ProcessGroup {
   public:
-    Group(const Module& module, Communicator* communicator, const Sort& sort, const ddprun::WorkerEnv& env,
-          std::chrono::nanoseconds timeout)
-        : module_(module), communicator_(communicator), sort_(sort), env_(env) {
+    Group(const Module& module, Communicator* communicator, const GroupSettings& settings,
+          const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout)
+        : module_(module), communicator_(communicator), settings_(settings), env_(env) {
         int rank = 0, size = 1;
         check(module.place(communicator, &rank, &size), fmt::format("rank {}: joining", env.rank));
-        take_seat({.rank = rank, .size = size, .backend = "mpi", .world_rank = env.rank, .timeout = timeout});
+        set_identity(
+            {.rank = rank, .size = size, .backend = "mpi", .world_rank = env.rank, .timeout = timeout});
         if (env.segment_fd >= 0)
             segment_ =
                 std::make_unique<SegmentMap>(ddprun::UniqueFd(::fcntl(env.segment_fd, F_DUPFD_CLOEXEC, 0)));
-        if (sort_.has_thread) progress_ = make_owned<ProgressThread>();
+        if (settings_.has_thread) progress_ = make_owned<ProgressThread>();
     }
     ~Group() override {
         progress_.reset();
@@ -127,7 +128,7 @@ class Group final : public ProcessGroup {
     }
 
     std::string describe() const override {
-        return fmt::format("mpi ({}, {})", sort_.library,
+        return fmt::format("mpi ({}, {})", settings_.library,
                            progress_ ? "progress thread" : "in the calling thread");
     }
     double communication_seconds() const override { return static_cast<double>(inside_ns_) * 1e-9; }
@@ -142,7 +143,8 @@ class Group final : public ProcessGroup {
         return {memory.get(), bytes};
     }
     Work do_barrier() override {
-        return run({.operation = SegmentOp::Barrier}, [this](const Call& call) { move(call, {{}}); });
+        return run({.operation = SegmentOp::Barrier},
+                   [this](const Call& call) { run_operations(call, {{}}); });
     }
     Work do_all_reduce(Buffer buffer, ReduceOp op) override {
         return run(call_of(SegmentOp::AllReduce, buffer, op), [=, this](const Call& call) {
@@ -170,53 +172,53 @@ class Group final : public ProcessGroup {
     }
     Work do_broadcast(Buffer buffer, int root) override {
         return run(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [=, this](const Call& call) {
-            move(call, {{.kind = Kind::Broadcast,
-                         .out = buffer.data,
-                         .count = buffer.count,
-                         .dtype = buffer.dtype,
-                         .peer = root}});
+            run_operations(call, {{.kind = Kind::Broadcast,
+                                   .out = buffer.data,
+                                   .count = buffer.count,
+                                   .dtype = buffer.dtype,
+                                   .peer = root}});
         });
     }
     Work do_all_gather(Buffer output, Buffer input) override {
         return run(call_of(SegmentOp::AllGather, input), [=, this](const Call& call) {
             const bool in_place = input.data == slice(output, rank(), input.bytes());
-            move(call, {{.kind = Kind::AllGather,
-                         .in = in_place ? nullptr : input.data,
-                         .out = output.data,
-                         .count = input.count,
-                         .dtype = input.dtype}});
+            run_operations(call, {{.kind = Kind::AllGather,
+                                   .in = in_place ? nullptr : input.data,
+                                   .out = output.data,
+                                   .count = input.count,
+                                   .dtype = input.dtype}});
         });
     }
     Work do_gather(Buffer output, Buffer input, int root) override {
         return run(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [=, this](const Call& call) {
             const bool in_place = rank() == root && input.data == slice(output, rank(), input.bytes());
-            move(call, {{.kind = Kind::Gather,
-                         .in = in_place ? nullptr : input.data,
-                         .out = output.data,
-                         .count = input.count,
-                         .dtype = input.dtype,
-                         .peer = root}});
+            run_operations(call, {{.kind = Kind::Gather,
+                                   .in = in_place ? nullptr : input.data,
+                                   .out = output.data,
+                                   .count = input.count,
+                                   .dtype = input.dtype,
+                                   .peer = root}});
         });
     }
     Work do_scatter(Buffer output, Buffer input, int root) override {
         return run(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [=, this](const Call& call) {
             const bool in_place = rank() == root && output.data == slice(input, rank(), output.bytes());
-            move(call, {{.kind = Kind::Scatter,
-                         .in = input.data,
-                         .out = in_place ? nullptr : output.data,
-                         .count = output.count,
-                         .dtype = output.dtype,
-                         .peer = root}});
+            run_operations(call, {{.kind = Kind::Scatter,
+                                   .in = input.data,
+                                   .out = in_place ? nullptr : output.data,
+                                   .count = output.count,
+                                   .dtype = output.dtype,
+                                   .peer = root}});
         });
     }
     Work do_all_to_all(Buffer output, Buffer input) override {
         const Buffer each{input.data, input.count / static_cast<std::size_t>(size()), input.dtype, {}};
         return run(call_of(SegmentOp::AllToAll, each), [=, this](const Call& call) {
-            move(call, {{.kind = Kind::AllToAll,
-                         .in = input.data,
-                         .out = output.data,
-                         .count = each.count,
-                         .dtype = input.dtype}});
+            run_operations(call, {{.kind = Kind::AllToAll,
+                                   .in = input.data,
+                                   .out = output.data,
+                                   .count = each.count,
+                                   .dtype = input.dtype}});
         });
     }
     Work do_send(Buffer buffer, int to) override {
@@ -241,25 +243,25 @@ class Group final : public ProcessGroup {
                                       .dtype = one.buffer.dtype,
                                       .peer = one.peer});
             }
-            move(named, operations);
+            run_operations(named, operations);
         });
     }
     Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
         return run(uneven(SegmentOp::AllGather, output), [=, this](const Call& call) {
-            agree(call, counts);
+            require_equal_counts(call, counts);
             const IntCounts& cut = temporary(IntCounts(counts));
             const bool in_place = input.data == Slices(counts, output.dtype).of(output, rank()).data;
-            move(call, {{.kind = Kind::AllGatherV,
-                         .in = in_place ? nullptr : input.data,
-                         .out = output.data,
-                         .count = input.count,
-                         .dtype = input.dtype,
-                         .out_cut = cut.cut()}});
+            run_operations(call, {{.kind = Kind::AllGatherV,
+                                   .in = in_place ? nullptr : input.data,
+                                   .out = output.data,
+                                   .count = input.count,
+                                   .dtype = input.dtype,
+                                   .out_cut = cut.cut()}});
         });
     }
     Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
         return run(uneven(SegmentOp::ReduceScatter, input, op), [=, this](const Call& call) {
-            agree(call, counts);
+            require_equal_counts(call, counts);
             const IntCounts& cut = temporary(IntCounts(counts));
             std::vector<std::byte>& result = temporary(std::vector<std::byte>(output.bytes()));
             const Buffer own{result.data(), output.count, output.dtype, {}};
@@ -272,16 +274,16 @@ class Group final : public ProcessGroup {
         return run(uneven(SegmentOp::AllToAll, input), [=, this](const Call& call) {
             Counts both = sent;
             both.insert(both.end(), received.begin(), received.end());
-            if (const std::string why = unmatched_counts(counts_of_all(call, both)); !why.empty())
+            if (const std::string why = unmatched_counts(exchange_counts(call, both)); !why.empty())
                 throw MismatchError("all_to_all_v: " + why);
             const IntCounts &to = temporary(IntCounts(sent)), &from = temporary(IntCounts(received));
-            move(call, {{.kind = Kind::AllToAllV,
-                         .in = input.data,
-                         .out = output.data,
-                         .count = input.count,
-                         .dtype = input.dtype,
-                         .out_cut = from.cut(),
-                         .in_cut = to.cut()}});
+            run_operations(call, {{.kind = Kind::AllToAllV,
+                                   .in = input.data,
+                                   .out = output.data,
+                                   .count = input.count,
+                                   .dtype = input.dtype,
+                                   .out_cut = from.cut(),
+                                   .in_cut = to.cut()}});
         });
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
@@ -290,48 +292,50 @@ class Group final : public ProcessGroup {
         run({.operation = SegmentOp::AllGather, .root = mark}, [&](const Call& call) {
             const std::uint64_t& length = temporary(std::uint64_t{mine.size()});
             std::vector<std::uint64_t>& lengths = temporary(std::vector<std::uint64_t>(ranks));
-            move(call,
-                 {{.kind = Kind::AllGather, .in = &length, .out = lengths.data(), .count = sizeof length}});
+            run_operations(
+                call,
+                {{.kind = Kind::AllGather, .in = &length, .out = lengths.data(), .count = sizeof length}});
             const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
             std::string &padded = temporary(std::string(mine)),
                         &joined = temporary(std::string(longest * ranks, '\0'));
             padded.resize(longest);
-            move(call,
-                 {{.kind = Kind::AllGather, .in = padded.data(), .out = joined.data(), .count = longest}});
+            run_operations(
+                call,
+                {{.kind = Kind::AllGather, .in = padded.data(), .out = joined.data(), .count = longest}});
             for (std::size_t r = 0; r < ranks; ++r) all[r] = joined.substr(r * longest, lengths[r]);
         }).wait();
         return all;
     }
-    std::unique_ptr<ProcessGroup> do_split(const Part& part) override {
+    std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override {
         Communicator* made = nullptr;
         run({.operation = SegmentOp::AllGather, .root = kSplitMark}, [&](const Call& call) {
             check(module_.split(communicator_, part.color, part.key, &made), named(call));
         }).wait();
         if (made == nullptr) return nullptr;
-        return std::make_unique<Group>(module_, made, sort_, env_, seat().timeout);
+        return std::make_unique<Group>(module_, made, settings_, env_, identity().timeout);
     }
 
     static Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
         return call_of(operation, whole, op, kUnevenMark);
     }
     /// Every rank's rank in the world and its counts.
-    std::vector<Counts> counts_of_all(const Call& call, const Counts& own) {
+    std::vector<Counts> exchange_counts(const Call& call, const Counts& own) {
         Counts& mine = temporary(Counts{static_cast<std::size_t>(env_.rank)});
         mine.insert(mine.end(), own.begin(), own.end());
         Counts& joined = temporary(Counts(mine.size() * static_cast<std::size_t>(size())));
         static_assert(sizeof joined[0] == sizeof(std::int64_t));
-        move(call, {{.kind = Kind::AllGather,
-                     .in = mine.data(),
-                     .out = joined.data(),
-                     .count = mine.size(),
-                     .dtype = DType::I64}});
+        run_operations(call, {{.kind = Kind::AllGather,
+                               .in = mine.data(),
+                               .out = joined.data(),
+                               .count = mine.size(),
+                               .dtype = DType::I64}});
         std::vector<Counts> all;
         for (auto at = joined.begin(); at != joined.end(); at += static_cast<long>(mine.size()))
             all.emplace_back(at, at + static_cast<long>(mine.size()));
         return all;
     }
-    void agree(const Call& call, const Counts& counts) {
-        if (const std::string why = unequal_counts(counts_of_all(call, counts)); !why.empty())
+    void require_equal_counts(const Call& call, const Counts& counts) {
+        if (const std::string why = unequal_counts(exchange_counts(call, counts)); !why.empty())
             throw MismatchError(fmt::format("{}_v: {}", segment_op_name(call.operation), why));
     }
 
@@ -374,7 +378,7 @@ class Group final : public ProcessGroup {
     }
 
     /// Starts all operations and waits for all of them.
-    void move(const Call& call, const std::vector<Operation>& operations) {
+    void run_operations(const Call& call, const std::vector<Operation>& operations) {
         std::vector<Request*> open;
         for (const Operation& operation : operations)
             check(module_.begin(communicator_, &operation, &open.emplace_back()), named(call));
@@ -410,7 +414,7 @@ class Group final : public ProcessGroup {
         operation.out = result.data;
         operation.dtype = result.dtype;
         operation.op = without_division(op);
-        move(call, {operation});
+        run_operations(call, {operation});
         const bool is_mine = operation.kind != Kind::Reduce || operation.peer == rank();
         if (!is_mine) return;
         if (op == ReduceOp::Avg)
@@ -449,7 +453,7 @@ class Group final : public ProcessGroup {
     };
     const Module& module_;
     Communicator* const communicator_;
-    const Sort sort_;
+    const GroupSettings settings_;
     const ddprun::WorkerEnv env_;
     std::unique_ptr<SegmentMap> segment_;  ///< the launcher's; null without one
     std::vector<std::unique_ptr<std::byte[], Aligned>> memory_;
@@ -472,8 +476,8 @@ std::unique_ptr<ProcessGroup> make_group(const Context& context, const ProcessGr
         const ddprun::KeptSignals kept;  // MPI loads components, and with them libfabric
         check(module.entries->open(&world, &about), fmt::format("rank {}: backend mpi", env.rank));
     }
-    const Sort sort{about.library, wants_thread(options, about, env)};
-    auto group = std::make_unique<Group>(*module.entries, world, sort, env, options.timeout);
+    const GroupSettings settings{about.library, wants_thread(options, about, env)};
+    auto group = std::make_unique<Group>(*module.entries, world, settings, env, options.timeout);
     if (group->rank() == env.rank && group->size() == env.world_size) return group;
     throw InvalidInput(fmt::format(
         "backend mpi: {} (of {}) says rank {} of {}, the environment rank {} of {}{}{}: start the workers with the "

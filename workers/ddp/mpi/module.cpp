@@ -24,7 +24,7 @@ namespace {
 
 std::atomic<bool> is_abandoned = false;
 
-const char* told(const char* call, int code) {
+const char* error_text(const char* call, int code) {
     if (code == MPI_SUCCESS) return nullptr;
     thread_local std::string text;
     char reason[MPI_MAX_ERROR_STRING] = "";
@@ -65,7 +65,7 @@ void finalize() {
 
 /// Makes MPI return errors instead of ending the job.
 const char* returns_errors(MPI_Comm comm) {
-    return told("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+    return error_text("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
 }
 
 /// "Open MPI v4.1.4" from "Open MPI v4.1.4, package: ...", "MPICH Version: 4.0.2" from its first line.
@@ -84,13 +84,13 @@ const char* open(Communicator** world, About* about) {
     MPI_Initialized(&begun);
     if (begun == 0) {
         if (const char* why =
-                told("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level)))
+                error_text("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level)))
             return why;
         std::atexit(finalize);
     }
-    if (const char* why = told("MPI_Query_thread", MPI_Query_thread(&level))) return why;
+    if (const char* why = error_text("MPI_Query_thread", MPI_Query_thread(&level))) return why;
     auto made = new Communicator{};
-    const char* why = told("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &made->handle));
+    const char* why = error_text("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &made->handle));
     if (why == nullptr) why = returns_errors(made->handle);
     *about = {library_name(), level == MPI_THREAD_MULTIPLE};
     *world = made;
@@ -98,8 +98,8 @@ const char* open(Communicator** world, About* about) {
 }
 
 const char* place(Communicator* communicator, int* rank, int* size) {
-    if (const char* why = told("MPI_Comm_rank", MPI_Comm_rank(communicator->handle, rank))) return why;
-    return told("MPI_Comm_size", MPI_Comm_size(communicator->handle, size));
+    if (const char* why = error_text("MPI_Comm_rank", MPI_Comm_rank(communicator->handle, rank))) return why;
+    return error_text("MPI_Comm_size", MPI_Comm_size(communicator->handle, size));
 }
 
 const char* begin(Communicator* communicator, const Operation* operation, Request** request) {
@@ -115,7 +115,7 @@ const char* begin(Communicator* communicator, const Operation* operation, Reques
     *request = made;
     MPI_Request* const to = &made->handle;
     const auto called = [&](const char* call, int code) {
-        const char* why = told(call, code);
+        const char* why = error_text(call, code);
         if (why != nullptr) delete made;
         return why;
     };
@@ -163,7 +163,7 @@ const char* begin(Communicator* communicator, const Operation* operation, Reques
 
 const char* test(Request* request, bool* done) {
     int ended = 0;
-    const char* why = told("MPI_Test", MPI_Test(&request->handle, &ended, MPI_STATUS_IGNORE));
+    const char* why = error_text("MPI_Test", MPI_Test(&request->handle, &ended, MPI_STATUS_IGNORE));
     *done = ended != 0;
     if (why != nullptr || *done) delete request;
     return why;
@@ -173,7 +173,8 @@ const char* split(Communicator* communicator, int color, int key, Communicator**
     MPI_Comm part = MPI_COMM_NULL;
     *made = nullptr;
     const int chosen = color < 0 ? MPI_UNDEFINED : color;
-    if (const char* why = told("MPI_Comm_split", MPI_Comm_split(communicator->handle, chosen, key, &part)))
+    if (const char* why =
+            error_text("MPI_Comm_split", MPI_Comm_split(communicator->handle, chosen, key, &part)))
         return why;
     if (part == MPI_COMM_NULL) return nullptr;
     *made = new Communicator{part};

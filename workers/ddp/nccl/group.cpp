@@ -43,12 +43,12 @@ Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Su
 Group::Group(NcclParts parts, Membership membership, SessionParts session,
              std::shared_ptr<Communicator> communicator)
     : parts_(std::move(parts)), membership_(std::move(membership)), session_parts_(session) {
-    take_seat({.rank = membership_.rank,
-               .size = membership_.size,
-               .device = {Device::Kind::Cuda, session_parts_.device},
-               .backend = "nccl",
-               .world_rank = session_parts_.env.rank,
-               .timeout = session_parts_.timeout});
+    set_identity({.rank = membership_.rank,
+                  .size = membership_.size,
+                  .device = {Device::Kind::Cuda, session_parts_.device},
+                  .backend = "nccl",
+                  .world_rank = session_parts_.env.rank,
+                  .timeout = session_parts_.timeout});
     communicator_ = communicator;
     session_ = make_owned<Session>(std::move(session), std::move(communicator));
     const cuda::DeviceScope here = on_device();
@@ -294,7 +294,7 @@ Work Group::do_barrier() {
 
 // ---- sub-groups
 
-std::unique_ptr<ProcessGroup> Group::do_split(const Part& part) {
+std::unique_ptr<ProcessGroup> Group::do_split(const SubGroup& part) {
     const auto own = std::find(part.members.begin(), part.members.end(), static_cast<std::uint32_t>(rank()));
     const Membership place{.rank = static_cast<int>(own - part.members.begin()),
                            .size = static_cast<int>(part.members.size()),
@@ -308,7 +308,7 @@ std::unique_ptr<ProcessGroup> Group::do_split(const Part& part) {
 }
 
 // NCCL before 2.18 cannot split: the first rank of each color makes an id, and all join as at the start.
-std::shared_ptr<Communicator> Group::divide(const Part& part, const Membership& place) {
+std::shared_ptr<Communicator> Group::divide(const SubGroup& part, const Membership& place) {
     if (parts_.nccl->comm_split != nullptr)
         return session_->split(part.color < 0 ? kNoColor : part.color, part.key);
     const cuda::DeviceScope here = on_device();

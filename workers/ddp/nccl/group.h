@@ -52,7 +52,7 @@ class Group final : public ProcessGroup {
     Work do_recv(Buffer buffer, int from) override;
     Work do_batch(std::vector<Message> messages) override;
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override;
-    std::unique_ptr<ProcessGroup> do_split(const Part& part) override;
+    std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override;
 
     Work start(Call call, const Session::Enqueue& enqueue);
     cuda::DeviceScope on_device() const;
@@ -61,7 +61,7 @@ class Group final : public ProcessGroup {
     const NcclMemory& scratch_for(std::size_t bytes);
     void gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& scratch,
                      std::int16_t mark);
-    std::shared_ptr<Communicator> divide(const Part& part, const Membership& place);
+    std::shared_ptr<Communicator> divide(const SubGroup& part, const Membership& place);
 
     NcclParts parts_;
     Membership membership_;

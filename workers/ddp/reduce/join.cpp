@@ -12,7 +12,7 @@ namespace {
 
 /// A rank that continued, or ended, without finish() is missed in the next exchange: the other ranks' error
 /// says that it must call finish().
-std::vector<std::string> gather_roll(ProcessGroup& group, std::string_view mine) {
+std::vector<std::string> gather_status(ProcessGroup& group, std::string_view mine) {
     constexpr std::string_view kRemedy =
         "; inside a Join each rank calls Join::finish() once it has no more batches";
     try {
@@ -36,13 +36,13 @@ Join::~Join() {
     if (!model_.group_.is_gone()) model_.reducer_->set_active_ranks(model_.group_->size());
 }
 
-Join::Roll Join::call_roll(bool have_batches) {
+Join::JoinStatus Join::exchange_status(bool have_batches) {
     constexpr char kHasBatches = 1, kReduces = 2;
     std::string mine(1, '\0');
     if (have_batches)
         mine[0] = static_cast<char>(kHasBatches | (model_.reducer_->accumulating() ? 0 : kReduces));
-    const std::vector<std::string> all = gather_roll(*model_.group_, mine);
-    Roll roll;
+    const std::vector<std::string> all = gather_status(*model_.group_, mine);
+    JoinStatus status;
     std::vector<int> without;
     for (std::size_t r = 0; r < all.size(); ++r) {
         const int rank = static_cast<int>(r);
@@ -50,40 +50,40 @@ Join::Roll Join::call_roll(bool have_batches) {
             without.push_back(rank);
             continue;
         }
-        ++roll.active;
-        roll.last = rank;
-        roll.reduces = (all[r][0] & kReduces) != 0;
+        ++status.active;
+        status.last = rank;
+        status.reduces = (all[r][0] & kReduces) != 0;
     }
-    if (options_.throw_on_early_termination && !without.empty() && roll.active > 0)
+    if (options_.throw_on_early_termination && !without.empty() && status.active > 0)
         throw Error(fmt::format(
             "rank {}: rank {} has no more batches, others have; give all the same number, or do without "
             "throw_on_early_termination",
             model_.group_->rank(), ddprun::format_ranges(without)));
-    return roll;
+    return status;
 }
 
 void Join::begin_forward() {
-    begin_pass(call_roll(true));
+    begin_pass(exchange_status(true));
     pass_is_open_ = true;
 }
 
-void Join::begin_pass(const Roll& roll) {
-    roll_ = roll;
-    if (!options_.divide_by_initial_world_size) model_.reducer_->set_active_ranks(roll.active);
+void Join::begin_pass(const JoinStatus& status) {
+    status_ = status;
+    if (!options_.divide_by_initial_world_size) model_.reducer_->set_active_ranks(status.active);
     // Rank 0 may have no batches left; a rank that still trains has the newest buffers.
-    if (model_.broadcasts_buffers_ && model_.last_pass_synchronised_) model_.broadcast_buffers(roll.last);
-    model_.last_pass_synchronised_ = roll.reduces;
+    if (model_.broadcasts_buffers_ && model_.last_pass_synchronised_) model_.broadcast_buffers(status.last);
+    model_.last_pass_synchronised_ = status.reduces;
 }
 
 void Join::finish(const std::function<void()>& after_step) {
-    for (Roll roll = call_roll(false); roll.active > 0; roll = call_roll(false)) {
-        begin_pass(roll);
-        if (!roll.reduces) continue;
+    for (JoinStatus status = exchange_status(false); status.active > 0; status = exchange_status(false)) {
+        begin_pass(status);
+        if (!status.reduces) continue;
         model_.reducer_->shadow_step();
         if (after_step) after_step();
     }
-    TensorBroadcast(*model_.group_, model_.parameters_).run(roll_.last);
-    model_.broadcast_buffers(roll_.last);
+    TensorBroadcast(*model_.group_, model_.parameters_).run(status_.last);
+    model_.broadcast_buffers(status_.last);
 }
 
 }  // namespace ddp

@@ -36,17 +36,17 @@ std::string at(const Device& device) {
 /// Elements per block where gradient, parameter and state differ in type: a block stays in the nearest cache.
 constexpr std::size_t kBlock = 2048;
 
-/// Converts 16-bit numbers to float32 in `room`; returns float32 in place.
-const float* as_floats(const Buffer& from, std::size_t at, std::span<float> room) {
+/// Converts 16-bit numbers to float32 in `scratch`; returns float32 in place.
+const float* as_floats(const Buffer& from, std::size_t at, std::span<float> scratch) {
     switch (from.dtype) {
         case DType::BF16:
-            for (std::size_t i = 0; i < room.size(); ++i)
-                room[i] = device::to_float(static_cast<const device::Bf16*>(from.data)[at + i]);
-            return room.data();
+            for (std::size_t i = 0; i < scratch.size(); ++i)
+                scratch[i] = device::to_float(static_cast<const device::Bf16*>(from.data)[at + i]);
+            return scratch.data();
         case DType::F16:
-            for (std::size_t i = 0; i < room.size(); ++i)
-                room[i] = device::to_float(static_cast<const device::F16*>(from.data)[at + i]);
-            return room.data();
+            for (std::size_t i = 0; i < scratch.size(); ++i)
+                scratch[i] = device::to_float(static_cast<const device::F16*>(from.data)[at + i]);
+            return scratch.data();
         default: return static_cast<const float*>(from.data) + at;
     }
 }
@@ -99,13 +99,13 @@ class HostOptimizer : public Optimizer {
         }
         for (std::size_t i = 0; i < parameters().size(); ++i) {
             masters_.push_back(has_master(i) ? zeros(state_bytes(i)) : nullptr);
-            if (has_master(i)) take_master(i);
+            if (has_master(i)) copy_master(i);
         }
     }
     virtual void begin_step() {}
     virtual void begin_parameter(std::size_t /*parameter*/) {}
-    virtual void move(std::size_t parameter, const Elements<float>& elements) = 0;
-    virtual void move(std::size_t parameter, const Elements<double>& elements) = 0;
+    virtual void step_elements(std::size_t parameter, const Elements<float>& elements) = 0;
+    virtual void step_elements(std::size_t parameter, const Elements<double>& elements) = 0;
 
   private:
     using Memory = std::unique_ptr<std::byte[]>;  // aligned for double, as all memory from new
@@ -131,7 +131,7 @@ class HostOptimizer : public Optimizer {
                 parameter.shape,
                 {memory, parameter.memory.count, state_type(i), {}}};
     }
-    void take_master(std::size_t i) {
+    void copy_master(std::size_t i) {
         const Buffer& memory = parameters()[i].memory;
         auto* const master = reinterpret_cast<float*>(masters_[i].get());
         as_floats(memory, 0, {master, memory.count});
@@ -149,12 +149,13 @@ class HostOptimizer : public Optimizer {
             begin_parameter(i);
             const Buffer& memory = parameters()[i].memory;
             if (memory.dtype == DType::F64)
-                move(i, elements<double>(i, memory.data, static_cast<const double*>(gradients[i].data), 0,
-                                         memory.count));
-            else if (memory.dtype == DType::F32 && gradients[i].dtype == DType::F32)
-                move(i, elements<float>(i, memory.data, static_cast<const float*>(gradients[i].data), 0,
+                step_elements(
+                    i, elements<double>(i, memory.data, static_cast<const double*>(gradients[i].data), 0,
                                         memory.count));
-            else move_in_blocks(i, gradients[i]);
+            else if (memory.dtype == DType::F32 && gradients[i].dtype == DType::F32)
+                step_elements(i, elements<float>(i, memory.data, static_cast<const float*>(gradients[i].data),
+                                                 0, memory.count));
+            else step_in_blocks(i, gradients[i]);
         }
     }
     /// The `count` elements from `at`; `gradient` points to the first of them.
@@ -167,18 +168,18 @@ class HostOptimizer : public Optimizer {
         };
         return {static_cast<T*>(values) + at, gradient, {state(0), state(1)}, count};
     }
-    void move_in_blocks(std::size_t i, const Buffer& gradient) {
+    void step_in_blocks(std::size_t i, const Buffer& gradient) {
         const Buffer& memory = parameters()[i].memory;
         void* const values = has_master(i) ? masters_[i].get() : memory.data;
-        std::array<float, kBlock> room;
+        std::array<float, kBlock> scratch;
         for (std::size_t at = 0; at < memory.count; at += kBlock) {
             const std::size_t count = std::min(kBlock, memory.count - at);
             const Elements<float> block =
-                elements(i, values, as_floats(gradient, at, std::span(room).first(count)), at, count);
-            move(i, block);
-            const std::span<const float> moved(block.value, count);
-            if (memory.dtype == DType::BF16) round_all(moved, static_cast<device::Bf16*>(memory.data) + at);
-            if (memory.dtype == DType::F16) round_all(moved, static_cast<device::F16*>(memory.data) + at);
+                elements(i, values, as_floats(gradient, at, std::span(scratch).first(count)), at, count);
+            step_elements(i, block);
+            const std::span<const float> stepped(block.value, count);
+            if (memory.dtype == DType::BF16) round_all(stepped, static_cast<device::Bf16*>(memory.data) + at);
+            if (memory.dtype == DType::F16) round_all(stepped, static_cast<device::F16*>(memory.data) + at);
         }
     }
 
@@ -200,8 +201,8 @@ class Sgd final : public HostOptimizer {
     std::string_view name() const override { return "sgd"; }
 
   private:
-    void move(std::size_t, const Elements<float>& elements) override { step_by(elements); }
-    void move(std::size_t, const Elements<double>& elements) override { step_by(elements); }
+    void step_elements(std::size_t, const Elements<float>& elements) override { step_by(elements); }
+    void step_elements(std::size_t, const Elements<double>& elements) override { step_by(elements); }
 
     template <class T>
     void step_by(const Elements<T>& elements) const {
@@ -247,17 +248,17 @@ class AdamW final : public HostOptimizer {
     // The device uses the same functions: the factors are equal to the bit.
     void begin_step() override { factors_.learning_rate = learning_rate(); }
     void begin_parameter(std::size_t parameter) override { ++corrections_[parameter].step; }
-    void move(std::size_t parameter, const Elements<float>& elements) override {
+    void step_elements(std::size_t parameter, const Elements<float>& elements) override {
         step_by(parameter, elements);
     }
-    void move(std::size_t parameter, const Elements<double>& elements) override {
+    void step_elements(std::size_t parameter, const Elements<double>& elements) override {
         step_by(parameter, elements);
     }
 
     template <class T>
     void step_by(std::size_t parameter, const Elements<T>& elements) const {
         const std::uint64_t step = corrections_[parameter].step;
-        const auto keep = static_cast<T>(device::kept_by_decay(factors_));
+        const auto keep = static_cast<T>(device::decay_factor(factors_));
         const auto rate = static_cast<T>(device::corrected_rate(factors_, step));
         const auto root = static_cast<T>(device::correction_root(factors_, step));
         const auto epsilon = static_cast<T>(epsilon_);

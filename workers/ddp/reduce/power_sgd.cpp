@@ -32,7 +32,7 @@ void add_scaled(float* __restrict__ to, const float* __restrict__ from, float fa
 
 /// Pseudorandom in [-1, 1), the same on all ranks. Any start direction works that is not orthogonal to the
 /// solution.
-float first_guess(std::uint32_t seed, std::uint32_t i) {
+float start_value(std::uint32_t seed, std::uint32_t i) {
     std::uint32_t z = seed * 0x9E3779B9U + i * 0x85EBCA6BU + 0x1234567U;
     z = (z ^ (z >> 16)) * 0x7FEB352DU;
     z = (z ^ (z >> 15)) * 0x846CA68BU;
@@ -88,7 +88,7 @@ struct PowerSgd::Impl {
             throw InvalidInput("power_sgd: the least compression rate is not positive");
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const Factors shape = shape_of(parameters[i]);
-            if (parameters[i].memory.dtype != DType::F32 || !is_worth_it(shape)) continue;
+            if (parameters[i].memory.dtype != DType::F32 || !is_compressible(shape)) continue;
             factors_.emplace(i, shape);
             names_.emplace(i, parameters[i].name);
         }
@@ -107,7 +107,7 @@ struct PowerSgd::Impl {
         return all;
     }
     /// Only the sum of the ranks' errors affects later steps, so each rank may continue with the average.
-    void share_errors(ProcessGroup& group) {
+    void average_errors(ProcessGroup& group) {
         if (!options_.error_feedback) return;
         for (const auto& [parameter, name] : names_)
             group.all_reduce(buffer_of(std::span(factors_.at(parameter).error)), ReduceOp::Avg).wait();
@@ -138,12 +138,12 @@ struct PowerSgd::Impl {
         factors.rows = gradient.shape.empty() ? 1 : static_cast<std::size_t>(gradient.shape.front());
         factors.columns = factors.rows == 0 ? 0 : gradient.memory.count / factors.rows;
         factors.rank = std::min({factors.rows, factors.columns, options_.rank});
-        if (!is_worth_it(factors)) return factors;
+        if (!is_compressible(factors)) return factors;
         factors.q.resize(factors.rank * factors.columns);
         if (options_.error_feedback) factors.error.resize(factors.rows * factors.columns);
         return factors;
     }
-    [[nodiscard]] bool is_worth_it(const Factors& f) const {
+    [[nodiscard]] bool is_compressible(const Factors& f) const {
         return static_cast<double>((f.rows + f.columns) * f.rank) * options_.min_compression_rate <
                static_cast<double>(f.rows * f.columns);
     }
@@ -155,7 +155,7 @@ struct PowerSgd::Impl {
             auto known = factors_.find(bucket.parameters[i]);
             if (known == factors_.end())
                 known = factors_.emplace(bucket.parameters[i], shape_of(gradient)).first;
-            if (!is_worth_it(known->second)) {
+            if (!is_compressible(known->second)) {
                 step.whole.push_back(gradient);
                 continue;
             }
@@ -172,7 +172,7 @@ struct PowerSgd::Impl {
             add_scaled(m, f.error.data(), 1, gradient.memory.count);
             f.error.assign(m, m + gradient.memory.count);
         }
-        guess_where_needed(f);
+        restart_zero_vectors(f);
         orthogonalize(f.q.data(), f.rank, f.columns);
         const std::size_t at = sums.size();
         sums.resize(at + f.rank * f.rows);
@@ -183,14 +183,14 @@ struct PowerSgd::Impl {
     }
     /// Restarts vectors of Q that are zero (after a gradient of zeros): they would stay zero. Q is the same
     /// on all ranks.
-    void guess_where_needed(Factors& f) const {
+    void restart_zero_vectors(Factors& f) const {
         const std::uint64_t drawn = options_.warm_start ? 0 : static_cast<std::uint64_t>(steps_);
         const auto seed = static_cast<std::uint32_t>(options_.seed + drawn);
         for (std::size_t k = 0; k < f.rank; ++k) {
             float* const mine = f.q.data() + k * f.columns;
             if (options_.warm_start && dot(mine, mine, f.columns) > 0) continue;
             for (std::size_t j = 0; j < f.columns; ++j)
-                mine[j] = first_guess(seed, static_cast<std::uint32_t>(j * f.rank + k));
+                mine[j] = start_value(seed, static_cast<std::uint32_t>(j * f.rank + k));
         }
     }
 
@@ -257,7 +257,7 @@ CommunicationHook PowerSgd::hook() const {
     };
 }
 std::vector<Tensor> PowerSgd::state() const { return impl_->state(); }
-void PowerSgd::prepare_to_save(ProcessGroup& group) { impl_->share_errors(group); }
+void PowerSgd::prepare_to_save(ProcessGroup& group) { impl_->average_errors(group); }
 
 CommunicationHook power_sgd(PowerSgdOptions options) { return PowerSgd({}, options).hook(); }
 

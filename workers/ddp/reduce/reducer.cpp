@@ -30,7 +30,7 @@ class GradientMemory {
     /// Starts the fastest averaging of a bucket over all ranks.
     virtual Work start_average(const Buffer& bucket) = 0;
     /// Replaces each of `count` numbers by its maximum over all ranks. Waits for it.
-    virtual void agree_on_maximum(std::int32_t* values, std::size_t count) = 0;
+    virtual void all_reduce_maximum(std::int32_t* values, std::size_t count) = 0;
 };
 
 namespace {
@@ -85,7 +85,7 @@ class HostGradients final : public GradientMemory {
         return {all, all->data()};
     }
     Work start_average(const Buffer& bucket) override { return group_->all_reduce(bucket, ReduceOp::Avg); }
-    void agree_on_maximum(std::int32_t* values, std::size_t count) override {
+    void all_reduce_maximum(std::int32_t* values, std::size_t count) override {
         group_->all_reduce(buffer_of(std::span(values, count)), ReduceOp::Max).wait();
     }
 
@@ -116,7 +116,7 @@ class DeviceGradients final : public GradientMemory {
         return {memory, memory->get()};
     }
     Work start_average(const Buffer& bucket) override { return cuda::start_average(*group_, bucket); }
-    void agree_on_maximum(std::int32_t* values, std::size_t count) override {
+    void all_reduce_maximum(std::int32_t* values, std::size_t count) override {
         const std::size_t bytes = count * sizeof(std::int32_t);
         std::memcpy(staging_.get(), values, bytes);
         copy(words_.data(), staging_.get(), bytes);
@@ -291,7 +291,7 @@ void Reducer::start(std::size_t bucket) {
     statistics_.bytes += complete.buffer.bytes();
 }
 
-void Reducer::settle_missing() {
+void Reducer::handle_missing() {
     std::vector<std::size_t> missing;
     for (std::size_t i = 0; i < ready_.size(); ++i) {
         if (!ready_[i]) missing.push_back(i);
@@ -330,7 +330,7 @@ void Reducer::require_static_graph() const {
 void Reducer::finish() {
     group_.require();
     if (accumulating_) return;
-    settle_missing();
+    handle_missing();
     // Inside a Join, this rank may have shadowed steps of others before its own first step.
     if (options_.static_graph && static_graph_.empty()) static_graph_ = ready_;
     complete_step();
@@ -352,7 +352,7 @@ void Reducer::complete_step() {
             if (active_ranks_ != group_->size())
                 memory_->scale(bucket.buffer, static_cast<double>(group_->size()) / active_ranks_);
         }
-        if (looks_for_unused()) agree_on_used();
+        if (must_find_unused()) reduce_used();
     }
     ++statistics_.steps;
     std::fill(locally_used_.begin(), locally_used_.end(), 0);
@@ -361,9 +361,9 @@ void Reducer::complete_step() {
     begin_step();
 }
 
-void Reducer::agree_on_used() {
+void Reducer::reduce_used() {
     globally_used_ = locally_used_;
-    memory_->agree_on_maximum(globally_used_.data(), globally_used_.size());
+    memory_->all_reduce_maximum(globally_used_.data(), globally_used_.size());
 }
 
 /// The order on the lowest rank that saw gradients arrive, because rank 0 may have no samples left (Join);
@@ -384,7 +384,7 @@ std::vector<std::size_t> Reducer::first_order_of_arrival() {
             if (!arrived[i]) *next++ = static_cast<std::int32_t>(i);
         }
     }
-    memory_->agree_on_maximum(order.data(), order.size());
+    memory_->all_reduce_maximum(order.data(), order.size());
     return {order.begin(), order.end()};
 }
 

@@ -9,9 +9,9 @@ namespace ddp {
 namespace {
 
 constexpr std::size_t kLarge = std::size_t{1} << 20;  ///< bytes above which a copy costs more than a call
-constexpr std::size_t kParcelBytes = std::size_t{25} << 20;  ///< least size of a full bucket
+constexpr std::size_t kBucketBytes = std::size_t{25} << 20;  ///< least size of a full bucket
 
-std::shared_ptr<std::byte> make_room(const ProcessGroup& group, std::size_t bytes) {
+std::shared_ptr<std::byte> make_scratch(const ProcessGroup& group, std::size_t bytes) {
     if (group.device().kind == Device::Kind::Cuda) {
         const auto memory = std::make_shared<cuda::DeviceMemory>(cuda::Gpu::of(group.device().index), bytes);
         return {memory, memory->get()};
@@ -25,8 +25,8 @@ std::shared_ptr<std::byte> make_room(const ProcessGroup& group, std::size_t byte
 TensorBroadcast::TensorBroadcast(ProcessGroup& group, const std::vector<Tensor>& tensors) : group_(group) {
     for (const Tensor& tensor : tensors) add(tensor.memory);
     std::size_t most = 0;
-    for (const Parcel& parcel : parcels_) most = std::max(most, parcel.bytes);
-    if (most > 0) room_ = make_room(group, most);
+    for (const Bucket& bucket : buckets_) most = std::max(most, bucket.bytes);
+    if (most > 0) scratch_ = make_scratch(group, most);
 }
 
 void TensorBroadcast::add(const Buffer& tensor) {
@@ -34,23 +34,23 @@ void TensorBroadcast::add(const Buffer& tensor) {
         large_.push_back(tensor);
         return;
     }
-    if (parcels_.empty() || parcels_.back().bytes >= kParcelBytes) parcels_.emplace_back();
-    parcels_.back().tensors.push_back(tensor);
-    parcels_.back().bytes += tensor.bytes();
+    if (buckets_.empty() || buckets_.back().bytes >= kBucketBytes) buckets_.emplace_back();
+    buckets_.back().tensors.push_back(tensor);
+    buckets_.back().bytes += tensor.bytes();
 }
 
 void TensorBroadcast::run(int root) {
     std::vector<Work> works;
     for (const Buffer& tensor : large_) works.push_back(group_->broadcast(tensor, root));
-    for (const Parcel& parcel : parcels_) {
-        std::byte* at = room_.get();
-        for (const Buffer& tensor : parcel.tensors) {
+    for (const Bucket& bucket : buckets_) {
+        std::byte* at = scratch_.get();
+        for (const Buffer& tensor : bucket.tensors) {
             if (group_->rank() == root) copy(at, static_cast<const std::byte*>(tensor.data), tensor.bytes());
             at += tensor.bytes();
         }
-        group_->broadcast({room_.get(), parcel.bytes, DType::U8, group_->device()}, root).wait();
-        at = room_.get();
-        for (const Buffer& tensor : parcel.tensors) {
+        group_->broadcast({scratch_.get(), bucket.bytes, DType::U8, group_->device()}, root).wait();
+        at = scratch_.get();
+        for (const Buffer& tensor : bucket.tensors) {
             if (group_->rank() != root) copy(static_cast<std::byte*>(tensor.data), at, tensor.bytes());
             at += tensor.bytes();
         }

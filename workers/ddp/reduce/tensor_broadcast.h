@@ -19,7 +19,7 @@ class TensorBroadcast {
     void run(int root);
 
   private:
-    struct Parcel {
+    struct Bucket {
         std::vector<Buffer> tensors;
         std::size_t bytes = 0;
     };
@@ -28,8 +28,8 @@ class TensorBroadcast {
 
     BorrowedGroup group_;
     std::vector<Buffer> large_;  ///< each in its own broadcast
-    std::vector<Parcel> parcels_;
-    std::shared_ptr<std::byte> room_;  ///< holds one bucket
+    std::vector<Bucket> buckets_;
+    std::shared_ptr<std::byte> scratch_;  ///< holds one bucket
 };
 
 }  // namespace ddp

@@ -83,11 +83,11 @@ class CpuGroup final : public ProcessGroup {
         run([&] { all = backend_->all_gather_bytes(mine, mark); }).wait();
         return all;
     }
-    std::unique_ptr<ProcessGroup> do_split(const Part& part) override {
+    std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override {
         std::unique_ptr<CpuBackend> backend;
         run([&] { backend = backend_->split(part.members); }).wait();
         if (backend == nullptr) return nullptr;
-        return std::make_unique<CpuGroup>(std::move(backend), world_rank_, wanted_, seat().timeout);
+        return std::make_unique<CpuGroup>(std::move(backend), world_rank_, wanted_, identity().timeout);
     }
 
     void settle(std::chrono::nanoseconds timeout) {
@@ -95,10 +95,10 @@ class CpuGroup final : public ProcessGroup {
         const bool threaded =
             wanted_ == Progress::Auto ? has_spare_core && backend_->size() > 1 : wanted_ == Progress::Thread;
         if (threaded) progress_ = make_owned<ProgressThread>();
-        take_seat({.rank = backend_->rank(),
-                   .size = backend_->size(),
-                   .world_rank = world_rank_,
-                   .timeout = timeout});
+        set_identity({.rank = backend_->rank(),
+                      .size = backend_->size(),
+                      .world_rank = world_rank_,
+                      .timeout = timeout});
     }
 
     template <class Collective>
