@@ -58,11 +58,13 @@ Step measure_step() {
     const auto group = ddp::ProcessGroup::create(rank.context());
     train::Options options;
     options.device = train::DeviceKind::Cpu;
-    const train::Station station = *train::open_station(options, 0);
+    const train::ComputeDevice device = *train::open_compute_device(options, 0);
     train::set_matrix_threads(1);
     const train::Samples samples = train::make_samples({kBatch, 784, 10}, 1);
-    train::Learner learner(*group, station, options, {784, 1024, 1024, 1024, 10}, kSteps);
-    const auto step = [&] { learner.learn({samples.values.data(), samples.labels.data(), nullptr, kBatch}); };
+    train::Learner learner(*group, device, options, {784, 1024, 1024, 1024, 10}, kSteps);
+    const auto step = [&] {
+        learner.train_batch({samples.values.data(), samples.labels.data(), nullptr, kBatch});
+    };
     step();  // lays the buckets out
     const auto segment = rank.map();
     const std::uint64_t before = segment->line(0).finished_seq;

@@ -175,14 +175,14 @@ class Bench {
         constexpr std::size_t kColumns = 4096;
         if (options_.elements < kColumns) return;
         const train::kernels::Rows matrix{arrays_[0].get(), options_.elements / kColumns, kColumns, kColumns};
-        const train::kernels::Place place{ddp::device::ElementType::BF16, gpu_->grid_for(options_.elements),
-                                          nullptr};
+        const train::kernels::LaunchConfig config{ddp::device::ElementType::BF16,
+                                                  gpu_->grid_for(options_.elements), nullptr};
         add("bias and ReLU bf16", 4, false, [=, this] {
-            ddp::cuda::check(train::kernels::add_bias(place, matrix, arrays_[1].get(), true),
+            ddp::cuda::check(train::kernels::add_bias(config, matrix, arrays_[1].get(), true),
                              "adding a bias");
         });
         add("gradient of ReLU bf16", 6, false, [=, this] {
-            ddp::cuda::check(train::kernels::relu_gradient(place, matrix, arrays_[1].get()),
+            ddp::cuda::check(train::kernels::relu_gradient(config, matrix, arrays_[1].get()),
                              "launching the gradient of ReLU");
         });
     }

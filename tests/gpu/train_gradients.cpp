@@ -13,10 +13,10 @@
 #include "ddp/checkpoint.h"
 #include "ddp/cuda/host_copies.h"
 #include "env/text.h"
-#include "train/feed.h"
+#include "train/batch_feed.h"
+#include "train/compute_device.h"
 #include "train/mlp.h"
 #include "train/samples/data.h"
-#include "train/station.h"
 
 namespace {
 
@@ -66,13 +66,13 @@ class Gradients {
     std::vector<ddp::Tensor> tensors_;
 };
 
-void write(const std::string& path, const train::Station& station, const Size& size) {
+void write(const std::string& path, const train::ComputeDevice& device, const Size& size) {
     train::Samples samples = train::make_samples({size.samples, size.widths.front(), size.widths.back()}, 1);
-    train::Compute& compute = *station.compute;
+    train::Compute& compute = *device.compute;
     train::Mlp mlp(size.widths, 2, compute);
     const Gradients gradients(compute, mlp.parameters());
     const train::Subset subset(samples, all_rows(size));
-    const auto feed = train::make_feed(station, samples, {});
+    const auto feed = train::make_feed(device, samples, {});
     feed->begin(subset, all_rows(size), {.batch_size = size.samples, .prefetch = 0});
     mlp.stage(feed->next());
     mlp.forward();
@@ -100,13 +100,13 @@ int run(const std::string& path, std::string_view precision, const Size& size) {
         fmt::print(stderr, "train_gradients: {}\n", options.error().what);
         return 64;
     }
-    ddprun::Result<train::Station> station = train::open_station(*options, 0);
-    if (!station) {
-        fmt::print("skipped: {}\n", station.error().what);
+    ddprun::Result<train::ComputeDevice> device = train::open_compute_device(*options, 0);
+    if (!device) {
+        fmt::print("skipped: {}\n", device.error().what);
         return kSkipped;
     }
-    write(path, *station, size);
-    fmt::print("{}: {}\n", path, station->compute->describe());
+    write(path, *device, size);
+    fmt::print("{}: {}\n", path, device->compute->describe());
     return 0;
 }
 

@@ -15,12 +15,12 @@
 #include "tests/support/temporary_directory.h"
 #include "train/agreement.h"
 #include "train/compute.h"
+#include "train/compute_device.h"
 #include "train/matrix.h"
 #include "train/mlp.h"
 #include "train/options.h"
 #include "train/report.h"
 #include "train/samples/data.h"
-#include "train/station.h"
 #include "train/trainer.h"
 
 namespace {
@@ -34,7 +34,7 @@ using train::ExitCode;
 using train::Mlp;
 using train::Options;
 using train::Samples;
-using train::Trouble;
+using train::StartupError;
 
 // --- options
 
@@ -387,13 +387,13 @@ TEST(Matrix, ProductsByPlainLoopsAgreeWithTheirDefinition) {
 
 TEST(Matrix, NeedsAddressSpaceForEveryThread) {
     const auto mebibytes = [](std::uint64_t n) { return n << 20; };
-    EXPECT_EQ(train::lack_of_matrix_memory(mebibytes(256), "ulimit -v", 1), "");
-    EXPECT_EQ(train::lack_of_matrix_memory(mebibytes(255), "ulimit -v", 1),
+    EXPECT_EQ(train::matrix_memory_shortage(mebibytes(256), "ulimit -v", 1), "");
+    EXPECT_EQ(train::matrix_memory_shortage(mebibytes(255), "ulimit -v", 1),
               "ulimit -v allows 255 MiB, and OpenBLAS with 1 thread needs 256 MiB: raise it");
     EXPECT_EQ(
-        train::lack_of_matrix_memory(mebibytes(256), "ulimit -d", 8),
+        train::matrix_memory_shortage(mebibytes(256), "ulimit -d", 8),
         "ulimit -d allows 256 MiB, and OpenBLAS with 8 threads needs 1.6 GiB: raise it, or set OMP_NUM_THREADS=1");
-    EXPECT_EQ(train::lack_of_matrix_memory(mebibytes(1600), "ulimit -d", 8), "");
+    EXPECT_EQ(train::matrix_memory_shortage(mebibytes(1600), "ulimit -d", 8), "");
 }
 
 /// The mean loss of the same perceptron in double, written for nothing but this: linear layers with ReLU
@@ -518,10 +518,10 @@ Samples measurements() {
     return samples;
 }
 
-train::Station on_the_cpu() {
+train::ComputeDevice on_the_cpu() {
     Options options;
     options.device = train::DeviceKind::Cpu;
-    return *train::open_station(options, 0);
+    return *train::open_compute_device(options, 0);
 }
 
 struct Outcome {
@@ -533,8 +533,8 @@ Outcome train_with(int ranks, const Options& options, std::optional<std::string>
                    const std::string& run_id = "job1", const Samples& samples = two_clouds()) {
     Outcome outcome;
     ddp::testing::run_ranks(ranks, [&](ddp::ProcessGroup& group) {
-        const train::Station station = on_the_cpu();
-        train::Trainer trainer(group, station, options, samples,
+        const train::ComputeDevice device = on_the_cpu();
+        train::Trainer trainer(group, device, options, samples,
                                [&](const std::string& line) { outcome.lines.push_back(line); });
         if (options.resume) trainer.resume(only_run);
         train::Summary summary = trainer.run(run_id);
@@ -606,9 +606,9 @@ TEST(Trainer, WithAScheduleAndAClippedNormResumedEndsWithTheSameBitsAsInOneGo) {
     const Samples samples = two_clouds();
     ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
         int votes = 0;
-        const train::Station station = on_the_cpu();
+        const train::ComputeDevice device = on_the_cpu();
         train::Trainer trainer(
-            group, station, first, samples, [](const std::string&) {}, [&] { return ++votes == 3; });
+            group, device, first, samples, [](const std::string&) {}, [&] { return ++votes == 3; });
         EXPECT_TRUE(trainer.run("job1").stopped);
     });
     first.resume = true;
@@ -682,9 +682,9 @@ TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {
     ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
         // One rank alone hears of it, at the third vote.
         int votes = 0;
-        const train::Station station = on_the_cpu();
+        const train::ComputeDevice device = on_the_cpu();
         train::Trainer trainer(
-            group, station, options, samples, [](const std::string&) {},
+            group, device, options, samples, [](const std::string&) {},
             [&] { return group.rank() == 1 && ++votes == 3; });
         const train::Summary summary = trainer.run("job1");
         EXPECT_TRUE(summary.stopped);
@@ -745,10 +745,10 @@ TEST(Trainer, RefusesABatchThatNoWorkerCanAccumulate) {
     Options options;
     options.batch_size = 16;
     options.accumulate = 100;
-    const auto trouble = train::check_fit(options, two_clouds(), 2);
-    ASSERT_TRUE(trouble);
+    const auto error = train::check_fit(options, two_clouds(), 2);
+    ASSERT_TRUE(error);
     EXPECT_EQ(
-        trouble->what,
+        error->what,
         "--batch-size: 16 x --accumulate 100 is more than the 90 training samples that each of 2 workers gets");
 }
 
@@ -762,10 +762,10 @@ TEST(Trainer, RefusesABatchThatNoWorkerCanFill) {
 
 TEST(Agreement, EndsAllRanksWithOneLineWhenAllHaveTheSameTrouble) {
     ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
-        const auto agreed = train::agree(group, Trouble{ExitCode::NoInput, "x: No such file"}, {});
+        const auto agreed = train::agree(group, StartupError{ExitCode::NoInput, "x: No such file"}, {});
         ASSERT_TRUE(agreed);
-        EXPECT_EQ(agreed->trouble.what, "x: No such file");
-        EXPECT_EQ(agreed->trouble.code, ExitCode::NoInput);
+        EXPECT_EQ(agreed->error.what, "x: No such file");
+        EXPECT_EQ(agreed->error.code, ExitCode::NoInput);
         EXPECT_EQ(agreed->reporter, 0);
     });
 }
@@ -773,9 +773,10 @@ TEST(Agreement, EndsAllRanksWithOneLineWhenAllHaveTheSameTrouble) {
 TEST(Agreement, NamesTheRankThatIsInTroubleAlone) {
     ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
         const auto agreed = train::agree(
-            group, group.rank() == 2 ? std::optional(Trouble{ExitCode::DataError, "bad"}) : std::nullopt, {});
+            group, group.rank() == 2 ? std::optional(StartupError{ExitCode::DataError, "bad"}) : std::nullopt,
+            {});
         ASSERT_TRUE(agreed);
-        EXPECT_EQ(agreed->trouble.what, "rank 2: bad");
+        EXPECT_EQ(agreed->error.what, "rank 2: bad");
         EXPECT_EQ(agreed->reporter, 2);
     });
 }
@@ -784,16 +785,16 @@ TEST(Agreement, SeesThatARankHasReadOtherData) {
     ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
         Samples samples = two_clouds();
         if (group.rank() == 1) samples.values[7] += 1;
-        const auto agreed = train::agree(group, std::nullopt, train::common_of({}, samples));
+        const auto agreed = train::agree(group, std::nullopt, train::common_settings({}, samples));
         ASSERT_TRUE(agreed);
-        EXPECT_EQ(agreed->trouble.code, ExitCode::DataError);
-        EXPECT_EQ(agreed->trouble.what.find("--data is 200 samples of 2 values in 2 classes with hash "), 0U)
-            << agreed->trouble.what;
-        EXPECT_NE(agreed->trouble.what.find(" on rank 1, 200 samples"), std::string::npos)
-            << agreed->trouble.what;
+        EXPECT_EQ(agreed->error.code, ExitCode::DataError);
+        EXPECT_EQ(agreed->error.what.find("--data is 200 samples of 2 values in 2 classes with hash "), 0U)
+            << agreed->error.what;
+        EXPECT_NE(agreed->error.what.find(" on rank 1, 200 samples"), std::string::npos)
+            << agreed->error.what;
     });
     ddp::testing::run_ranks(2, [](ddp::ProcessGroup& group) {
-        EXPECT_FALSE(train::agree(group, std::nullopt, train::common_of({}, two_clouds())));
+        EXPECT_FALSE(train::agree(group, std::nullopt, train::common_settings({}, two_clouds())));
     });
 }
 
@@ -809,16 +810,16 @@ TEST(Agreement, SeesEveryOptionThatARankAloneWasGiven) {
         const auto theirs = parse(words), ours = parse({});
         ASSERT_TRUE(theirs) << words[0];
         ddp::testing::run_ranks(3, [&](ddp::ProcessGroup& group) {
-            const auto agreed = train::agree(group, std::nullopt,
-                                             train::common_of(group.rank() == 2 ? *theirs : *ours, samples));
+            const auto agreed = train::agree(
+                group, std::nullopt, train::common_settings(group.rank() == 2 ? *theirs : *ours, samples));
             ASSERT_TRUE(agreed) << words[0];
-            EXPECT_EQ(agreed->trouble.code, ExitCode::Usage);
+            EXPECT_EQ(agreed->error.code, ExitCode::Usage);
             // --optimizer changes the learning rate as well: the first that differs is named.
-            EXPECT_EQ(agreed->trouble.what.find(std::string(words[0]) + " is "), 0U) << agreed->trouble.what;
+            EXPECT_EQ(agreed->error.what.find(std::string(words[0]) + " is "), 0U) << agreed->error.what;
             EXPECT_NE(
-                agreed->trouble.what.find(std::string(words.size() > 1 ? words[1] : "yes") + " on rank 2, "),
+                agreed->error.what.find(std::string(words.size() > 1 ? words[1] : "yes") + " on rank 2, "),
                 std::string::npos)
-                << agreed->trouble.what;
+                << agreed->error.what;
         });
     }
 }

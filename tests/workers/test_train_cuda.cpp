@@ -12,10 +12,10 @@
 #include "ddp/cuda/memory.h"
 #include "ddp/testing.h"
 #include "tests/workers/train_on_cuda.h"
+#include "train/batch_feed.h"
 #include "train/compute.h"
 #include "train/cublas_api.h"
 #include "train/cuda_compute.h"
-#include "train/feed.h"
 #include "train/learner.h"
 #include "train/mlp.h"
 
@@ -265,16 +265,16 @@ class Worker {
   public:
     explicit Worker(std::vector<const char*> words)
         : options_(*train::parse_options(words)),
-          station_(*train::open_station(options_, 0)),
+          device_(*train::open_compute_device(options_, 0)),
           group_(ddp::ProcessGroup::create(
               ddp::Context(ddp::testing::environment_of(0, 1)),
-              {.device = station_.choice.device, .stream = station_.stream_handle()})),
-          feed_(train::make_feed(station_, samples_, options_)),
-          learner_(*group_, station_, options_, {samples_.features, 24, samples_.classes}, 100) {
+              {.device = device_.choice.device, .stream = device_.stream_handle()})),
+          feed_(train::make_feed(device_, samples_, options_)),
+          learner_(*group_, device_, options_, {samples_.features, 24, samples_.classes}, 100) {
         feed_->begin(subset_, all_rows(), {.batch_size = kBatch, .drop_last = true, .prefetch = 0});
     }
     void step() {
-        while (!learner_.learn(feed_->next())) {
+        while (!learner_.train_batch(feed_->next())) {
         }
     }
     [[nodiscard]] double loss() { return learner_.take_score().loss_sum; }
@@ -289,9 +289,9 @@ class Worker {
     train::Options options_;
     train::Samples samples_ = train::make_samples({kRows, 12, 4}, 1);
     train::Subset subset_{samples_, all_rows()};
-    train::Station station_;
+    train::ComputeDevice device_;
     std::unique_ptr<ddp::ProcessGroup> group_;
-    std::unique_ptr<train::Feed> feed_;
+    std::unique_ptr<train::BatchFeed> feed_;
     train::Learner learner_;
 };
 

@@ -1,5 +1,5 @@
-// allreduce-check: shows that the workers of a job can reduce together, that the sums are right, and how fast
-// it is.
+// allreduce-check: shows that the workers of a job can all-reduce, that the sums are right, and the
+// bandwidth.
 //
 //     ddprun --nproc-per-node=4 allreduce-check
 //
@@ -71,7 +71,7 @@ ddprun::Result<Options> parse_options(const std::vector<std::string>& words) {
     return options;
 }
 
-/// Quotes and backslashes do not occur in what a backend says of itself; a control character neither.
+/// A backend's description has no quotes, backslashes or control characters.
 std::string quoted(const std::string& text) {
     std::string out = "\"";
     for (const char c : text) {
@@ -116,7 +116,7 @@ int run(const std::vector<std::string>& words) {
     check::verify_sums(*group, values);
     const std::int64_t first_at_ns = ddprun::MonotonicClock::now().time_since_epoch().count();
     const check::Measurement result = check::measure(*group, values, options->span);
-    // Again: what goes wrong under load would else be fast and false.
+    // Verify again: an error under load would otherwise give a fast and false result.
     check::verify_sums(*group, values);
     group->barrier().synchronize();
     if (group->rank() == 0) print_result(*options, *group, result, first_at_ns);

@@ -15,10 +15,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Enough to keep a GPU busy while the host waits for the last of them.
+/// Rounds in flight: enough to keep a GPU busy while the host waits for the last of them.
 constexpr std::uint64_t kRoundsAtOnce = 16;
 constexpr int kWarmUps = 3;
-constexpr std::size_t kPeriod = 251;  // a prime: a value that lands in a wrong place is seen
+constexpr std::size_t kPeriod = 251;  // a prime, so that a value in a wrong place is detected
 
 /// Small whole numbers: sums are exact in any order, up to 2^24.
 float value_of(int rank, std::size_t at) {
@@ -45,8 +45,8 @@ double seconds_of(ddp::ProcessGroup& group, Values& values, std::uint64_t rounds
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Rank 0's wish, so that all do the same.
-std::uint64_t agree_on(ddp::ProcessGroup& group, std::uint64_t mine) {
+/// Rank 0's number, so that all ranks use the same.
+std::uint64_t rank_zeros_number(ddp::ProcessGroup& group, std::uint64_t mine) {
     const std::vector<std::string> all = group.all_gather_bytes(std::to_string(mine));
     return ddprun::parse_uint(all.front()).value_or(1);
 }
@@ -108,12 +108,13 @@ void verify_sums(ddp::ProcessGroup& group, Values& values) {
 }
 
 Measurement measure(ddp::ProcessGroup& group, Values& values, std::chrono::nanoseconds span) {
-    // Sums of zeros stay zeros, however many rounds there are.
+    // Sums of zeros stay zeros after any number of rounds.
     values.fill(std::vector<float>(values.buffer().count, 0.0F));
     const double one_round = seconds_of(group, values, kWarmUps) / kWarmUps;
     const double wanted = std::chrono::duration<double>(span).count() / std::max(one_round, 1e-9);
     Measurement result;
-    result.rounds = agree_on(group, static_cast<std::uint64_t>(std::clamp(std::round(wanted), 1.0, 1e7)));
+    result.rounds =
+        rank_zeros_number(group, static_cast<std::uint64_t>(std::clamp(std::round(wanted), 1.0, 1e7)));
     result.seconds = seconds_of(group, values, result.rounds);
     return result;
 }

@@ -27,14 +27,14 @@ class Values {
 
 struct Measurement {
     std::uint64_t rounds = 0;
-    double seconds = 0;  ///< of all rounds
+    double seconds = 0;  ///< for all rounds
     [[nodiscard]] double gigabytes_per_second(std::size_t bytes) const;
-    /// What each rank's link carries, as nccl-tests counts: comparable whatever the number of ranks.
+    /// Bandwidth of each rank's link as nccl-tests computes it, comparable for any number of ranks.
     [[nodiscard]] double bus_gigabytes_per_second(std::size_t bytes, int ranks) const;
 };
 
-/// All-reduces numbers whose sum is known and compares every one. Throws ddp::Error naming rank, place, both
-/// values.
+/// All-reduces numbers whose sum is known and compares every one. Throws ddp::Error naming rank, position and
+/// both values.
 void verify_sums(ddp::ProcessGroup& group, Values& values);
 
 /// All-reduces for about `span`; all ranks make the same number of rounds.

@@ -9,32 +9,32 @@
 namespace train {
 namespace {
 
-constexpr double kSecondsBetween = 0.2;  // of two votes on stopping
+constexpr double kSecondsBetween = 0.2;  // between two votes
 constexpr std::uint64_t kMostSteps = 10'000;
 
-/// First byte the code, the rest what the rank has to say of its trouble.
-std::string message_of(const std::optional<Trouble>& trouble) {
-    return trouble ? static_cast<char>(trouble->code) + trouble->what
-                   : std::string(1, static_cast<char>(ExitCode::Ok));
+/// The first byte is the code, the rest the message.
+std::string message_of(const std::optional<StartupError>& error) {
+    return error ? static_cast<char>(error->code) + error->what
+                 : std::string(1, static_cast<char>(ExitCode::Ok));
 }
 
 ExitCode code_of(const std::string& message) { return static_cast<ExitCode>(message.at(0)); }
 
-/// The same on all ranks: every rank has seen both sides.
-std::optional<AgreedTrouble> compare(ddp::ProcessGroup& group, std::span<const ddp::NamedValue> values,
-                                     ExitCode code) {
+/// The result is equal on all ranks, because every rank has both sides.
+std::optional<AgreedError> compare(ddp::ProcessGroup& group, std::span<const ddp::NamedValue> values,
+                                   ExitCode code) {
     try {
         ddp::verify_equal(group, values);
     } catch (const ddp::MismatchError& error) {
-        return AgreedTrouble{{code, error.what()}, 0};
+        return AgreedError{{code, error.what()}, 0};
     }
     return std::nullopt;
 }
 
 }  // namespace
 
-std::optional<AgreedTrouble> agree(ddp::ProcessGroup& group, const std::optional<Trouble>& mine,
-                                   const Common& common) {
+std::optional<AgreedError> agree(ddp::ProcessGroup& group, const std::optional<StartupError>& mine,
+                                 const CommonSettings& common) {
     const std::vector<std::string> all = group.all_gather_bytes(message_of(mine));
     const auto failed =
         std::find_if(all.begin(), all.end(), [](const auto& m) { return code_of(m) != ExitCode::Ok; });
@@ -45,7 +45,7 @@ std::optional<AgreedTrouble> agree(ddp::ProcessGroup& group, const std::optional
     const bool all_equal = std::all_of(all.begin(), all.end(), [&](const auto& m) { return m == all[0]; });
     const auto rank = static_cast<int>(failed - all.begin());
     const std::string what = failed->substr(1);
-    return AgreedTrouble{{code_of(*failed), all_equal ? what : fmt::format("rank {}: {}", rank, what)}, rank};
+    return AgreedError{{code_of(*failed), all_equal ? what : fmt::format("rank {}: {}", rank, what)}, rank};
 }
 
 StopVote::StopVote(ddp::ProcessGroup& group, std::function<bool()> wanted)
@@ -67,7 +67,7 @@ void StopVote::vote() {
         passed_ = passed_ || wanted > 0;
         slowest = std::max(slowest, seconds);
     }
-    // At most twice as many as before: the first steps are slow and tell little.
+    // At most twice the last number: the first steps are slow and not typical.
     const double wanted_steps = kSecondsBetween / std::max(slowest, 1e-6);
     steps_between_ = std::clamp(static_cast<std::uint64_t>(wanted_steps), std::uint64_t{1},
                                 std::min(kMostSteps, 2 * steps_between_));

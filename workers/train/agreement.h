@@ -15,7 +15,7 @@
 
 namespace train {
 
-/// Exit codes of sysexits.h, as far as train uses them.
+/// The exit codes of sysexits.h that train uses.
 enum class ExitCode : std::uint8_t {
     Ok = 0,
     Failed = 1,
@@ -26,35 +26,34 @@ enum class ExitCode : std::uint8_t {
     CannotCreate = 73
 };
 
-/// Something that keeps training from starting, and the one line about it.
-struct Trouble {
+/// A reason why training cannot start: exit code and message.
+struct StartupError {
     ExitCode code = ExitCode::Failed;
     std::string what;
 };
 
-/// Trouble of the whole world, as every rank knows it.
-struct AgreedTrouble {
-    Trouble trouble;
+/// A startup error of the world, the same on every rank.
+struct AgreedError {
+    StartupError error;
     int reporter = 0;  ///< the rank that prints it, once for all
 };
 
-/// What must be the same on all ranks.
-struct Common {
-    ddp::NamedValue data;                   ///< what was read, wherever it lies
-    std::vector<ddp::NamedValue> settings;  ///< by the name of the option that makes them
+/// The values that must be equal on all ranks.
+struct CommonSettings {
+    ddp::NamedValue data;                   ///< fingerprint of the data, wherever it lies
+    std::vector<ddp::NamedValue> settings;  ///< named after their options
 };
 
-/// Collective: is anyone in trouble? Then nobody starts, everyone ends with the same code, and one rank says
-/// why, naming itself when the others are well. Ranks that differ in what must be the same are in trouble
-/// too.
-std::optional<AgreedTrouble> agree(ddp::ProcessGroup& group, const std::optional<Trouble>& mine,
-                                   const Common& common);
+/// Collective: when a rank has a startup error, no rank starts, all end with the same code, and one rank
+/// prints the reason, with its rank when others have none. Ranks whose `common` differs have an error too.
+std::optional<AgreedError> agree(ddp::ProcessGroup& group, const std::optional<StartupError>& mine,
+                                 const CommonSettings& common);
 
-/// Collective: everyone's numbers, by rank. As bytes: it works wherever the group's buffers have to be.
+/// Collective: every rank's numbers, by rank. They travel as bytes, so the group's device does not matter.
 template <std::size_t N>
 std::vector<std::array<double, N>> gather_numbers(ddp::ProcessGroup& group,
                                                   const std::array<double, N>& mine) {
-    // Alone there is nobody to ask, and on a GPU to ask is to wait for the device.
+    // With one rank there is no other, and on a GPU the exchange would wait for the device.
     if (group.size() == 1) return {mine};
     std::vector<std::array<double, N>> all;
     const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), sizeof(mine));
@@ -63,13 +62,13 @@ std::vector<std::array<double, N>> gather_numbers(ddp::ProcessGroup& group,
     return all;
 }
 
-/// Lets all ranks stop after the same step although each hears of it at its own time: now and then they ask
-/// each other. Steps between two votes are so many that a vote comes about five times a second, as the
-/// slowest rank counts; the number is part of the vote, so that all ranks count alike.
+/// Lets all ranks stop after the same step although each learns of the request at its own time: ranks vote
+/// now and then. The number of steps between two votes gives about five votes a second on the slowest rank;
+/// it is computed from all ranks' votes, so that it is equal on all.
 class StopVote {
   public:
-    /// `wanted` is asked at every vote; empty: nobody ever wants to stop, and nothing is sent. The same on
-    /// all ranks. Borrows the group.
+    /// `wanted` is called at every vote; without it no rank ever stops, and nothing is sent. It is set on all
+    /// ranks or on none. Borrows the group.
     StopVote(ddp::ProcessGroup& group, std::function<bool()> wanted);
 
     /// Collective, at every step. True on all ranks from the vote on in which one rank wanted to stop.

@@ -26,7 +26,7 @@ class Repeated final : public Compute::Recorded {
     std::function<void()> work_;
 };
 
-/// Rows follow each other without a gap: stride_for says so.
+/// Rows are contiguous, as stride_for says.
 class CpuCompute final : public Compute {
   public:
     ddp::Device device() const override { return {}; }
@@ -96,7 +96,7 @@ class CpuCompute final : public Compute {
             const auto label = static_cast<std::size_t>(loss.labels[s]);
             const float* best = std::max_element(logits, logits + classes);
             float total = 0;
-            // The largest logit is taken off first: exp cannot overflow.
+            // Subtract the largest logit first, so that exp cannot overflow.
             for (std::size_t o = 0; o < classes; ++o) total += delta[o] = std::exp(logits[o] - *best);
             for (std::size_t o = 0; o < classes; ++o) delta[o] *= scale / total;
             delta[label] -= scale;

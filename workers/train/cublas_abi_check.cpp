@@ -1,4 +1,4 @@
-// Compiled where cublas_v2.h is there; produces nothing but errors.
+// Compiled where cublas_v2.h exists; its only result are errors.
 #include <cublas_v2.h>
 
 #include "cublas_api.h"
@@ -18,7 +18,7 @@ static_assert(static_cast<int>(MathMode::NoReducedPrecisionReduction) ==
               CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
 static_assert(static_cast<int>(Algorithm::Default) == CUBLAS_GEMM_DEFAULT);
 
-// cublas_v2.h makes the plain names those of the second interface: the library has them with _v2.
+// cublas_v2.h maps plain names to the second interface, whose functions end with _v2 in the library.
 #define SAME_CALL(ours, theirs) static_assert(ddp::same_call<decltype(Api::ours), decltype(&theirs)>)
 SAME_CALL(create, cublasCreate_v2);
 SAME_CALL(destroy, cublasDestroy_v2);
@@ -27,7 +27,7 @@ SAME_CALL(set_stream, cublasSetStream_v2);
 SAME_CALL(set_workspace, cublasSetWorkspace_v2);
 SAME_CALL(set_math_mode, cublasSetMathMode);
 SAME_CALL(get_status_string, cublasGetStatusString);
-// In C++ the header has an older one of that name beside it.
+// In C++ the header also declares an older function of that name.
 using Gemm = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int,
                                 const void*, const void*, cudaDataType, int, const void*, cudaDataType, int,
                                 const void*, void*, cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t);

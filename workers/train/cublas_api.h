@@ -5,9 +5,9 @@
 #include "ddp/cuda/cuda_api.h"
 #include "ddp/cuda/shared_library.h"
 
-/// The few calls of cuBLAS that products of matrices need, found at run time like NCCL: the library is larger
-/// than all of ours. cublas_abi_check.cpp compares them with cublas_v2.h where that header is there. The
-/// library's own words: matrices are column-major there, C = alpha op(A) op(B) + beta C.
+/// The cuBLAS calls for matrix products, found at run time like NCCL, because the library is larger than all
+/// of libddp. cublas_abi_check.cpp compares them with cublas_v2.h where that header exists. In cuBLAS's
+/// terms: matrices are column-major, C = alpha op(A) op(B) + beta C.
 namespace train::cublas {
 
 struct HandleObject;
@@ -17,7 +17,7 @@ enum class Code : int { Success = 0 };
 enum class DataType : int { F32 = 0, F16 = 2, BF16 = 14 };
 enum class ComputeType : int { F32 = 68, Tf32 = 77 };
 enum class Operation : int { AsIs = 0, Transposed = 1 };
-enum class MathMode : int { NoReducedPrecisionReduction = 16 };  ///< parts of a sum are added up in float32
+enum class MathMode : int { NoReducedPrecisionReduction = 16 };  ///< sums parts in float32
 enum class Algorithm : int { Default = -1 };
 
 struct Api {
@@ -38,7 +38,8 @@ struct Api {
     void check(Code code, const std::string& attempt) const;
 };
 
-/// DDP_CUBLAS_LIBRARY, else libcublas.so.13, .12. Error: NotFound, Mismatch naming what it lacks.
+/// Loads DDP_CUBLAS_LIBRARY, else libcublas.so.13, .12. Error: NotFound, Mismatch naming the missing entry
+/// points.
 ddprun::Result<Api> load_api();
 ddprun::Result<Api> api_from(const ddp::SharedLibrary& library);
 

@@ -21,7 +21,7 @@ namespace {
 using ddp::cuda::check;
 using U64 = unsigned long long;  // as the kernels take them
 
-/// Where the score is added to: row r of a batch to slot r % kSlots, always in the same order.
+/// Number of partial sums of the score: row r of a batch adds to slot r % kSlots, always in the same order.
 constexpr std::size_t kSlots = 8192;
 
 kernels::Rows rows_of(const Matrix& matrix) {
@@ -38,7 +38,7 @@ ddp::DType dtype_of(Precision precision) {
     return ddp::DType::F32;
 }
 
-/// Of the value 1, as it lies in memory.
+/// The bits of the value 1.
 std::uint32_t bits_of_one(ddp::DType type) {
     switch (type) {
         case ddp::DType::BF16: return 0x3F80;
@@ -86,7 +86,7 @@ class CudaCompute final : public Compute {
         return {memory->get(), [memory](std::byte*) {}};
     }
 
-    /// 16 bytes: what the device moves at once.
+    /// Rows are multiples of 16 bytes, which the device moves at once.
     std::size_t stride_for(std::size_t columns) const override {
         const std::size_t elements = 16 / ddp::size_of(dtype());
         return (columns + elements - 1) / elements * elements;
@@ -102,14 +102,14 @@ class CudaCompute final : public Compute {
 
     void stage(const BatchSource& from, const Matrix& to, std::int32_t* labels) override {
         put_rows(from.values, from.order, to);
-        check(kernels::stage_labels(filling(from.count), from.labels, from.order, labels, from.count),
+        check(kernels::stage_labels(config_for(from.count), from.labels, from.order, labels, from.count),
               "staging labels");
     }
 
     void linear(const Linear& layer) override {
         if (layer.output.rows == 0) return;
         products_.multiply(layer.output, layer.input, Operation::AsIs, layer.weight, Operation::Transposed);
-        check(kernels::add_bias(filling(layer.output), rows_of(layer.output), layer.bias,
+        check(kernels::add_bias(config_for(layer.output), rows_of(layer.output), layer.bias,
                                 layer.activation == Activation::Relu),
               "adding a bias");
     }
@@ -131,15 +131,16 @@ class CudaCompute final : public Compute {
     void input_gradient(const InputGradient& layer) override {
         if (layer.delta.rows == 0) return;
         products_.multiply(layer.below_delta, layer.delta, Operation::AsIs, layer.weight, Operation::AsIs);
-        check(kernels::relu_gradient(filling(layer.below_delta), rows_of(layer.below_delta),
+        check(kernels::relu_gradient(config_for(layer.below_delta), rows_of(layer.below_delta),
                                      layer.below_output.data),
               "launching the gradient of ReLU");
     }
 
     void cross_entropy(const CrossEntropy& loss) override {
         if (loss.logits.rows == 0) return;
-        const kernels::Place place{type_, gpu_->grid_for_rows(std::min(loss.logits.rows, kSlots)), stream_};
-        check(kernels::cross_entropy(place,
+        const kernels::LaunchConfig config{type_, gpu_->grid_for_rows(std::min(loss.logits.rows, kSlots)),
+                                           stream_};
+        check(kernels::cross_entropy(config,
                                      {rows_of(loss.logits), rows_of(loss.delta), loss.labels, loss.batches,
                                       loss.loss_scale, losses_.as<double>(), hits_.as<U64>(), kSlots}),
               "launching the cross-entropy");
@@ -163,20 +164,20 @@ class CudaCompute final : public Compute {
     }
 
   private:
-    [[nodiscard]] kernels::Place filling(std::size_t elements) const {
+    [[nodiscard]] kernels::LaunchConfig config_for(std::size_t elements) const {
         return {type_, gpu_->grid_for(elements), stream_};
     }
-    [[nodiscard]] kernels::Place filling(const Matrix& matrix) const {
-        return filling(matrix.rows * matrix.columns);
+    [[nodiscard]] kernels::LaunchConfig config_for(const Matrix& matrix) const {
+        return config_for(matrix.rows * matrix.columns);
     }
-    /// Float32 rows without gaps, in some order (null: as they are), rounded.
+    /// Rounds contiguous float32 rows, in the order of `order` (null: unchanged).
     void put_rows(const float* from, const std::uint32_t* order, const Matrix& to) const {
         if (to.rows * to.columns > 0)
-            check(kernels::stage(filling(to), from, order, rows_of(to)), "staging a batch");
+            check(kernels::stage(config_for(to), from, order, rows_of(to)), "staging a batch");
     }
 
-    /// A row of ones: times a matrix it is the sums of the columns. Allocates, which waits, for more than
-    /// ever.
+    /// A row of ones: its product with a matrix gives the sums of the columns. Allocates, and so waits, when
+    /// `count` is larger than ever before.
     Matrix ones(std::size_t count) {
         const std::size_t element = ddp::size_of(dtype());
         if (!ones_ || ones_->bytes() < count * element) {
@@ -189,7 +190,7 @@ class CudaCompute final : public Compute {
         return {ones_->get(), 1, count, count};
     }
 
-    /// Rows without gaps.
+    /// Requires contiguous rows.
     void clear(const Matrix& matrix) const {
         check(cudaMemsetAsync(matrix.data, 0, matrix.rows * matrix.columns * ddp::size_of(dtype()), stream_),
               "clearing gradients on a CUDA device");

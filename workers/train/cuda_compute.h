@@ -8,8 +8,8 @@
 
 namespace train {
 
-/// A CUDA device: products by cuBLAS, the rest by train_kernels.cu. Everything is queued on `stream`, which
-/// must outlive it. Throws ddp::Error.
+/// Computes on a CUDA device: products by cuBLAS, the rest by train_kernels.cu. All work is queued on
+/// `stream`, which must outlive the compute. Throws ddp::Error.
 std::unique_ptr<Compute> make_cuda_compute(std::shared_ptr<const ddp::cuda::Gpu> gpu,
                                            std::shared_ptr<const cublas::Api> cublas,
                                            ddp::cuda::Stream stream, Precision precision);

@@ -14,22 +14,22 @@ std::vector<ddp::Buffer> memory_of(const std::vector<ddp::Tensor>& tensors) {
     return buffers;
 }
 
-std::unique_ptr<ddp::GradScaler> make_scaler(const Station& station, const Options& options) {
+std::unique_ptr<ddp::GradScaler> make_scaler(const ComputeDevice& device, const Options& options) {
     if (options.precision != Precision::Fp16) return nullptr;
-    return std::make_unique<ddp::GradScaler>(station.choice.device,
-                                             ddp::GradScalerOptions{.stream = station.stream_handle()});
+    return std::make_unique<ddp::GradScaler>(device.choice.device,
+                                             ddp::GradScalerOptions{.stream = device.stream_handle()});
 }
 
-std::unique_ptr<ddp::GradClipper> make_clipper(const Station& station, const Options& options,
+std::unique_ptr<ddp::GradClipper> make_clipper(const ComputeDevice& device, const Options& options,
                                                const ddp::GradScaler* scaler) {
-    if (!options.clip || !station.gpu) return nullptr;
+    if (!options.clip || !device.gpu) return nullptr;
     return std::make_unique<ddp::GradClipper>(
-        station.choice.device, *options.clip,
-        ddp::GradClipperOptions{.stream = station.stream_handle(), .scaler = scaler});
+        device.choice.device, *options.clip,
+        ddp::GradClipperOptions{.stream = device.stream_handle(), .scaler = scaler});
 }
 
 ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
-    // The last step ends it; a third of very few is one.
+    // The schedule ends with the last step; step_every is 1 for very few steps.
     return {.shape = options.schedule,
             .warmup_steps = options.warmup,
             .total_steps = std::max(steps, options.warmup + 1),
@@ -44,26 +44,26 @@ double learning_rate(const Options& options, int world_size) {
                                      static_cast<std::size_t>(world_size) * options.accumulate);
 }
 
-Learner::Learner(ddp::ProcessGroup& group, const Station& station, const Options& options,
+Learner::Learner(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options,
                  const std::vector<std::size_t>& widths, std::uint64_t steps)
     : group_(group),
-      station_(station),
+      device_(device),
       options_(options),
-      mlp_(widths, options.seed, *station.compute),
+      mlp_(widths, options.seed, *device.compute),
       model_(group, mlp_.parameters()),
-      scaler_(make_scaler(station, options)),
-      clipper_(make_clipper(station, options, scaler_.get())),
+      scaler_(make_scaler(device, options)),
+      clipper_(make_clipper(device, options, scaler_.get())),
       optimizer_(make_optimizer()),
       rate_(*optimizer_, schedule_of(options, steps)) {
     if (scaler_) mlp_.set_loss_scale(scaler_->scale());
     mlp_.set_batches_per_step(options.accumulate);
-    mlp_.reserve(std::max(options.batch_size, kLookBatch));
+    mlp_.reserve(std::max(options.batch_size, kEvaluationBatch));
 }
 
 std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
     const double rate = learning_rate(options_, group_.size());
     const ddp::DeviceStepOptions on_device{
-        .stream = station_.stream_handle(),
+        .stream = device_.stream_handle(),
         .copies = mlp_.has_copies() ? memory_of(mlp_.parameters()) : std::vector<ddp::Buffer>{},
         .scaler = scaler_.get(),
         .clipper = clipper_.get()};
@@ -80,7 +80,7 @@ std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
                                           .device = on_device});
 }
 
-void Learner::pass() {
+void Learner::forward_backward() {
     mlp_.forward();
     mlp_.backward({[this](std::size_t i) { return model_.gradient(i).data; },
                    [this](std::size_t i) { model_.mark_ready(i); },
@@ -93,30 +93,30 @@ void Learner::clip() {
     else if (options_.clip) ddp::clip_grad_norm(model_.gradients(), *options_.clip);
 }
 
-void Learner::step() {
-    pass();
+void Learner::optimizer_step() {
+    forward_backward();
     if (scaler_) scaler_->check(model_.gradients());
     clip();
     optimizer_->step(model_.gradients());
     if (scaler_) scaler_->update();
 }
 
-void Learner::work() {
-    if (is_last_of_step()) return step();
+void Learner::micro_batch() {
+    if (is_last_of_step()) return optimizer_step();
     const auto no_sync = model_.no_sync();
-    pass();
+    forward_backward();
 }
 
-void Learner::launch() {
+void Learner::replay() {
     auto& recorded = recorded_[is_last_of_step() ? 2 : is_between_steps() ? 0 : 1];
-    if (!recorded) recorded = station_.compute->record([this] { work(); });
+    if (!recorded) recorded = device_.compute->record([this] { micro_batch(); });
     group_.launch_graph([&] { recorded->run(); }).wait();
 }
 
-bool Learner::learn(const BatchSource& batch) {
+bool Learner::train_batch(const BatchSource& batch) {
     mlp_.stage(batch);
-    if (options_.cuda_graph && steps_before_recording_ == 0) launch();
-    else work();
+    if (options_.cuda_graph && steps_before_recording_ == 0) replay();
+    else micro_batch();
     if (!is_last_of_step()) {
         ++batches_in_step_;
         return false;
@@ -128,17 +128,17 @@ bool Learner::learn(const BatchSource& batch) {
 }
 
 Score Learner::take_score() {
-    const Score score = station_.compute->take_score();
-    const std::uint64_t left_out = clipper_ && !scaler_ ? clipper_->read_skipped_steps() : 0;
-    if (left_out > 0)
+    const Score score = device_.compute->take_score();
+    const std::uint64_t skipped = clipper_ && !scaler_ ? clipper_->read_skipped_steps() : 0;
+    if (skipped > 0)
         throw ddp::Error(fmt::format(
-            "--clip: the norm of the gradients was not finite in {} steps, which were left out; lower the "
+            "--clip: the norm of the gradients was not finite in {} steps, which were skipped; lower the "
             "learning rate",
-            left_out));
+            skipped));
     return score;
 }
 
-void Learner::look_at(const BatchSource& batch) {
+void Learner::evaluate(const BatchSource& batch) {
     mlp_.stage(batch);
     mlp_.forward();
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "compute_device.h"
 #include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
 #include "ddp/grad_clipper.h"
@@ -15,37 +16,38 @@
 #include "ddp/schedule.h"
 #include "mlp.h"
 #include "options.h"
-#include "station.h"
 
 namespace train {
 
-/// The rate that the optimizer begins with, after a warm-up.
+/// The optimizer's learning rate after the warm-up.
 double learning_rate(const Options& options, int world_size);
 
-/// The model of one rank with everything that one step needs. On a GPU a step only queues work.
+/// The model of one rank and all parts of a training step. On a GPU a step only queues work.
 class Learner {
   public:
-    static constexpr std::size_t kLookBatch = 256;
-    /// The first step lays the buckets out, and what it lacks is allocated.
+    static constexpr std::size_t kEvaluationBatch = 256;
+    /// The first steps run uncaptured: the first one rebuilds the buckets, and scratch memory is allocated.
     static constexpr int kStepsBeforeRecording = 3;
 
-    /// Collective. All but `widths` is borrowed; `steps` will be done in all. Throws libddp's errors.
-    Learner(ddp::ProcessGroup& group, const Station& station, const Options& options,
+    /// Collective. Everything except `widths` is borrowed; `steps` is the length of the run. Throws libddp's
+    /// errors.
+    Learner(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options,
             const std::vector<std::size_t>& widths, std::uint64_t steps);
 
-    /// Collective: this rank's next batch. True when it ended a step: each --accumulate batches make one.
-    /// With
-    /// --cuda-graph, whole batches of one size only: after the first few steps the captured one is launched.
-    bool learn(const BatchSource& batch);
-    /// Whether the next batch begins a step.
+    /// Collective: trains on this rank's next batch. True when it ended a step, which has --accumulate
+    /// batches. With --cuda-graph all batches must have the same size: after the first steps the captured one
+    /// is replayed.
+    bool train_batch(const BatchSource& batch);
+    /// True when the next batch begins a step.
     [[nodiscard]] bool is_between_steps() const { return batches_in_step_ == 0; }
-    /// Adds a batch of at most kLookBatch, or what is learned from at once, to the score; learns nothing.
-    void look_at(const BatchSource& batch);
-    /// Of the batches since it was last taken. Waits. Throws ddp::Error where --clip on a GPU met gradients
-    /// that are not finite, but under fp16's loss scale.
+    /// Adds loss and hits of a batch of at most max(batch size, kEvaluationBatch) rows to the score;
+    /// parameters stay.
+    void evaluate(const BatchSource& batch);
+    /// The score of the batches since the last call. Waits. Throws ddp::Error when --clip on a GPU met
+    /// gradients that are not finite, except under fp16's loss scale.
     Score take_score();
 
-    /// What a checkpoint holds: weights, optimizer, the sampler's place and, of fp16, the loss scale.
+    /// The state for a checkpoint: weights, optimizer, the sampler's position and, for fp16, the loss scale.
     [[nodiscard]] ddp::Training training(ddp::DistributedSampler& sampler);
 
     [[nodiscard]] std::string_view optimizer_name() const { return optimizer_->name(); }
@@ -55,24 +57,24 @@ class Learner {
 
   private:
     std::unique_ptr<ddp::Optimizer> make_optimizer();
-    void pass();
+    void forward_backward();
     void clip();
-    void step();
-    void work();
-    void launch();
+    void optimizer_step();
+    void micro_batch();
+    void replay();
     [[nodiscard]] bool is_last_of_step() const { return batches_in_step_ + 1 == options_.accumulate; }
 
     ddp::ProcessGroup& group_;
-    const Station& station_;
+    const ComputeDevice& device_;
     const Options& options_;
     Mlp mlp_;
     ddp::DistributedDataParallel model_;
-    std::unique_ptr<ddp::GradScaler> scaler_;    ///< of fp16
+    std::unique_ptr<ddp::GradScaler> scaler_;    ///< for fp16
     std::unique_ptr<ddp::GradClipper> clipper_;  ///< on a GPU
     std::unique_ptr<ddp::Optimizer> optimizer_;
     ddp::ScheduledRate rate_;
-    std::uint64_t batches_in_step_ = 0;  ///< of the step under way
-    /// With --cuda-graph, what is done with a step's first batch, with others, and with the last.
+    std::uint64_t batches_in_step_ = 0;  ///< of the current step
+    /// With --cuda-graph: recordings of a step's first batch, of its middle ones, and of the last.
     std::array<std::unique_ptr<Compute::Recorded>, 3> recorded_;
     int steps_before_recording_ = kStepsBeforeRecording;
 };

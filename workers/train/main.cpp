@@ -1,4 +1,4 @@
-// train: an MLP on images, data-parallel over all workers of a ddprun job.
+// Trains an MLP on images, data-parallel over all workers of a ddprun job.
 
 #include <fmt/core.h>
 #include <poll.h>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "agreement.h"
+#include "compute_device.h"
 #include "ddp/checkpoint/durable_file.h"
 #include "ddp/context.h"
 #include "ddp/error_report.h"
@@ -26,61 +27,61 @@
 #include "matrix.h"
 #include "options.h"
 #include "samples/data.h"
-#include "station.h"
 #include "trainer.h"
 
 namespace {
 
 using train::ExitCode;
 using train::Options;
-using train::Trouble;
+using train::StartupError;
 
-int complain(const Trouble& trouble) {
-    ddprun::print(stderr, "train: {}\n", ddprun::printable(trouble.what));
-    ddp::write_error_report(trouble.what);
-    return static_cast<int>(trouble.code);
+int print_error(const StartupError& error) {
+    ddprun::print(stderr, "train: {}\n", ddprun::printable(error.what));
+    ddp::write_error_report(error.what);
+    return static_cast<int>(error.code);
 }
 
-/// Ends a rank whose trouble another one reports. Leaving first would make this silent rank the culprit in
-/// the launcher's eyes, so it waits to be ended, and speaks after all when nobody does.
-int leave_the_report_to_another(const Trouble& trouble) {
-    constexpr int kPatienceMilliseconds = 5000;
-    ::poll(nullptr, 0, kPatienceMilliseconds);
-    return complain(trouble);
+/// Ends a rank whose error another rank reports. To exit first would make this silent rank the root cause for
+/// the launcher, so it waits to be ended, and reports the error itself after a timeout.
+int wait_for_reporter(const StartupError& error) {
+    constexpr int kTimeoutMilliseconds = 5000;
+    ::poll(nullptr, 0, kTimeoutMilliseconds);
+    return print_error(error);
 }
 
-int report(const Trouble& trouble, int reporter, int rank) {
-    return rank == reporter ? complain(trouble) : leave_the_report_to_another(trouble);
+int report(const StartupError& error, int reporter, int rank) {
+    return rank == reporter ? print_error(error) : wait_for_reporter(error);
 }
 
-/// OMP_NUM_THREADS as the launcher or the user set it; one thread otherwise.
+/// OMP_NUM_THREADS from the launcher or the user; one thread otherwise.
 int matrix_threads() {
     const std::optional<std::string> text = ddprun::process_environment("OMP_NUM_THREADS");
     const ddprun::Result<std::int64_t> threads = ddprun::parse_int_between(text.value_or("1"), 1, 1024);
     return threads ? static_cast<int>(*threads) : 1;
 }
 
-/// Fails before the training, not after it, when rank 0 cannot write what is asked for.
-std::optional<Trouble> check_outputs(const Options& options, const train::Samples& samples) {
+/// Reports before the training that rank 0 cannot write an output.
+std::optional<StartupError> check_outputs(const Options& options, const train::Samples& samples) {
     const std::string directory = train::checkpoint_dir_for(options, samples);
     std::error_code error;
     std::filesystem::create_directories(directory, error);
     if (error)
-        return Trouble{ExitCode::CannotCreate,
-                       fmt::format("--checkpoint-dir: {}: {}", directory, error.message())};
+        return StartupError{ExitCode::CannotCreate,
+                            fmt::format("--checkpoint-dir: {}: {}", directory, error.message())};
     if (::access(directory.c_str(), W_OK) != 0)
-        return Trouble{ExitCode::CannotCreate,
-                       fmt::format("--checkpoint-dir: {} cannot be written", directory)};
+        return StartupError{ExitCode::CannotCreate,
+                            fmt::format("--checkpoint-dir: {} cannot be written", directory)};
     if (options.log_json.empty()) return std::nullopt;
     const std::string parent = std::filesystem::path(options.log_json).parent_path();
     if (::access(parent.empty() ? "." : parent.c_str(), W_OK) == 0 &&
         !std::filesystem::is_directory(options.log_json))
         return std::nullopt;
-    return Trouble{ExitCode::CannotCreate, fmt::format("--log-json: {} cannot be written", options.log_json)};
+    return StartupError{ExitCode::CannotCreate,
+                        fmt::format("--log-json: {} cannot be written", options.log_json)};
 }
 
-/// The samples, or why not.
-std::optional<Trouble> load(const Options& options, train::Samples& samples) {
+/// Reads or makes the samples.
+std::optional<StartupError> load(const Options& options, train::Samples& samples) {
     if (const auto size = train::parse_synthetic(options.data); size && *size) {
         samples = train::make_samples(**size, options.seed);
         return std::nullopt;
@@ -88,33 +89,34 @@ std::optional<Trouble> load(const Options& options, train::Samples& samples) {
     std::string path = options.data;
     if (path.empty()) {
         const ddprun::Result<std::string> digits = train::find_digits();
-        if (!digits) return Trouble{ExitCode::NoInput, digits.error().what};
+        if (!digits) return StartupError{ExitCode::NoInput, digits.error().what};
         path = *digits;
     }
     ddprun::Result<train::Samples> read = train::read_samples(path, options.labels);
     if (!read) {
         const bool missing = read.error().code == ddprun::Errc::NotFound;
-        return Trouble{missing ? ExitCode::NoInput : ExitCode::DataError, "data: " + read.error().what};
+        return StartupError{missing ? ExitCode::NoInput : ExitCode::DataError, "data: " + read.error().what};
     }
     samples = *std::move(read);
     return std::nullopt;
 }
 
-std::optional<Trouble> prepare(const Options& options, const ddp::ProcessGroup& group,
-                               train::Samples& samples) {
+std::optional<StartupError> prepare(const Options& options, const ddp::ProcessGroup& group,
+                                    train::Samples& samples) {
     if (options.cuda_graph && group.choice().starts_with("staged"))
-        return Trouble{ExitCode::Usage,
-                       fmt::format("--cuda-graph: backend {} goes through the host, which no graph can hold; "
-                                   "leave it out, or give each worker a device of its own",
-                                   group.choice())};
-    if (std::optional<Trouble> trouble = load(options, samples)) return trouble;
-    if (std::optional<Trouble> trouble = train::check_fit(options, samples, group.size())) return trouble;
+        return StartupError{
+            ExitCode::Usage,
+            fmt::format("--cuda-graph: backend {} goes through the host, which no graph can hold; "
+                        "leave it out, or give each worker a device of its own",
+                        group.choice())};
+    if (std::optional<StartupError> error = load(options, samples)) return error;
+    if (std::optional<StartupError> error = train::check_fit(options, samples, group.size())) return error;
     return group.rank() == 0 ? check_outputs(options, samples) : std::nullopt;
 }
 
-/// What tells this run's checkpoints from an older run's in the same folder. The id alone cannot: it is
-/// "none" unless the user names the job; the token is another for every job (its hash is written, not
-/// itself). "" where there is neither.
+/// Distinguishes this run's checkpoints from an older run's in the same folder. The run id alone does not: it
+/// is "none" unless the user names the job; the token differs for every job (its hash is written, not the
+/// token). "" without either.
 std::string run_identity(const ddprun::WorkerEnv& env) {
     constexpr std::size_t kHexDigits = 16;
     if (!env.token.empty())
@@ -131,15 +133,15 @@ std::string place_of(const ddp::Device& device) {
     return device.kind == ddp::Device::Kind::Cuda ? fmt::format("CUDA device {}", device.index) : "the CPU";
 }
 
-/// Error: InvalidArgument where no group fits the options or the place: the user's to mend, so without the
-/// stack that an exception would bring.
+/// Error: InvalidArgument where no group fits the options or the host: the user can correct it, so there is
+/// no stack trace, unlike after an exception.
 ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> form_group(const Options& options,
                                                               const ddp::Context& context,
-                                                              const train::Station& station) {
+                                                              const train::ComputeDevice& device) {
     try {
         return ddp::ProcessGroup::create(
             context,
-            {.backend = options.backend, .device = station.choice.device, .stream = station.stream_handle()});
+            {.backend = options.backend, .device = device.choice.device, .stream = device.stream_handle()});
     } catch (const ddp::InvalidInput& error) {
         return ddprun::Error{ddprun::Errc::InvalidArgument, error.what(), 0};
     }
@@ -147,31 +149,32 @@ ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> form_group(const Options& opt
 
 int run(const Options& options, const ddp::Context& context) {
     train::set_matrix_threads(matrix_threads());
-    const ddprun::Result<train::Station> station = train::open_station(options, context.local_rank());
-    if (!station) return report({ExitCode::Unavailable, station.error().what}, 0, context.rank());
-    ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> formed = form_group(options, context, *station);
+    const ddprun::Result<train::ComputeDevice> device =
+        train::open_compute_device(options, context.local_rank());
+    if (!device) return report({ExitCode::Unavailable, device.error().what}, 0, context.rank());
+    ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> formed = form_group(options, context, *device);
     if (!formed) return report({ExitCode::Usage, formed.error().what}, 0, context.rank());
     const std::unique_ptr<ddp::ProcessGroup> group = *std::move(formed);
     train::Samples samples;
-    const std::optional<Trouble> mine = prepare(options, *group, samples);
-    if (const auto agreed = train::agree(*group, mine, train::common_of(options, samples)))
-        return report(agreed->trouble, agreed->reporter, group->rank());
+    const std::optional<StartupError> mine = prepare(options, *group, samples);
+    if (const auto agreed = train::agree(*group, mine, train::common_settings(options, samples)))
+        return report(agreed->error, agreed->reporter, group->rank());
 
     if (group->rank() == 0)
-        print_line(fmt::format("train: on {} ({}); backend {}", place_of(station->choice.device),
-                               station->choice.why, group->choice()));
+        print_line(fmt::format("train: on {} ({}); backend {}", place_of(device->choice.device),
+                               device->choice.why, group->choice()));
     ddp::Lifeline lifeline(context);
     lifeline.ready();
-    train::Trainer trainer(*group, *station, options, std::move(samples), print_line,
+    train::Trainer trainer(*group, *device, options, std::move(samples), print_line,
                            [&] { return lifeline.preemption_requested(); });
     const std::string run_id = run_identity(context.env());
     try {
         if (options.resume) trainer.resume(std::nullopt);
         else if ((context.restart_count() > 0 || context.generation() > 1) && !run_id.empty())
             trainer.resume(
-                run_id);  // a worker died, or a node was lost or came: go on from what this run has saved
+                run_id);  // a worker died, or a node was lost or added: continue from this run's checkpoint
     } catch (const ddp::InvalidInput& error) {
-        // Every rank throws it, word for word.
+        // Every rank throws it, with the same message.
         return report({ExitCode::DataError,
                        fmt::format("{}; use another --checkpoint-dir, or the options it was written with",
                                    error.what())},
@@ -182,15 +185,15 @@ int run(const Options& options, const ddp::Context& context) {
         if (group->rank() == 0 && !options.log_json.empty() && !summary.stopped)
             ddp::replace_file(options.log_json, train::to_json(summary));
     } catch (const ddp::FileError& error) {
-        // The disk has become full since the outputs were looked at. All ranks hear of a checkpoint that
+        // The disk has become full since the outputs were checked. All ranks learn of a checkpoint that
         // cannot be written.
         return report({ExitCode::CannotCreate, error.what()}, 0, group->rank());
     }
     return static_cast<int>(ExitCode::Ok);
 }
 
-/// OpenBLAS's threads that try to get memory for ever would hold up an orderly end too.
-[[noreturn]] void end_at_once(int code) {
+/// OpenBLAS's threads may try to allocate for ever, which would block an orderly exit too.
+[[noreturn]] void exit_now(int code) {
     std::fflush(stdout);
     std::fflush(stderr);
     std::_Exit(code);
@@ -201,13 +204,13 @@ int run_command_line(int argc, char** argv) {
     try {
         context = ddp::Context::from_env();
     } catch (const ddp::Error& error) {
-        return complain({ExitCode::Failed, error.what()});
+        return print_error({ExitCode::Failed, error.what()});
     }
-    if (const std::string lack = train::take_matrix_memory(matrix_threads()); !lack.empty())
-        end_at_once(report({ExitCode::Unavailable, lack}, 0, context->rank()));
+    if (const std::string lack = train::reserve_matrix_memory(matrix_threads()); !lack.empty())
+        exit_now(report({ExitCode::Unavailable, lack}, 0, context->rank()));
     const std::vector<const char*> arguments(argv + 1, argv + argc);
     const ddprun::Result<Options> options = train::parse_options(arguments);
-    // The command line is the same on all ranks: rank 0 speaks for all.
+    // The command line is the same on all ranks, so rank 0 reports.
     if (!options) return report({ExitCode::Usage, options.error().what}, 0, context->rank());
     if (options->help) {
         if (context->rank() == 0) ddprun::print("{}", train::usage());

@@ -21,7 +21,7 @@ void add_scaled(float* __restrict__ to, const float* __restrict__ from, float fa
     for (std::size_t i = 0; i < count; ++i) to[i] += factor * from[i];
 }
 
-/// Independent partial sums: the compiler may not reorder one sum, so one sum would not be vectorised.
+/// Independent partial sums: the compiler may not reorder a single sum, and would not vectorise it.
 float dot(const float* __restrict__ a, const float* __restrict__ b, std::size_t count) {
     constexpr std::size_t kLanes = 16;
     std::array<float, kLanes> sums = {};
@@ -58,8 +58,8 @@ void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const fl
 
 }  // namespace plain
 
-std::string lack_of_matrix_memory(std::uint64_t limit, std::string_view called, int threads) {
-    // One buffer of 128 MiB for each thread, its stack and heap, and the rest of the program, as measured.
+std::string matrix_memory_shortage(std::uint64_t limit, std::string_view called, int threads) {
+    // Each thread needs one buffer of 128 MiB, its stack and heap; kProgram is the rest, as measured.
     constexpr std::uint64_t kProgram = std::uint64_t{64} << 20, kThread = std::uint64_t{192} << 20;
     const std::uint64_t needed = kProgram + kThread * static_cast<std::uint64_t>(threads);
     if (limit >= needed) return "";
@@ -72,7 +72,7 @@ std::string lack_of_matrix_memory(std::uint64_t limit, std::string_view called, 
 
 namespace {
 
-/// A product that is large enough for OpenBLAS to take its buffer, which it keeps.
+/// A product large enough for OpenBLAS to allocate its buffer, which it keeps.
 void multiply_once() {
     constexpr std::size_t kSide = 128;
     const std::vector<float> ones(kSide * kSide, 1.0F);
@@ -80,7 +80,7 @@ void multiply_once() {
     multiply(kSide, kSide, kSide, ones.data(), ones.data(), product.data());
 }
 
-/// The step from one row to the next; CBLAS refuses 0 for an empty matrix.
+/// The row stride; CBLAS refuses 0 for an empty matrix.
 blasint stride(std::size_t columns) { return static_cast<blasint>(std::max<std::size_t>(columns, 1)); }
 
 }  // namespace
@@ -104,8 +104,8 @@ void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const fl
 }
 
 void set_matrix_threads(int threads) { openblas_set_num_threads(threads); }
-std::string take_matrix_memory(int threads) {
-    // Those that it has started by itself before main have their buffers, or try to get them.
+std::string reserve_matrix_memory(int threads) {
+    // The threads that OpenBLAS started before main have their buffers, or try to get them.
     const int most = std::max(threads, openblas_get_num_threads());
     bool limited = false;
     for (const auto& [resource, called] :
@@ -113,7 +113,7 @@ std::string take_matrix_memory(int threads) {
         rlimit limit{};
         if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
         limited = true;
-        if (std::string lack = lack_of_matrix_memory(limit.rlim_cur, called, most); !lack.empty())
+        if (std::string lack = matrix_memory_shortage(limit.rlim_cur, called, most); !lack.empty())
             return lack;
     }
     if (limited) multiply_once();
@@ -135,7 +135,7 @@ void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const fl
     plain::multiply_transposed_a(m, n, k, a, b, c, into);
 }
 void set_matrix_threads(int /*threads*/) {}
-std::string take_matrix_memory(int /*threads*/) { return ""; }
+std::string reserve_matrix_memory(int /*threads*/) { return ""; }
 const char* matrix_library() { return "plain loops"; }
 
 #endif

@@ -7,8 +7,8 @@
 
 #include "compute.h"
 
-/// Products of dense row-major float matrices: by CBLAS where the build has it, by plain loops otherwise.
-/// c is overwritten, or added to, and must not overlap a or b.
+/// Products of dense row-major float matrices: by CBLAS where the build has it, by plain loops otherwise. c
+/// is overwritten, or added to, and must not overlap a or b.
 namespace train {
 
 /// c[m,n] = a[m,k] b[k,n]
@@ -20,18 +20,19 @@ void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const fl
 void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
                            float* c, Into into);
 
-/// Threads of the products above. A rank that shares its cores with others must not start one per core.
+/// Sets the threads of the products. A rank that shares its cores with others must not start one per core.
 void set_matrix_threads(int threads);
-/// Why the products could not be had with so many threads under the limits on this process's address space,
-/// and what to do; "" where they can. Then what they need has been taken already. To be asked before anything
-/// else: OpenBLAS does not fail where it gets no memory, it tries for ever.
-std::string take_matrix_memory(int threads);
-/// The same as a decision. `limit`: bytes of the address space, or of its data; `called` as in "ulimit -v".
-std::string lack_of_matrix_memory(std::uint64_t limit, std::string_view called, int threads);
+/// The reason, with the remedy, why `threads` threads cannot get memory under the limits on this process's
+/// address space; "" when they can, and then their memory is allocated already. Call it first: without memory
+/// OpenBLAS does not fail but retries for ever.
+std::string reserve_matrix_memory(int threads);
+/// The decision of reserve_matrix_memory. `limit`: bytes of address space or data; `called` as in "ulimit
+/// -v".
+std::string matrix_memory_shortage(std::uint64_t limit, std::string_view called, int threads);
 /// "OpenBLAS" or "plain loops".
 const char* matrix_library();
 
-/// The loops, whatever the build has: what the tests compare with.
+/// The plain loops, in every build, as the reference of tests.
 namespace plain {
 void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b, float* c);
 void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,

@@ -10,12 +10,12 @@
 namespace train {
 namespace {
 
-/// Normal numbers that are the same with every standard library (std::normal_distribution is not).
+/// Normal numbers that are equal with every standard library (std::normal_distribution is not).
 class Normal {
   public:
     explicit Normal(std::uint64_t seed) : generator_(seed) {}
     double operator()() {
-        // Box-Muller; 53 random bits each, the first in (0, 1] because of the logarithm.
+        // Box-Muller with 53 random bits each; u is in (0, 1] because of the logarithm.
         const double u = (static_cast<double>(generator_() >> 11) + 1) * 0x1p-53;
         const double v = static_cast<double>(generator_() >> 11) * 0x1p-53;
         return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
@@ -25,8 +25,8 @@ class Normal {
     std::mt19937_64 generator_;
 };
 
-/// He-normal.
-std::vector<float> first_weights(std::size_t inputs, std::size_t outputs, Normal& normal) {
+/// He-normal weights.
+std::vector<float> initial_weights(std::size_t inputs, std::size_t outputs, Normal& normal) {
     const double spread = std::sqrt(2.0 / static_cast<double>(inputs));
     std::vector<float> weights(inputs * outputs);
     for (float& w : weights) w = static_cast<float>(normal() * spread);
@@ -49,7 +49,7 @@ Mlp::Mlp(std::vector<std::size_t> widths, std::uint64_t seed, Compute& compute) 
             layer.full_weight = compute.allocate(inputs * outputs * sizeof(float));
             layer.full_bias = compute.allocate(outputs * sizeof(float));
         }
-        const std::vector<float> first = first_weights(inputs, outputs, normal);
+        const std::vector<float> first = initial_weights(inputs, outputs, normal);
         compute.upload(first.data(), weights()[2 * l].memory);
     }
     refresh_copies();

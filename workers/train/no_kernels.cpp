@@ -1,3 +1,3 @@
-// In place of what nvcc makes of train_kernels.cu, in a build without CUDA.
+// Replaces the code that nvcc makes of train_kernels.cu, in a build without CUDA.
 #include "ddp/cuda/no_launch.h"
 #include "train_kernels.cu"

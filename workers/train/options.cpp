@@ -106,7 +106,7 @@ Status set_clip(Options& o, std::string_view text) {
 
 struct Flag {
     std::string_view name;
-    std::string_view value;  ///< what follows it, for --help; "" nothing
+    std::string_view value;  ///< name of the value, for --help; "" without one
     std::string_view meaning;
     Status (*set)(Options&, std::string_view);
 };

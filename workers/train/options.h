@@ -20,7 +20,7 @@ enum class DeviceKind : std::uint8_t { Auto, Cuda, Cpu };
 /// "auto", "cuda", "cpu".
 const char* name_of(DeviceKind kind);
 
-/// Where a CUDA run keeps its samples.
+/// The place of samples in a CUDA run.
 enum class KeepData : std::uint8_t { Auto, Device, Host };
 /// "auto", "device", "host".
 const char* name_of(KeepData keep);
@@ -28,19 +28,19 @@ const char* name_of(KeepData keep);
 /// "constant", "step", "cosine", "linear".
 const char* name_of(ddp::Schedule::Shape shape);
 
-/// What `train` is asked to do.
+/// The options of `train`.
 struct Options {
-    std::string data;    ///< images (IDX), CSV or synthetic:...; "" the digits that come with the program
-    std::string labels;  ///< "" beside the images, by MNIST's naming
+    std::string data;    ///< images (IDX), CSV or synthetic:...; "" the installed digits
+    std::string labels;  ///< "" beside the images, named as MNIST's
     std::vector<std::size_t> hidden = {128};
     std::uint64_t epochs = 40;
     std::size_t batch_size = 16;  ///< per rank
     OptimizerKind optimizer = OptimizerKind::Sgd;
     std::uint64_t accumulate = 1;         ///< batches per step
-    std::optional<double> learning_rate;  ///< of one rank's batch; unset: the optimizer's default
+    std::optional<double> learning_rate;  ///< for one rank's batch; unset: the optimizer's default
     ddp::Schedule::Shape schedule = ddp::Schedule::Shape::Constant;
     std::uint64_t warmup = 0;    ///< steps over which the learning rate rises
-    std::optional<double> clip;  ///< largest norm of all gradients together
+    std::optional<double> clip;  ///< largest joint norm of all gradients
     double momentum = 0.9;
     double weight_decay = 1e-4;
     bool scale_learning_rate = true;
@@ -58,12 +58,12 @@ struct Options {
     bool help = false;
 
     [[nodiscard]] double base_learning_rate() const;
-    /// The option that cannot do without CUDA, beside --device: "--precision bf16"; "" none.
+    /// The option that needs CUDA, beside --device: "--precision bf16"; "" without one.
     [[nodiscard]] std::string demand_for_cuda() const;
 };
 
-/// Options of a command line (without the program's name); "--name value" and "--name=value".
-/// Error: InvalidArgument naming option and value ("--lr: 'x' is not a number"), also of two that contradict
+/// Parses a command line (without the program's name): "--name value" and "--name=value". Error:
+/// InvalidArgument naming option and value ("--lr: 'x' is not a number"), also for options that contradict
 /// each other.
 ddprun::Result<Options> parse_options(std::span<const char* const> arguments);
 

@@ -10,8 +10,7 @@
 namespace train {
 namespace {
 
-/// What cuBLAS takes for itself on the newest chips. Given to it, so that it allocates nothing in a captured
-/// step.
+/// The workspace that cuBLAS uses on the newest chips; with it cuBLAS allocates nothing in a captured step.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
 cublas::DataType type_of(Precision precision) {
@@ -35,7 +34,7 @@ Products::Products(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<co
       workspace_(gpu_, kWorkspaceBytes) {
     api_->check(api_->create(&handle_), "starting cuBLAS");
     api_->check(api_->set_stream(handle_, stream), "giving cuBLAS its stream");
-    // Behind the stream: that takes the workspace away again.
+    // After set_stream, which resets the workspace.
     api_->check(api_->set_workspace(handle_, workspace_.get(), workspace_.bytes()),
                 "giving cuBLAS its workspace");
     api_->check(api_->set_math_mode(handle_, cublas::MathMode::NoReducedPrecisionReduction),
@@ -51,18 +50,18 @@ void Products::multiply(const Matrix& to, const Matrix& left, Operation op_left,
     const auto compute = precision_ == Precision::Tf32 ? cublas::ComputeType::Tf32 : cublas::ComputeType::F32;
     const auto size = [](std::size_t number) { return static_cast<int>(number); };
     const std::size_t inner = op_left == Operation::AsIs ? left.columns : left.rows;
-    // To cuBLAS a row-major matrix is its transpose, so to^T = right^T left^T is asked for.
+    // cuBLAS sees a row-major matrix as its transpose, so compute to^T = right^T left^T.
     const cublas::Code code =
         api_->gemm(handle_, op_right, op_left, size(to.columns), size(to.rows), size(inner), &one, right.data,
                    type, size(right.stride), left.data, type, size(left.stride), &keep, to.data, type,
                    size(to.stride), compute, cublas::Algorithm::Default);
     if (code != cublas::Code::Success)
-        complain(code, fmt::format("a {} product of {} x {} x {} on CUDA device {}", name_of(precision_),
-                                   to.columns, to.rows, inner, gpu_->index()));
+        throw_error(code, fmt::format("a {} product of {} x {} x {} on CUDA device {}", name_of(precision_),
+                                      to.columns, to.rows, inner, gpu_->index()));
 }
 
-void Products::complain(cublas::Code code, const std::string& product) const {
-    // On a device that has failed the library refuses everything: then this tells, and throws.
+void Products::throw_error(cublas::Code code, const std::string& product) const {
+    // On a failed device the library refuses every call: then this reports the failure, and throws.
     if (!ddp::cuda::is_capturing(stream_)) ddp::cuda::synchronize(stream_);
     throw ddp::Error(
         fmt::format("{} did not start {}: {}", api_->library, product, api_->get_status_string(code)));
@@ -71,7 +70,7 @@ void Products::complain(cublas::Code code, const std::string& product) const {
 std::string Products::version() const {
     int number = 0;
     api_->check(api_->get_version(handle_, &number), "asking cuBLAS for its version");
-    // 120905 and 130100 both: two digits for each of the last two numbers.
+    // Both 120905 and 130100 occur: the last two numbers have two digits each.
     return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
 }
 

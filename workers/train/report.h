@@ -7,28 +7,28 @@
 
 namespace train {
 
-/// One epoch, over all workers.
+/// The result of one epoch, over all workers.
 struct EpochResult {
     std::uint64_t epoch = 0;  ///< from 1
-    double loss = 0;          ///< mean over the samples trained on, as they were trained on
+    double loss = 0;          ///< mean over the training samples, at the time of their step
     double training_accuracy = 0;
     double held_out_accuracy = 0;
     double samples_per_second = 0;
-    /// Of the workers' time, 0 to 1: in collectives that all had begun, and before, until the last had. Not
-    /// known on a GPU: there they run beside the computation.
+    /// Parts of the workers' time, 0 to 1: communicating in collectives that all ranks had begun, and waiting
+    /// until the last had. Unknown on a GPU, where collectives overlap with computation.
     std::optional<double> communication_share;
     std::optional<double> waiting_share;
 };
 
-/// How the training ended.
+/// The result of the training.
 struct Summary {
     int world_size = 1;
     std::vector<EpochResult> epochs;
     double held_out_accuracy = 0;
     double seconds = 0;
     std::string digest;      ///< SHA-256 over all parameters, equal on all ranks
-    std::string checkpoint;  ///< path of the last
-    bool stopped = false;    ///< asked to, before the end
+    std::string checkpoint;  ///< path of the last checkpoint
+    bool stopped = false;    ///< stopped early by a request
 };
 
 /// "epoch  3/30  loss 0.2113  train  94.1 %  held-out  95.5 %  52,341 samples/s  communication 12 %, waiting

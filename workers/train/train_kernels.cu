@@ -1,4 +1,4 @@
-// What train does beside its products; how such kernels are written: ddp/cuda/kernels.cu.
+// The kernels of train, written as those in ddp/cuda/kernels.cu.
 #if defined(__CUDACC__)
 #include "ddp/cuda/launch.cuh"
 #endif
@@ -17,16 +17,16 @@ DDP_BOTH inline U64 row_at(const std::uint32_t* order, U64 row) {
     return order != nullptr ? order[row] : row;
 }
 
-/// Whether packs of every row are aligned.
+/// True when packs of every row are aligned.
 template <class T>
 DDP_BOTH bool has_aligned_rows(const T* matrix, U64 stride) {
     return is_aligned(matrix) && stride % kPack == 0;
 }
 
 /// Calls `body.run<kPack>(row, column)` for whole packs of the rows of a matrix, `body.run<1>(row, column)`
-/// for what is left over at their ends, or for everything unless `together`. Neighbouring threads take
-/// neighbouring packs. A thread divides once, not once for each pack: 64-bit divisions would take longer than
-/// the memory.
+/// for the rest at their ends, or for all elements unless `together`. Neighbouring threads take neighbouring
+/// packs. A thread divides once, not once per pack: 64-bit divisions would take longer than the memory
+/// access.
 template <class Body>
 DDP_BOTH void for_rows(U64 thread, U64 threads, U64 rows, U64 columns, bool together, const Body& body) {
     const U64 packs = (columns + kPack - 1) / kPack;
@@ -76,12 +76,12 @@ struct StageLabels {
     }
 };
 
-/// One row by one warp.
+/// One warp computes one row.
 template <class T>
 struct SoftmaxLoss {
     CrossEntropy loss;
 
-    /// Writes the row's delta; its loss, and whether the label won.
+    /// Writes the row's delta; returns its loss and whether the label won.
     template <class Lanes>
     DDP_BOTH float row_loss(U64 row, Lanes lanes, bool& hit) const {
         const U64 classes = loss.logits.columns, label = static_cast<U64>(loss.labels[row]);
@@ -93,7 +93,7 @@ struct SoftmaxLoss {
             best = logit > best ? logit : best;
         }
         best = lanes.max(best);
-        // The largest logit is taken off first: the exponential cannot overflow.
+        // Subtract the largest logit first, so that the exponential cannot overflow.
         float total = 0;
         std::uint32_t winner = ~0U;
         for (U64 c = lanes.mine(); c < classes; c += Lanes::count) {
@@ -174,7 +174,7 @@ struct ReluGradient {
     }
 };
 
-/// Calls it with a value of the type that the place's memory holds.
+/// Calls `launch_it` with a value of type `type`.
 template <class Launch>
 cudaError_t with_type(ElementType type, const Launch& launch_it) {
     switch (type) {
@@ -187,30 +187,30 @@ cudaError_t with_type(ElementType type, const Launch& launch_it) {
 
 }  // namespace
 
-cudaError_t stage(const Place& place, const float* from, const std::uint32_t* order, const Rows& to) {
-    return with_type(place.type, [&](auto type) {
-        return launch(Stage<decltype(type)>{from, order, to}, place.blocks, 1, place.stream);
+cudaError_t stage(const LaunchConfig& config, const float* from, const std::uint32_t* order, const Rows& to) {
+    return with_type(config.type, [&](auto type) {
+        return launch(Stage<decltype(type)>{from, order, to}, config.blocks, 1, config.stream);
     });
 }
-cudaError_t stage_labels(const Place& place, const std::int32_t* from, const std::uint32_t* order,
+cudaError_t stage_labels(const LaunchConfig& config, const std::int32_t* from, const std::uint32_t* order,
                          std::int32_t* to, std::uint64_t count) {
-    return launch(StageLabels{from, order, to, count}, place.blocks, 1, place.stream);
+    return launch(StageLabels{from, order, to, count}, config.blocks, 1, config.stream);
 }
-cudaError_t cross_entropy(const Place& place, const CrossEntropy& loss) {
-    return with_type(place.type, [&](auto type) {
-        return launch_rows(SoftmaxLoss<decltype(type)>{loss}, place.blocks, place.stream);
+cudaError_t cross_entropy(const LaunchConfig& config, const CrossEntropy& loss) {
+    return with_type(config.type, [&](auto type) {
+        return launch_rows(SoftmaxLoss<decltype(type)>{loss}, config.blocks, config.stream);
     });
 }
-cudaError_t add_bias(const Place& place, const Rows& output, const void* bias, bool relu) {
-    return with_type(place.type, [&](auto type) {
+cudaError_t add_bias(const LaunchConfig& config, const Rows& output, const void* bias, bool relu) {
+    return with_type(config.type, [&](auto type) {
         return launch(AddBias<decltype(type)>{output, static_cast<const decltype(type)*>(bias), relu},
-                      place.blocks, 1, place.stream);
+                      config.blocks, 1, config.stream);
     });
 }
-cudaError_t relu_gradient(const Place& place, const Rows& delta, const void* output) {
-    return with_type(place.type, [&](auto type) {
+cudaError_t relu_gradient(const LaunchConfig& config, const Rows& delta, const void* output) {
+    return with_type(config.type, [&](auto type) {
         return launch(ReluGradient<decltype(type)>{delta, static_cast<const decltype(type)*>(output)},
-                      place.blocks, 1, place.stream);
+                      config.blocks, 1, config.stream);
     });
 }
 

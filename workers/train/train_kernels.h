@@ -6,8 +6,9 @@
 
 #include "ddp/cuda/numbers.h"
 
-/// The kernels of train beside its products: one launch each on `stream`, of so many blocks. All memory is
-/// the device's, of one element type but for what names its own; rows are `stride` elements apart.
+/// The kernels of train beside matrix products: each call puts one launch on the config's stream. Pointers
+/// are device memory of `LaunchConfig::type`, unless a field states another type; rows are `stride` elements
+/// apart.
 namespace train::kernels {
 
 struct Rows {
@@ -15,21 +16,20 @@ struct Rows {
     std::uint64_t rows, columns, stride;
 };
 
-/// Where a launch goes.
-struct Place {
+/// Element type, number of blocks and stream of a launch.
+struct LaunchConfig {
     ddp::device::ElementType type;
     unsigned blocks;
     cudaStream_t stream;
 };
 
-/// Float32 rows without gaps, in some order (null: as they are), rounded into `to`.
-cudaError_t stage(const Place& place, const float* from, const std::uint32_t* order, const Rows& to);
-cudaError_t stage_labels(const Place& place, const std::int32_t* from, const std::uint32_t* order,
+/// Rounds contiguous float32 rows into `to`, in the order of `order` (null: unchanged).
+cudaError_t stage(const LaunchConfig& config, const float* from, const std::uint32_t* order, const Rows& to);
+cudaError_t stage_labels(const LaunchConfig& config, const std::int32_t* from, const std::uint32_t* order,
                          std::int32_t* to, std::uint64_t count);
 
-/// Blocks are for rows. Row r adds its loss, and whether its label won, to slot r % slots: sums do not depend
-/// on how many threads there are. `batches`: see Compute::CrossEntropy. `scale`: a number of the device's;
-/// null: 1.
+/// `blocks` are for rows. Row r adds its loss, and whether its label won, to slot r % slots: sums do not
+/// depend on the number of threads. `batches`: see Compute::CrossEntropy. `scale`: a device address; null: 1.
 struct CrossEntropy {
     Rows logits, delta;
     const std::int32_t* labels;
@@ -39,11 +39,11 @@ struct CrossEntropy {
     unsigned long long* hits;
     std::uint64_t slots;
 };
-cudaError_t cross_entropy(const Place& place, const CrossEntropy& loss);
+cudaError_t cross_entropy(const LaunchConfig& config, const CrossEntropy& loss);
 
-/// output = output + bias, 0 at least with `relu`.
-cudaError_t add_bias(const Place& place, const Rows& output, const void* bias, bool relu);
-/// delta = 0 where the output, a matrix of the same shape, is.
-cudaError_t relu_gradient(const Place& place, const Rows& delta, const void* output);
+/// output = output + bias, at least 0 with `relu`.
+cudaError_t add_bias(const LaunchConfig& config, const Rows& output, const void* bias, bool relu);
+/// delta = 0 where the output, a matrix of the same shape, is 0.
+cudaError_t relu_gradient(const LaunchConfig& config, const Rows& delta, const void* output);
 
 }  // namespace train::kernels

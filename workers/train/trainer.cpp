@@ -10,9 +10,9 @@
 #include <numeric>
 #include <utility>
 
+#include "batch_feed.h"
 #include "ddp/sampler.h"
 #include "env/clock.h"
-#include "feed.h"
 
 namespace train {
 namespace {
@@ -23,7 +23,7 @@ double seconds_since(ddprun::TimePoint start) {
     return std::chrono::duration<double>(MonotonicClock::now() - start).count();
 }
 
-/// Reading ahead needs a core of its own; where ranks share cores it only adds switches between threads.
+/// Reading ahead needs a core of its own; ranks that share cores would only switch threads more.
 std::size_t prefetch_for(int ranks) {
     cpu_set_t cpus;
     const int allowed = ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
@@ -37,10 +37,10 @@ std::vector<std::size_t> widths_of(const Options& options, const Samples& sample
     return widths;
 }
 
-/// Of one rank.
+/// For one rank.
 std::size_t samples_per_step(const Options& options) { return options.batch_size * options.accumulate; }
 
-/// Optimizer steps of the whole run over so many training samples.
+/// Optimizer steps of the whole run over `samples` training samples.
 std::uint64_t steps_in_all(const Options& options, std::size_t samples, int ranks) {
     return options.epochs * (samples / static_cast<std::size_t>(ranks) / samples_per_step(options));
 }
@@ -58,11 +58,11 @@ std::string describe_learning_rate(const Options& options, int world_size) {
 
 }  // namespace
 
-std::optional<Trouble> check_fit(const Options& options, const Samples& samples, int world_size) {
+std::optional<StartupError> check_fit(const Options& options, const Samples& samples, int world_size) {
     const std::size_t training = split_samples(samples.count()).training.size();
     const std::size_t share = training / static_cast<std::size_t>(world_size);
     if (share >= samples_per_step(options)) return std::nullopt;
-    return Trouble{
+    return StartupError{
         ExitCode::Usage,
         fmt::format("--batch-size: {}{} is more than the {} training samples that each of {} workers gets",
                     options.batch_size,
@@ -70,7 +70,7 @@ std::optional<Trouble> check_fit(const Options& options, const Samples& samples,
                     share, world_size)};
 }
 
-Common common_of(const Options& options, const Samples& samples) {
+CommonSettings common_settings(const Options& options, const Samples& samples) {
     const auto yes_or_no = [](bool value) { return std::string(value ? "yes" : "no"); };
     return {{"--data", fmt::format("{} samples of {} values in {} classes with hash {:016x}", samples.count(),
                                    samples.features, samples.classes, samples.fingerprint())},
@@ -97,10 +97,10 @@ std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
     return options.checkpoint_dir.empty() ? "./checkpoints/" + samples.name : options.checkpoint_dir;
 }
 
-Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options, Samples samples,
-                 Print print, StopWanted stop_wanted)
+Trainer::Trainer(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options,
+                 Samples samples, Print print, StopWanted stop_wanted)
     : group_(group),
-      station_(station),
+      device_(device),
       options_(options),
       samples_(std::move(samples)),
       print_(std::move(print)),
@@ -109,19 +109,20 @@ Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options
       held_out_(samples_, split_.held_out),
       scaling_(samples_.needs_scaling ? std::optional<Scaling>(std::in_place, samples_, split_.training)
                                       : std::nullopt),
-      // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
+      // The tail is dropped so that the number of steps depends only on the joint batch, not on the number of
+      // workers.
       sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      learner_(group, station, options, widths_of(options, samples_),
+      learner_(group, device, options, widths_of(options, samples_),
                steps_in_all(options, training_.size(), group.size())),
       checkpoints_(checkpoint_dir_for(options, samples_)),
       stop_(group, std::move(stop_wanted)) {}
 
-void Trainer::say(const std::string& line) const {
+void Trainer::print(const std::string& line) const {
     if (group_.rank() == 0) print_(line);
 }
 
 std::string Trainer::describe_compute() const {
-    std::string text = station_.compute->describe();
+    std::string text = device_.compute->describe();
     if (!feed_->describe().empty()) text += ", " + feed_->describe();
     return options_.cuda_graph ? text + ", steps in a graph" : text;
 }
@@ -129,17 +130,17 @@ std::string Trainer::describe_compute() const {
 void Trainer::announce() const {
     const std::vector<std::size_t> widths = widths_of(options_, samples_);
     const auto ranks = static_cast<std::size_t>(group_.size());
-    say(fmt::format("train: {}: {} samples, {} more held out; perceptron {} ({} parameters, {})",
-                    samples_.name, grouped(training_.size()), grouped(held_out_.size()),
-                    fmt::join(widths, "-"), grouped(learner_.parameter_count()), describe_compute()));
-    say(fmt::format("train: {} worker{} over {}; batch {} x {}{} = {}; {}, {}; seed {}", ranks,
-                    ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
-                    options_.accumulate > 1 ? fmt::format(" x {}", options_.accumulate) : "",
-                    samples_per_step(options_) * ranks, name_of(options_.optimizer),
-                    describe_learning_rate(options_, group_.size()), options_.seed));
+    print(fmt::format("train: {}: {} samples, {} more held out; perceptron {} ({} parameters, {})",
+                      samples_.name, grouped(training_.size()), grouped(held_out_.size()),
+                      fmt::join(widths, "-"), grouped(learner_.parameter_count()), describe_compute()));
+    print(fmt::format("train: {} worker{} over {}; batch {} x {}{} = {}; {}, {}; seed {}", ranks,
+                      ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
+                      options_.accumulate > 1 ? fmt::format(" x {}", options_.accumulate) : "",
+                      samples_per_step(options_) * ranks, name_of(options_.optimizer),
+                      describe_learning_rate(options_, group_.size()), options_.seed));
     const std::uint64_t steps = steps_in_all(options_, training_.size(), group_.size());
     if (options_.warmup > 0 && options_.warmup >= steps)
-        say(fmt::format(
+        print(fmt::format(
             "train: --warmup: {} steps are not fewer than the run's {}: the learning rate never reaches its full value",
             grouped(options_.warmup), grouped(steps)));
 }
@@ -160,7 +161,7 @@ std::string Trainer::find_checkpoint(const std::optional<std::string>& only_run)
 }
 
 void Trainer::resume(const std::optional<std::string>& only_run) {
-    // Rank 0 alone looks: the others need not see its disk. "+path", or "-" and what is wrong.
+    // Only rank 0 looks: the others need not see its disk. "+path", or "-" and the error.
     std::string found;
     if (group_.rank() == 0) {
         try {
@@ -173,15 +174,15 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
     if (found[0] == '-') throw ddp::InvalidInput(found.substr(1));
     const std::string path = found.substr(1);
     if (path.empty()) {
-        say(fmt::format("train: no checkpoint in {} to resume from; starting at epoch 1",
-                        checkpoints_.path()));
+        print(fmt::format("train: no checkpoint in {} to resume from; starting at epoch 1",
+                          checkpoints_.path()));
         return;
     }
     const ddp::TrainingState state = ddp::load_checkpoint(group_, path, training());
     steps_ = state.step;
     const bool is_inside = state.sampler.consumed > 0;
-    say(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after",
-                    epoch() + (is_inside ? 1 : 0)));
+    print(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after",
+                      epoch() + (is_inside ? 1 : 0)));
 }
 
 ddp::Training Trainer::training() {
@@ -195,7 +196,7 @@ std::string Trainer::save(const std::string& run_id) {
                              {{"run_id", run_id}, {"optimizer", std::string(learner_.optimizer_name())}});
 }
 
-Trainer::Sums Trainer::over_all_ranks(Sums mine) {
+Trainer::Sums Trainer::sum_over_ranks(Sums mine) {
     Sums sums = {};
     for (const Sums& theirs : gather_numbers(group_, mine)) {
         for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
@@ -203,7 +204,7 @@ Trainer::Sums Trainer::over_all_ranks(Sums mine) {
     return sums;
 }
 
-void Trainer::look_ahead() {
+void Trainer::prepare_next_order() {
     ddp::DistributedSampler next = sampler_;
     next.next_epoch();
     order_ahead_ = OrderAhead{epoch() + 1, next.indices()};
@@ -218,7 +219,7 @@ std::optional<EpochResult> Trainer::train_epoch() {
     const ddprun::TimePoint start = MonotonicClock::now();
     const double communication_before = group_.communication_seconds(),
                  waiting_before = group_.waiting_seconds();
-    // Whole steps only: any number of workers with the same batch in all makes the same ones.
+    // Whole steps only: the same steps for any number of workers with the same joint batch.
     std::vector<std::size_t> order = take_order();
     order.resize(order.size() / samples_per_step(options_) * samples_per_step(options_));
     feed_->begin(
@@ -230,23 +231,25 @@ std::optional<EpochResult> Trainer::train_epoch() {
         if (batch.count == 0) break;
         if (learner_.is_between_steps() && stop_.passed()) return std::nullopt;
         trained += batch.count;
-        if (!learner_.learn(batch)) continue;
+        if (!learner_.train_batch(batch)) continue;
         sampler_.advance(samples_per_step(options_));
         ++steps_;
         group_.report_progress(steps_, steps_ * samples_per_step(options_));
     }
-    // A GPU is still busy with the steps that it was given: make use of the time.
-    if (station_.gpu) look_ahead();
+    // A GPU is still busy with queued steps: use the time.
+    if (device_.gpu) prepare_next_order();
     const Score score = learner_.take_score();
     const double seconds = seconds_since(start);
-    // Of each rank's own time: after a checkpoint the others' epoch begins with a wait that rank 0's has not.
+    // In parts of each rank's own time: after a checkpoint the other ranks' epoch begins with a wait that
+    // rank 0 does not have.
     const double waiting = (group_.waiting_seconds() - waiting_before) / seconds;
     const double communication = (group_.communication_seconds() - communication_before) / seconds - waiting;
     const auto [loss, correct, all, communicating, waited] =
-        over_all_ranks({score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained),
+        sum_over_ranks({score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained),
                         communication, waiting});
     sampler_.next_epoch();
-    // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
+    // There are no samples when a run that stopped before the last batch is resumed by more ranks than
+    // samples are left.
     const double samples = std::max(all, 1.0);
     EpochResult result{epoch(),       loss / samples, correct / samples, held_out_accuracy(),
                        all / seconds, std::nullopt,   std::nullopt};
@@ -264,35 +267,36 @@ double Trainer::held_out_accuracy() {
          i += static_cast<std::size_t>(group_.size()))
         mine.push_back(i);
     feed_->begin(held_out_, std::move(mine),
-                 {.batch_size = Learner::kLookBatch, .drop_last = false, .prefetch = 0});
-    for (BatchSource batch = feed_->next(); batch.count > 0; batch = feed_->next()) learner_.look_at(batch);
+                 {.batch_size = Learner::kEvaluationBatch, .drop_last = false, .prefetch = 0});
+    for (BatchSource batch = feed_->next(); batch.count > 0; batch = feed_->next()) learner_.evaluate(batch);
     const auto correct = static_cast<double>(learner_.take_score().correct);
-    return over_all_ranks({correct})[0] / static_cast<double>(held_out_.size());
+    return sum_over_ranks({correct})[0] / static_cast<double>(held_out_.size());
 }
 
 void Trainer::stop_early(Summary& summary, const std::string& run_id) {
     summary.stopped = true;
     summary.checkpoint = save(run_id);
-    say(fmt::format("train: asked to stop in epoch {}: saved {}; --resume goes on from there", epoch() + 1,
-                    summary.checkpoint));
+    print(fmt::format("train: asked to stop in epoch {}: saved {}; --resume continues from there",
+                      epoch() + 1, summary.checkpoint));
 }
 
 Summary Trainer::run(const std::string& run_id) {
     if (scaling_) scaling_->apply(samples_);
-    feed_ = make_feed(station_, samples_, options_);
+    feed_ = make_feed(device_, samples_, options_);
     announce();
     Summary summary;
     summary.world_size = group_.size();
     const ddprun::TimePoint start = MonotonicClock::now();
     if (epoch() >= options_.epochs)
-        say(fmt::format("train: {} epochs are done already; --epochs asks for {}", epoch(), options_.epochs));
+        print(
+            fmt::format("train: {} epochs are done already; --epochs asks for {}", epoch(), options_.epochs));
     while (epoch() < options_.epochs) {
         const std::optional<EpochResult> result = train_epoch();
         if (!result) {
             stop_early(summary, run_id);
             return summary;
         }
-        say(format_epoch(*result, options_.epochs));
+        print(format_epoch(*result, options_.epochs));
         summary.epochs.push_back(*result);
         if (!std::isfinite(result->loss))
             throw ddp::Error(
@@ -304,11 +308,11 @@ Summary Trainer::run(const std::string& run_id) {
     summary.held_out_accuracy = held_out_accuracy();
     summary.digest = learner_.verify_equal_parameters();
     summary.seconds = seconds_since(start);
-    say(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
-                    100 * summary.held_out_accuracy, epoch(), summary.seconds));
-    say(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary.world_size,
-                    summary.world_size == 1 ? "" : "s", summary.digest));
-    if (!summary.checkpoint.empty()) say(fmt::format("train: checkpoint {}", summary.checkpoint));
+    print(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
+                      100 * summary.held_out_accuracy, epoch(), summary.seconds));
+    print(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary.world_size,
+                      summary.world_size == 1 ? "" : "s", summary.digest));
+    if (!summary.checkpoint.empty()) print(fmt::format("train: checkpoint {}", summary.checkpoint));
     return summary;
 }
 

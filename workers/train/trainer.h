@@ -8,68 +8,68 @@
 #include <vector>
 
 #include "agreement.h"
+#include "batch_feed.h"
+#include "compute_device.h"
 #include "ddp/checkpoint.h"
-#include "feed.h"
 #include "learner.h"
 #include "options.h"
 #include "report.h"
 #include "samples/data.h"
 #include "samples/scaling.h"
-#include "station.h"
 
 namespace train {
 
-/// One training run of one rank; all ranks do the same together. Throws libddp's errors.
+/// One training run of one rank; all ranks make the same calls. Throws libddp's errors.
 class Trainer {
   public:
-    /// Lines for the user; called on rank 0 only.
+    /// Prints a line for the user; called on rank 0 only.
     using Print = std::function<void(const std::string&)>;
 
-    /// Asked now and then: shall we save and stop?
+    /// Called now and then: true to save and stop.
     using StopWanted = std::function<bool()>;
 
-    /// Collective. Group, station and options are borrowed. The group's buffers are on the station's device.
-    Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options, Samples samples,
+    /// Collective. Group, device and options are borrowed. The group's buffers are on that device.
+    Trainer(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options, Samples samples,
             Print print, StopWanted stop_wanted = {});
 
-    /// Collective. Continues from the newest checkpoint of the directory, if there is one; with `only_run`,
-    /// only from one that this run (of that id) wrote. Throws InvalidInput, the same on all ranks, when the
-    /// checkpoint is damaged or belongs to another model or optimizer.
+    /// Collective. Continues from the newest checkpoint of the directory, if any; with `only_run`, only from
+    /// one that the run of this id wrote. Throws InvalidInput, the same on all ranks, when the checkpoint is
+    /// damaged or belongs to another model or optimizer.
     void resume(const std::optional<std::string>& only_run);
-    /// Collective. `run_id` is noted in the checkpoints. Saves and returns early, with `stopped`, when a rank
-    /// is asked to stop.
+    /// Collective. The checkpoints contain `run_id`. Saves and returns early, with `stopped`, when a rank is
+    /// asked to stop.
     Summary run(const std::string& run_id);
 
   private:
-    /// nullopt: stopped on the way.
+    /// nullopt after an early stop.
     std::optional<EpochResult> train_epoch();
     void stop_early(Summary& summary, const std::string& run_id);
-    /// The order of the next epoch, before it is needed.
-    void look_ahead();
+    /// Computes the order of the next epoch in advance.
+    void prepare_next_order();
     std::vector<std::size_t> take_order();
     double held_out_accuracy();
     using Sums = std::array<double, 5>;
-    Sums over_all_ranks(Sums mine);
+    Sums sum_over_ranks(Sums mine);
     void announce() const;
     [[nodiscard]] std::string describe_compute() const;
-    void say(const std::string& line) const;
-    /// Epochs done.
+    void print(const std::string& line) const;
+    /// Complete epochs.
     [[nodiscard]] std::uint64_t epoch() const { return sampler_.epoch(); }
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
-    /// What a checkpoint holds.
+    /// The state for a checkpoint.
     [[nodiscard]] ddp::Training training();
     std::string save(const std::string& run_id);
 
     ddp::ProcessGroup& group_;
-    const Station& station_;
+    const ComputeDevice& device_;
     const Options& options_;
     Samples samples_;
     Print print_;
     Split split_;
     Subset training_, held_out_;
-    std::optional<Scaling> scaling_;  ///< of samples that need one; applied when the training begins
+    std::optional<Scaling> scaling_;  ///< of samples that need it; applied when the training begins
     ddp::DistributedSampler sampler_;
-    std::unique_ptr<Feed> feed_;
+    std::unique_ptr<BatchFeed> feed_;
     Learner learner_;
     ddp::CheckpointDirectory checkpoints_;
     StopVote stop_;
@@ -78,16 +78,16 @@ class Trainer {
         std::vector<std::size_t> indices;
     };
     std::optional<OrderAhead> order_ahead_;
-    std::uint64_t steps_ = 0;  ///< steps done, those included that fp16 left out
+    std::uint64_t steps_ = 0;  ///< steps done, including those that fp16 skipped
 };
 
-/// What keeps these options and samples from being trained on by `world_size` ranks.
-std::optional<Trouble> check_fit(const Options& options, const Samples& samples, int world_size);
-/// What all ranks must have read and been told alike, or they train on side by side and what comes of it is
-/// nobody's model. What rank 0 alone acts on (files it writes) and what changes no bit (where samples are
-/// kept) is not in it.
-Common common_of(const Options& options, const Samples& samples);
-/// Where checkpoints go when --checkpoint-dir does not say.
+/// The reason why `world_size` ranks cannot train on these options and samples.
+std::optional<StartupError> check_fit(const Options& options, const Samples& samples, int world_size);
+/// The settings that all ranks must share: ranks that differ would train without an error, and their result
+/// would match none of the settings. Settings that only rank 0 uses (files it writes) or that change no bit
+/// (where samples are kept) are not included.
+CommonSettings common_settings(const Options& options, const Samples& samples);
+/// The directory of checkpoints, also without --checkpoint-dir.
 std::string checkpoint_dir_for(const Options& options, const Samples& samples);
 
 }  // namespace train

@@ -24,7 +24,7 @@ Error wrong_csv(const std::string& path, std::size_t line, std::string_view what
     return {Errc::InvalidArgument, fmt::format("{}: line {}: {}", path, line, what), 0};
 }
 
-/// Where the quoted text that begins `text` ends: behind its quote. npos: nowhere.
+/// The end, behind the quote, of the quoted text that begins `text`; npos without one.
 std::size_t end_of_quoted(std::string_view text) {
     for (std::size_t at = text.find('"', 1); at != std::string_view::npos; at = text.find('"', at + 1)) {
         if (at + 1 == text.size() || text[at + 1] != '"') return at + 1;
@@ -35,10 +35,10 @@ std::size_t end_of_quoted(std::string_view text) {
 
 struct Cell {
     std::string_view text;
-    std::size_t end;  ///< of its separator, or the row's
+    std::size_t end;  ///< position of its separator, or end of the row
 };
 
-/// Error: a quote that does not end, or not at its cell's.
+/// Error: a quote that does not end, or does not end its cell.
 Result<Cell> cell_at(std::string_view row, std::size_t begin, char separator) {
     const std::size_t first = row.find_first_not_of(' ', begin);
     if (first == std::string_view::npos || row[first] != '"') {
@@ -64,7 +64,7 @@ Result<Cells> split_row(std::string_view row, char separator) {
     }
 }
 
-/// Of the file, by its first row.
+/// The separator of the file, from its first row.
 char separator_of(std::string_view row) {
     for (const char candidate : {';', '\t'}) {
         bool is_quoted = false;
@@ -76,7 +76,7 @@ char separator_of(std::string_view row) {
     return ',';
 }
 
-/// "14,23" is a number where semicolons separate.
+/// With semicolons as separators "14,23" is a number.
 Result<double> parse_number(std::string_view cell, char separator) {
     if (separator != ';' || cell.find('.') != std::string_view::npos) return ddprun::parse_double(cell);
     std::string with_point(cell);
@@ -153,7 +153,7 @@ class Reader {
                                              ddprun::excerpt(label.text)));
             numbers[label.text] = 0;
         }
-        // Every sample its own class: a name or a measurement, not what there is to learn.
+        // A column with a class per sample is a name or a measurement, not a class.
         if (numbers.size() > kFewestWithWords && numbers.size() * 2 > labels_.size())
             return Error{
                 Errc::InvalidArgument,

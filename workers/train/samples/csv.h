@@ -8,11 +8,10 @@
 
 namespace train {
 
-/// Rows of numbers with the class in the last column, separated by commas, semicolons (then decimal commas
-/// are read too) or tabs, whichever the first line has. Numbers and words may be quoted; lines that begin
-/// with '#' and a first line without any number are left out. Classes are whole numbers from 0, or words,
-/// which are numbered in alphabetical order. Error: InvalidArgument naming file, line and what is wrong with
-/// it.
+/// Reads rows of numbers with the class in the last column, separated by commas, semicolons (then decimal
+/// commas are allowed) or tabs, as in the first line. Numbers and words may be quoted; lines that begin with
+/// '#' and a first line without numbers are skipped. Classes are whole numbers from 0, or words, which are
+/// numbered in alphabetical order. Error: InvalidArgument naming file, line and fault.
 ddprun::Result<Samples> read_csv(const std::string& path, std::string_view content);
 
 }  // namespace train

@@ -34,7 +34,7 @@ Result<std::string> read_data(const std::string& path) {
     return Error{Errc::NotFound, content.error().what, 0};
 }
 
-/// An IDX file of bytes: dimensions and where the bytes begin.
+/// An IDX file of bytes: its dimensions, and its values.
 struct Idx {
     std::vector<std::size_t> shape;
     std::string_view bytes;
@@ -72,8 +72,8 @@ Result<Idx> parse_idx(const std::string& path, std::string_view content) {
     return idx;
 }
 
-/// MNIST's naming: "train-images-idx3-ubyte" and "train-labels-idx1-ubyte", also with dots. "" for other
-/// names.
+/// The labels' name by MNIST's convention: "train-images-idx3-ubyte" and "train-labels-idx1-ubyte", also with
+/// dots. "" for other names.
 std::string labels_beside(const std::string& images) {
     for (const auto& [of_images, of_labels] :
          {std::pair{"images-idx3", "labels-idx1"}, {"images.idx3", "labels.idx1"}}) {
@@ -112,12 +112,12 @@ Result<Samples> read_idx(const std::string& path, std::string_view content, std:
     return samples;
 }
 
-/// What no format may be: binary junk that happens to have no newline would be quoted at length otherwise.
+/// True for content that is no text: an error would otherwise quote binary data without a newline at length.
 bool is_binary(std::string_view content) {
     return content.substr(0, 4096).find('\0') != std::string_view::npos;
 }
 
-/// Into [-1, 1].
+/// Divides all values by the largest magnitude, into [-1, 1].
 void divide_by_largest(std::vector<float>& values) {
     float largest = 0;
     for (const float value : values) largest = std::max(largest, std::abs(value));

@@ -12,10 +12,10 @@ using ddprun::Result;
 
 constexpr std::string_view kPrefix = "synthetic:";
 constexpr std::int64_t kMostSamples = 100'000'000, kMostFeatures = 1 << 20;
-/// Float32 values of all samples: what one process may be asked to hold.
+/// Limit of the number of float32 values in one process.
 constexpr std::size_t kMostValues = std::size_t{1} << 34;
 
-/// SplitMix64: any number of the sequence at once, so that no sample depends on those before it.
+/// SplitMix64 at any position of the sequence, so that no sample depends on those before it.
 std::uint64_t random_at(std::uint64_t seed, std::uint64_t position) {
     std::uint64_t z = seed + (position + 1) * 0x9e3779b97f4a7c15;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
@@ -50,7 +50,7 @@ Result<std::optional<SyntheticSize>> parse_synthetic(std::string_view data) {
 
 Samples make_samples(const SyntheticSize& size, std::uint64_t seed) {
     constexpr float kCorner = 0.5F, kSpread = 0.5F;
-    // Streams of their own, so that more samples do not move the corners.
+    // Separate streams, so that more samples do not move the corners.
     const std::uint64_t corners = random_at(seed, 0), noise = random_at(seed, 1), choice = random_at(seed, 2);
     Samples samples{"synthetic", size.features, size.classes, {}, {}};
     samples.values.resize(size.samples * size.features);

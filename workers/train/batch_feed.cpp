@@ -1,4 +1,4 @@
-#include "feed.h"
+#include "batch_feed.h"
 
 #include <fmt/core.h>
 
@@ -18,7 +18,7 @@ BatchSource rows_of(const ddp::Batch& batch) {
     return {batch.field<float>(0).data(), batch.field<std::int32_t>(1).data(), nullptr, batch.size()};
 }
 
-class HostFeed final : public Feed {
+class HostFeed final : public BatchFeed {
   public:
     void begin(const Subset& subset, std::vector<std::size_t> indices, ddp::LoaderOptions options) override {
         loader_.emplace(subset, std::move(indices), options);
@@ -32,18 +32,18 @@ class HostFeed final : public Feed {
     std::optional<ddp::Loader> loader_;
 };
 
-/// Samples in host memory, batches copied to the device ahead of their use.
-class StreamedFeed final : public Feed {
+/// Keeps samples in host memory, and copies batches to the device ahead of their use.
+class StreamedFeed final : public BatchFeed {
   public:
-    explicit StreamedFeed(const Station& station) : station_(station) {}
+    explicit StreamedFeed(const ComputeDevice& device) : device_(device) {}
 
     void begin(const Subset& subset, std::vector<std::size_t> indices, ddp::LoaderOptions options) override {
-        loader_.reset();  // its memory first: there may not be room for two
+        loader_.reset();  // frees its memory first: there may not be enough for two
         loader_.emplace(subset, std::move(indices),
                         ddp::DeviceLoaderOptions{.batch_size = options.batch_size,
                                                  .drop_last = options.drop_last,
-                                                 .device = station_.choice.device,
-                                                 .stream = station_.stream_handle()});
+                                                 .device = device_.choice.device,
+                                                 .stream = device_.stream_handle()});
     }
     BatchSource next() override {
         const ddp::DeviceBatch* const batch = loader_->next();
@@ -54,16 +54,16 @@ class StreamedFeed final : public Feed {
     std::string describe() const override { return "samples in host memory"; }
 
   private:
-    const Station& station_;
+    const ComputeDevice& device_;
     std::optional<ddp::DeviceLoader> loader_;
 };
 
-/// All samples on the device; a pass copies the order of its rows, a batch is a piece of that.
-class ResidentFeed final : public Feed {
+/// Keeps all samples on the device; a pass copies the order of its rows, a batch is a piece of it.
+class ResidentFeed final : public BatchFeed {
   public:
-    ResidentFeed(const Station& station, const Samples& samples)
-        : gpu_(station.gpu),
-          stream_(station.stream->get()),
+    ResidentFeed(const ComputeDevice& device, const Samples& samples)
+        : gpu_(device.gpu),
+          stream_(device.stream->get()),
           values_(gpu_, samples.values.size() * sizeof(float)),
           labels_(gpu_, samples.labels.size() * sizeof(std::int32_t)),
           order_(gpu_, samples.count() * sizeof(std::uint32_t)) {
@@ -101,9 +101,9 @@ class ResidentFeed final : public Feed {
     std::size_t batch_size_ = 1, next_ = 0, end_ = 0;
 };
 
-/// Whether the samples take less than a quarter of the memory that is free. Ranks that share a device each
-/// take theirs, and so do activations.
-bool take_little(const Samples& samples) {
+/// True when the samples take less than a quarter of the free memory. Ranks that share a device each need
+/// their part, and so do activations.
+bool fits_easily(const Samples& samples) {
     constexpr std::size_t kShare = 4;
     std::size_t free = 0, total = 0;
     ddp::cuda::check(cudaMemGetInfo(&free, &total), "asking for the free memory of a CUDA device");
@@ -112,12 +112,13 @@ bool take_little(const Samples& samples) {
 
 }  // namespace
 
-std::unique_ptr<Feed> make_feed(const Station& station, const Samples& samples, const Options& options) {
-    if (!station.gpu) return std::make_unique<HostFeed>();
+std::unique_ptr<BatchFeed> make_feed(const ComputeDevice& device, const Samples& samples,
+                                     const Options& options) {
+    if (!device.gpu) return std::make_unique<HostFeed>();
     const bool keep = options.keep_data == KeepData::Device ||
-                      (options.keep_data == KeepData::Auto && take_little(samples));
-    if (keep) return std::make_unique<ResidentFeed>(station, samples);
-    return std::make_unique<StreamedFeed>(station);
+                      (options.keep_data == KeepData::Auto && fits_easily(samples));
+    if (keep) return std::make_unique<ResidentFeed>(device, samples);
+    return std::make_unique<StreamedFeed>(device);
 }
 
 }  // namespace train

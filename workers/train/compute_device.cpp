@@ -1,4 +1,4 @@
-#include "station.h"
+#include "compute_device.h"
 
 #include <fmt/core.h>
 
@@ -14,17 +14,17 @@ std::string count_of(int devices) {
 }
 
 /// Throws ddp::Error.
-Station on_cuda(const Options& options, int index, std::shared_ptr<const cublas::Api> cublas) {
-    Station station;
-    station.gpu = ddp::cuda::Gpu::of(index);
-    station.gpu->make_current();
-    station.stream = std::make_unique<ddp::cuda::OwnedStream>(station.gpu);
-    station.compute =
-        make_cuda_compute(station.gpu, std::move(cublas), station.stream->get(), options.precision);
-    return station;
+ComputeDevice on_cuda(const Options& options, int index, std::shared_ptr<const cublas::Api> cublas) {
+    ComputeDevice device;
+    device.gpu = ddp::cuda::Gpu::of(index);
+    device.gpu->make_current();
+    device.stream = std::make_unique<ddp::cuda::OwnedStream>(device.gpu);
+    device.compute =
+        make_cuda_compute(device.gpu, std::move(cublas), device.stream->get(), options.precision);
+    return device;
 }
 
-/// The number of devices, or why there is none.
+/// The number of devices, or the reason why there is none.
 CudaFacts count_devices(int local_rank) {
     CudaFacts facts{.devices = 0, .problem = "", .local_rank = local_rank};
     const cudaError_t code = cudaGetDeviceCount(&facts.devices);
@@ -34,8 +34,8 @@ CudaFacts count_devices(int local_rank) {
     return facts;
 }
 
-/// Tries; what goes wrong is a problem of the facts.
-Station try_cuda(const Options& options, CudaFacts& facts) {
+/// Tries to use CUDA; a failure becomes the problem in `facts`.
+ComputeDevice try_cuda(const Options& options, CudaFacts& facts) {
     ddprun::Result<cublas::Api> cublas = cublas::load_api();
     if (!cublas) {
         facts.problem = cublas.error().what;
@@ -70,18 +70,18 @@ ddprun::Result<DeviceChoice> choose_device(const Options& options, const CudaFac
     return DeviceChoice{device, demand.empty() ? "auto: " + count_of(facts.devices) : "for " + demand};
 }
 
-ddprun::Result<Station> open_station(const Options& options, int local_rank) {
+ddprun::Result<ComputeDevice> open_compute_device(const Options& options, int local_rank) {
     CudaFacts facts{.devices = 0, .problem = "", .local_rank = local_rank};
-    Station station;
+    ComputeDevice device;
     if (may_use_cuda(options)) {
         facts = count_devices(local_rank);
-        if (facts.problem.empty()) station = try_cuda(options, facts);
+        if (facts.problem.empty()) device = try_cuda(options, facts);
     }
     ddprun::Result<DeviceChoice> choice = choose_device(options, facts);
     if (!choice) return choice.error();
-    station.choice = *std::move(choice);
-    if (!station.compute) station.compute = make_cpu_compute();
-    return station;
+    device.choice = *std::move(choice);
+    if (!device.compute) device.compute = make_cpu_compute();
+    return device;
 }
 
 }  // namespace train
