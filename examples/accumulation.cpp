@@ -1,9 +1,9 @@
-// Gradient accumulation: four small batches make one step. Nothing is sent for the first three of them, and
-// the step is that of the large batch, for a model that fits into memory with small ones only.
+// Gradient accumulation: four small batches make one step, for a model whose memory allows small batches
+// only. The first three send nothing, and the step equals that of the large batch.
 //
 //     ddprun --nproc-per-node=4 ./accumulation
 //
-// Exits 0 when the small batches have led to the same line as the large one and sent a quarter as often, 1
+// Exits 0 when the small batches have found the same line as the large one and sent a quarter as often, 1
 // otherwise.
 
 #include <ddp/context.h>
@@ -25,7 +25,7 @@ struct Line {
     explicit Line(ddp::ProcessGroup& group)
         : model(group, {ddp::tensor_of("w", w, {1}), ddp::tensor_of("b", b, {1})}) {}
 
-    /// Adds the gradients of `count` samples to what is there, as parts of a mean over kBatch.
+    /// Adds the gradients of `count` samples to the stored ones, as parts of a mean over kBatch.
     void backward(int first, int count) {
         for (int sample = first; sample < first + count; ++sample) {
             const float x = static_cast<float>(sample % 97) / 97, error = w[0] * x + b[0] - (3 * x - 1);
@@ -42,7 +42,7 @@ struct Line {
             ddp::make_sgd({model.parameters().begin(), model.parameters().end()}, {.learning_rate = 0.5});
         for (int step = 0; step < kSteps; ++step) {
             const int first = (step * 16 + rank) * kBatch;
-            model.zero_gradients();  // gradients stay from step to step: they are added to
+            model.zero_gradients();  // gradients keep their values between steps, and backward adds to them
             for (int part = 0; part < parts; ++part) {
                 const auto accumulating = model.no_sync(part + 1 < parts);
                 backward(first + part * kBatch / parts, kBatch / parts);
@@ -64,7 +64,7 @@ int main() try {
     at_once.train(group->rank(), 1);
     in_parts.train(group->rank(), kParts);
 
-    in_parts.model.verify_equal_parameters();  // throws where a single bit differs
+    in_parts.model.verify_equal_parameters();  // throws when a single bit differs
     const bool is_same =
         std::abs(at_once.w[0] - in_parts.w[0]) < 1e-4F && std::abs(at_once.b[0] - in_parts.b[0]) < 1e-4F;
     const bool is_quiet = in_parts.model.statistics().steps == at_once.model.statistics().steps;

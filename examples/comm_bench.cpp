@@ -1,5 +1,5 @@
-// How fast the ranks broadcast and all-reduce: 10^3 to 10^8 floats, two runs to warm up and twenty that
-// count, in host memory or, with --device cuda, in the memory of GPUs.
+// Measures broadcast and all-reduce between the ranks: 10^3 to 10^8 floats, two warm-up runs and twenty timed
+// ones, in host memory or, with --device cuda, in the memory of GPUs.
 //
 //     ddprun --nproc-per-node=4 ./comm_bench --max-bytes 40000000 --csv comm.csv
 //
@@ -52,7 +52,7 @@ Options read_options(int argc, char** argv) {
     return options;
 }
 
-/// 10^3 to 10^8 floats, as far as they are allowed.
+/// The sizes from 10^3 to 10^8 floats, up to --max-bytes.
 std::vector<std::size_t> sizes(std::size_t max_bytes) {
     std::vector<std::size_t> counts;
     for (std::size_t count = 1000; count <= 100'000'000 && count * sizeof(float) <= max_bytes; count *= 10)
@@ -60,7 +60,7 @@ std::vector<std::size_t> sizes(std::size_t max_bytes) {
     return counts;
 }
 
-/// What this rank gives; small whole numbers, so that sums are exact in any order.
+/// The values of a rank: small whole numbers, so that sums are exact in any order.
 float value_of(int rank, std::size_t at) {
     return static_cast<float>((rank % 16 + 1) * static_cast<int>(at % 251));
 }
@@ -69,7 +69,7 @@ struct Operation {
     const char* name;
     ddp::Work (*start)(ddp::ProcessGroup& group, ddp::Buffer buffer);
     float (*expected)(int ranks, std::size_t at);
-    double (*bus_factor)(double ranks);  ///< what a rank's link carries for each byte, as nccl-tests counts
+    double (*bus_factor)(double ranks);  ///< bytes on a rank's link per byte of the buffer, as in nccl-tests
 };
 
 const Operation kOperations[] = {
@@ -87,7 +87,7 @@ struct Bench {
     ddp::ProcessGroup& group;
     check::Values& values;
 
-    /// One call on known numbers. Throws ddp::Error naming rank, operation, place and both values.
+    /// Makes one call on known numbers. Throws ddp::Error naming rank, operation, position and both values.
     void verify(const Operation& operation, std::size_t count) {
         std::vector<float> mine(values.buffer().count);
         for (std::size_t at = 0; at < count; ++at) mine[at] = value_of(group.rank(), at);
@@ -103,9 +103,10 @@ struct Bench {
         }
     }
 
-    /// Seconds of one call, of the slowest rank.
+    /// The time of one call on the slowest rank, in seconds.
     double time(const Operation& operation, std::size_t count) {
-        values.fill(std::vector<float>(values.buffer().count));  // sums of sums of sums would overflow
+        values.fill(
+            std::vector<float>(values.buffer().count));  // repeated sums of other values would overflow
         for (int i = 0; i < kWarmUps; ++i) operation.start(group, prefix(count)).wait();
         group.barrier().synchronize();
         const auto start = std::chrono::steady_clock::now();
@@ -130,7 +131,7 @@ struct Bench {
     }
 };
 
-/// Appends; a new file gets a line of names, and the variables that change how collectives work.
+/// Appends to the file; a new one begins with column names and the variables that affect collectives.
 class CsvLog {
   public:
     explicit CsvLog(const std::string& path)

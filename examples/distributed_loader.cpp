@@ -1,5 +1,5 @@
-// A distributed sampler and a loader that reads ahead: every epoch the samples are shuffled anew, each rank
-// reads its share in a thread of its own, and a two-layer network learns from the batches.
+// A distributed sampler and a loader that reads ahead: every epoch shuffles the samples, each rank reads its
+// share in a thread of its own, and a two-layer network learns from the batches.
 //
 //     ddprun --nproc-per-node=4 ./distributed_loader --num_epochs 5
 //
@@ -32,7 +32,7 @@ constexpr std::size_t kHidden = 64, kClasses = 2;
 struct Options {
     std::size_t num_epochs = 5, batch_size = 32, dataset_size = 1000, input_dim = 10;
     std::uint64_t seed = 42;
-    std::string backend = "auto", save_dir;  ///< where rank 0 leaves the trained model; "" nowhere
+    std::string backend = "auto", save_dir;  ///< directory for the trained model from rank 0; "" none
 };
 
 /// "--name value" or "--name=value".
@@ -55,7 +55,7 @@ Options read_options(int argc, char** argv) {
     }
     if (options.batch_size == 0 || options.dataset_size == 0 || options.input_dim == 0)
         throw ddp::InvalidInput("--batch_size, --dataset_size and --input_dim are at least 1");
-    // As in PyTorch's programs; collectives in host memory are libddp's own.
+    // PyTorch's programs use these names; collectives in host memory are libddp's own.
     if (options.backend == "gloo" || options.backend == "mpi") options.backend = "cpu";
     if (options.backend != "auto" && options.backend != "cpu")
         throw ddp::InvalidInput(
@@ -69,7 +69,7 @@ float normal(std::mt19937_64& random) {
     return std::sqrt(-2 * std::log(1 - uniform(random))) * std::cos(6.2831853F * uniform(random));
 }
 
-/// Points around the origin, the same on every rank; the class is the side of a plane on which a point lies.
+/// Points around the origin, the same on every rank; the class of a point is its side of a plane.
 class Points final : public ddp::Dataset {
   public:
     Points(std::size_t count, std::size_t dimensions, std::uint64_t seed)
@@ -121,7 +121,8 @@ class Network {
                 ddp::tensor_of("fc2.bias", std::span(b2_), {wide(kClasses)})};
     }
 
-    /// The sum of the batch's losses; gradients of their mean go to the model, last layer first.
+    /// Returns the sum of the batch's losses; writes the gradients of their mean into the model, last layer
+    /// first.
     double forward_backward(std::span<const float> x, std::span<const std::int32_t> labels,
                             ddp::DistributedDataParallel& model) const {
         model.zero_gradients();
@@ -169,8 +170,7 @@ class Network {
     std::vector<float> w1_, b1_, w2_, b2_;
 };
 
-/// How often all ranks together have been given each sample: every one at least once, and none that does not
-/// exist.
+/// Counts how often all ranks together got each sample: each at least once, and only existing ones.
 bool covers_the_data(ddp::ProcessGroup& group, std::span<const std::size_t> mine, std::size_t samples) {
     std::vector<std::int32_t> seen(samples);
     for (const std::size_t index : mine) ++seen.at(index);
@@ -218,7 +218,7 @@ bool run(const ddp::Context& context, const Options& options) {
                         sums[1]);
     }
 
-    const std::string sum = model.verify_equal_parameters();  // throws where a single bit differs
+    const std::string sum = model.verify_equal_parameters();  // throws when a single bit differs
     if (is_first && !options.save_dir.empty())
         ddp::CheckpointDirectory(options.save_dir)
             .save(parameters, optimizer->state(),
@@ -226,7 +226,7 @@ bool run(const ddp::Context& context, const Options& options) {
     group->barrier().wait();
     const bool learned = losses.size() < 2 || losses.back() < losses.front();
     if (!complete)
-        std::fprintf(stderr, "distributed_loader: rank %d: a sample was given to nobody\n", group->rank());
+        std::fprintf(stderr, "distributed_loader: rank %d: a sample was given to no rank\n", group->rank());
     if (!learned)
         std::fprintf(stderr, "distributed_loader: rank %d: the loss has not fallen: %g, then %g\n",
                      group->rank(), losses.front(), losses.back());

@@ -1,10 +1,10 @@
-// Evaluation on all workers at once: each looks at its share of a test set that does not divide evenly, and
-// rank 0 gets all predictions in the order of the data, none twice. (A sampler would fill the shares up, and
+// Evaluation on all workers at once: each evaluates its share of a test set that does not divide evenly, and
+// rank 0 gets all predictions in the order of the data, none twice. (A sampler would pad the shares, and
 // count some samples twice.)
 //
 //     ddprun --nproc-per-node=4 ./evaluation
 //
-// Exits 0 when predictions and accuracy are those of one worker that looks at everything, 1 otherwise.
+// Exits 0 when predictions and accuracy equal those of one worker with all samples, 1 otherwise.
 
 #include <ddp/context.h>
 #include <ddp/process_group.h>
@@ -18,11 +18,11 @@ namespace {
 
 constexpr std::size_t kSamples = 1003;
 
-/// What stands for a model and its test set: right for most samples.
+/// Stands for a model and its test set; the prediction is right for most samples.
 std::int32_t predict(std::size_t sample) { return static_cast<std::int32_t>(sample * sample % 7 % 4); }
 std::int32_t label_of(std::size_t sample) { return static_cast<std::int32_t>(sample * sample % 7); }
 
-/// Where the share of each rank begins; one behind the last.
+/// The begin of each rank's share, and the end of the last one.
 std::vector<std::size_t> shares(std::size_t ranks) {
     std::vector<std::size_t> begins;
     for (std::size_t rank = 0; rank <= ranks; ++rank) begins.push_back(kSamples * rank / ranks);
@@ -38,7 +38,7 @@ bool evaluate(ddp::ProcessGroup& group) {
         mine.push_back(predict(sample));
         correct += mine.back() == label_of(sample) ? 1 : 0;
     }
-    // Counts are added, not accuracies averaged: shares are not of one size.
+    // Counts are added instead of averaging accuracies, because shares differ in size.
     group.all_reduce(ddp::buffer_of(std::span(&correct, 1))).wait();
     std::vector<std::size_t> counts;
     for (std::size_t r = 0; r + 1 < begins.size(); ++r) counts.push_back(begins[r + 1] - begins[r]);

@@ -1,5 +1,5 @@
-// Data-parallel training of a model of your own: y = w x + b by gradient descent, samples shared out among
-// the workers, gradients averaged while they are computed.
+// Data-parallel training of a model of your own: y = w x + b by gradient descent. The workers share the
+// samples, and gradients are averaged while they are computed.
 //
 //     ddprun --nproc-per-node=4 ./linear_regression
 //
@@ -24,9 +24,9 @@ constexpr float kSlope = 3, kOffset = -1;
 float x_of(std::size_t sample) { return static_cast<float>(sample) / kSamples; }
 float y_of(std::size_t sample) { return kSlope * x_of(sample) + kOffset; }
 
-/// The gradient of the mean squared error over `batch`, last parameter first, as a backward pass gives it.
+/// The gradient of the mean squared error over `batch`, last parameter first, as a backward pass computes it.
 void backward(ddp::DistributedDataParallel& model, std::span<const std::size_t> batch, float w, float b) {
-    // Asked for in every step: the buckets are laid out anew after the first one.
+    // Ask for the pointers in every step: the buckets are rebuilt after the first one.
     float& of_w = model.gradient_as<float>(0)[0];
     float& of_b = model.gradient_as<float>(1)[0];
     of_w = of_b = 0;
@@ -46,7 +46,7 @@ int main() try {
     const ddp::Context context = ddp::Context::from_env();
     const auto group = ddp::ProcessGroup::create(context);
 
-    // Every worker starts elsewhere; construction gives all of them rank 0's values.
+    // Every worker starts with other values; construction gives all of them rank 0's.
     std::vector<float> w = {static_cast<float>(group->rank())}, b = {0.5F};
     const std::vector<ddp::Tensor> parameters = {ddp::tensor_of("w", std::span(w), {1}),
                                                  ddp::tensor_of("b", std::span(b), {1})};
@@ -64,7 +64,7 @@ int main() try {
         }
     }
 
-    model.verify_equal_parameters();  // throws where a single bit differs
+    model.verify_equal_parameters();  // throws when a single bit differs
     if (group->rank() == 0) std::printf("%d workers found y = %.3f x + %.3f\n", group->size(), w[0], b[0]);
     return std::abs(w[0] - kSlope) < 0.01F && std::abs(b[0] - kOffset) < 0.01F ? 0 : 1;
 } catch (const std::exception& error) {

@@ -1,11 +1,11 @@
-// The smallest program that trains on several nodes and can be continued: y = A x + b on random samples,
-// stochastic gradient descent, a snapshot that one rank writes whole or not at all.
+// A small program that trains on several nodes and can be resumed: y = A x + b on random samples by
+// stochastic gradient descent, with snapshots that one rank writes whole or not at all.
 //
 //     ddprun --nproc-per-node=4 ./multinode_basic --total_epochs 10 --save_every 2
 //
-// All ranks make the same data from the same seed, so nothing has to be shared but the gradients. A snapshot
-// holds the parameters, the optimizer's state and the sampler's place: whoever starts again goes on at the
-// next step, and ends where it would have ended without the break.
+// All ranks make the same data from the same seed, so they exchange only gradients. A snapshot holds the
+// parameters, the optimizer's state and the sampler's position: a restarted job continues at the next step,
+// and ends where an uninterrupted one would have ended.
 //
 // Exits 0 when all ranks hold the same parameters and the loss has not grown, 1 otherwise.
 
@@ -69,7 +69,7 @@ Options read_options(int argc, char** argv) {
     text("--snapshot", options.snapshot);
     if (!given.empty()) throw ddp::InvalidInput(given.begin()->first + ": unknown option");
     if (options.batch_size == 0) throw ddp::InvalidInput("--batch_size: at least 1");
-    // As in PyTorch's programs; collectives in host memory are libddp's own.
+    // PyTorch's programs use these names; collectives in host memory are libddp's own.
     if (options.backend == "gloo" || options.backend == "mpi") options.backend = "cpu";
     if (options.backend != "auto" && options.backend != "cpu")
         throw ddp::InvalidInput(
@@ -78,7 +78,7 @@ Options read_options(int argc, char** argv) {
     return options;
 }
 
-/// The same on every rank.
+/// Random samples, equal on every rank.
 struct Data {
     std::vector<float> x, y;
     explicit Data(std::uint64_t seed) : x(kSamples * kInputs), y(kSamples) {
@@ -113,7 +113,7 @@ struct Trainer {
                         static_cast<unsigned long long>(first_epoch));
     }
 
-    /// One writer for the whole job; the others wait until it is on the disk.
+    /// Rank 0 writes for the whole job; the others wait until the snapshot is on the disk.
     void save(std::uint64_t epochs_done) {
         sampler.set_epoch(epochs_done);
         const std::string path = snapshots.save(group, training);
@@ -122,7 +122,8 @@ struct Trainer {
                         static_cast<unsigned long long>(epochs_done - 1), path.c_str());
     }
 
-    /// The batch's mean squared error; the gradient goes into the model's buckets, averaged over all ranks.
+    /// Returns the batch's mean squared error; the gradients go into the model's buckets, averaged over all
+    /// ranks.
     double train(std::span<const std::size_t> batch) {
         const std::span<float> of_weights = model.gradient_as<float>(0),
                                of_bias = model.gradient_as<float>(1);
@@ -147,7 +148,7 @@ struct Trainer {
         return loss;
     }
 
-    /// The epoch's loss, averaged over this rank's batches.
+    /// Returns the epoch's loss, averaged over this rank's batches.
     double run_epoch(std::uint64_t epoch) {
         if (epoch != sampler.state().epoch) sampler.set_epoch(epoch);
         const std::vector<std::size_t> mine = sampler.indices();
@@ -190,7 +191,7 @@ void print_times(std::uint64_t first_epoch, const std::vector<double>& seconds) 
 
 bool run(const ddp::Context& context, const Options& options) {
     const auto group = ddp::ProcessGroup::create(context, {.backend = options.backend});
-    // Ranks that were started with different options would train side by side.
+    // Ranks with different options would train without an error.
     ddp::verify_equal(*group, {{"--total_epochs", std::to_string(options.total_epochs)},
                                {"--batch_size", std::to_string(options.batch_size)},
                                {"--seed", std::to_string(options.seed)}});
@@ -212,7 +213,7 @@ bool run(const ddp::Context& context, const Options& options) {
                             ((epoch + 1) % options.save_every == 0 || epoch + 1 == options.total_epochs);
         if (is_due) trainer.save(epoch + 1);
     }
-    const std::string sum = trainer.model.verify_equal_parameters();  // throws where a single bit differs
+    const std::string sum = trainer.model.verify_equal_parameters();  // throws when a single bit differs
     if (group->rank() != 0) return true;
     print_times(trainer.first_epoch, seconds);
     std::printf("parameters are bitwise equal on %d ranks after %llu steps, sha256 %s\n", group->size(),

@@ -1,9 +1,9 @@
-// A training that stops in the middle of an epoch and goes on, as if it had never stopped: model, optimizer,
-// schedule and the place in the data are one checkpoint, which is named once and so forgets nothing.
+// A training run that stops in the middle of an epoch and resumes without a difference: one checkpoint holds
+// model, optimizer, schedule and position in the data, listed once so that none is forgotten.
 //
 //     ddprun --nproc-per-node=4 ./resume
 //
-// Exits 0 when the resumed training ends with the bits of one in one go, 1 otherwise.
+// Exits 0 when the resumed run ends with the same bits as an uninterrupted one, 1 otherwise.
 
 #include <ddp/checkpoint.h>
 #include <ddp/context.h>
@@ -58,7 +58,7 @@ struct Run {
         rate.step();
     }
 
-    /// False when it was stopped after so many steps.
+    /// Trains; false when it stopped after `steps` steps in all.
     bool train(std::uint64_t epochs, std::uint64_t steps) {
         for (; sampler.epoch() < epochs; sampler.next_epoch()) {
             ddp::Loader loader(points, sampler, {.batch_size = 16});  // the rest of the epoch
@@ -109,7 +109,7 @@ bool run(ddp::ProcessGroup& group, const std::string& directory) {
 
 int main() try {
     const auto group = ddp::ProcessGroup::create(ddp::Context::from_env());
-    std::string directory = "looked at by rank 0 alone";
+    std::string directory = "used by rank 0 only";
     if (group->rank() == 0) {
         directory = std::filesystem::temp_directory_path() / "ddp-resume-XXXXXX";
         if (::mkdtemp(directory.data()) == nullptr) throw ddp::FileError(directory + ": cannot be made");

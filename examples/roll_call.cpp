@@ -1,9 +1,9 @@
-// Ranks tell each other what no collective is for, through the job's key-value store.
+// Ranks exchange values that need no collective, through the job's key-value store.
 //
 //     ddprun --nproc-per-node=4 ./roll_call
 //
-// Every worker leaves a note, one of them is elected, and that one reads them all. Exits 0 when nobody is
-// missing, 1 otherwise. Started without ddprun it has no store, and nobody to call.
+// Every worker writes a note, one worker is elected and reads them all. Exits 0 when no note is missing, 1
+// otherwise. Without ddprun there is no store, and the program ends at once.
 
 #include <ddp/context.h>
 #include <ddp/store.h>

@@ -1,4 +1,4 @@
-// The smallest program that works together: every worker contributes its rank, all end with the sum.
+// The smallest collective program: every worker contributes its rank, and all get the sum.
 //
 //     ddprun --nproc-per-node=4 ./sum_of_ranks
 //
