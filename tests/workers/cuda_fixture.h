@@ -12,13 +12,13 @@
 #include "ddp/cuda/memory.h"
 #include "ddp/process_group.h"
 
-/// Device memory for tests. They run on whatever CUDA their program is linked with: here the fake.
+/// Device memory for tests. They run on the CUDA runtime that their program is linked with: here the fake.
 namespace ddp::testing {
 
-/// What the calling thread has done so far; only the fake counts. Null elsewhere.
+/// A counter of the calling thread's calls; only the fake counts. Null elsewhere.
 using Count = long (*)();
 inline Count counter(const char* name) { return reinterpret_cast<Count>(::dlsym(RTLD_DEFAULT, name)); }
-/// How often it had to wait for a device.
+/// The number of calls that waited for a device.
 inline Count blocking_calls() { return counter("fake_cuda_blocking_calls"); }
 inline Count launches() { return counter("fake_cuda_launches"); }
 inline Count copies() { return counter("fake_cuda_copies"); }
@@ -56,7 +56,7 @@ class OnDevice {
         cuda::copy(data(), values.data(), count_ * sizeof(T), nullptr);
         cuda::synchronize(nullptr);
     }
-    /// Behind everything that `stream` was given.
+    /// Reads the values after all work on `stream`.
     [[nodiscard]] std::vector<T> values(cuda::Stream stream = nullptr) const {
         std::vector<T> copied(count_);
         cuda::copy(copied.data(), data(), count_ * sizeof(T), stream);

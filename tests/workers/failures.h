@@ -3,10 +3,10 @@
 #include <exception>
 #include <string>
 
-/// What ranks have thrown, as failures_of_ranks and its like tell it.
+/// The exceptions of ranks, as failures_of_ranks returns them.
 namespace ddp::testing {
 
-/// "" for none.
+/// The message of an exception; "" for none.
 inline std::string message_of(const std::exception_ptr& failure) {
     try {
         if (failure) std::rethrow_exception(failure);

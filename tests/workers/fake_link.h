@@ -15,14 +15,14 @@
 
 namespace ddp::testing {
 
-/// Links between threads of this process, with habits that engines may have and libfabric's tcp has not.
+/// Links between threads of this process, with properties that transports may have but libfabric's tcp lacks.
 class FakeNetwork {
   public:
     struct Habits {
-        std::uint64_t tag_mask = ~std::uint64_t{0};  ///< others are refused, as by cxi
+        std::uint64_t tag_mask = ~std::uint64_t{0};  ///< other tags are refused, as by cxi
         bool garbles_send_lengths = false;           ///< fi_cq(3) defines the length of receives only
-        int refusals = 0;                            ///< looks in which a message cannot begin (EAGAIN)
-        std::size_t most_at_once = SIZE_MAX;         ///< bytes of a message that one look moves
+        int refusals = 0;                            ///< polls in which a message cannot begin (EAGAIN)
+        std::size_t most_at_once = SIZE_MAX;         ///< bytes of a message that one poll moves
     };
     FakeNetwork() = default;
     explicit FakeNetwork(Habits habits) : habits_(habits) {}
@@ -31,7 +31,7 @@ class FakeNetwork {
         const std::lock_guard lock(mutex_);
         return std::make_unique<End>(*this, std::to_string(ends_++));
     }
-    /// The connections of the link with that address break, in the middle of whatever.
+    /// Breaks the connections of the link with that address at once.
     void lose(const std::string& address) {
         const std::lock_guard lock(mutex_);
         lost_.insert(address);
@@ -39,7 +39,7 @@ class FakeNetwork {
     }
 
   private:
-    /// A send and its receive, once both are there.
+    /// A send and its receive, once both exist.
     struct Message {
         std::string from, to;
         std::uint64_t tag;
@@ -113,7 +113,7 @@ class FakeNetwork {
             transfer.failure = "Invalid argument";
             return transfer.done = true;
         }
-        /// True: our transfer is done.
+        /// True when this side's transfer is done.
         bool move(Message& message, net::Transfer*& ours) {
             const bool is_lost = network_.lost_.contains(message.from) || network_.lost_.contains(message.to);
             const bool both = message.sender != nullptr && message.receiver != nullptr;
@@ -146,7 +146,7 @@ class FakeNetwork {
         std::vector<std::string> peers_;
     };
 
-    /// The oldest message whose other side is there, or a new one.
+    /// The oldest message that lacks this side, or a new one.
     Message& find(const std::string& from, const std::string& to, std::uint64_t tag, bool Message::*side) {
         const auto fits = [&](const Message& one) {
             return one.from == from && one.to == to && one.tag == tag && !(one.*side);

@@ -1,5 +1,5 @@
-// A module of backend "mpi" (workers/ddp/mpi/module.h): this process is rank 0 of 2, and no request is ever
-// done.
+// A module of backend "mpi" (workers/ddp/mpi/module.h): this process is rank 0 of 2, and no request ever
+// completes.
 #include "fake_mpi.h"
 
 #include "ddp/mpi/module.h"

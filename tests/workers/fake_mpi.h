@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the latest operation that the fake MPI was given reads and writes.
+/// The memory that the fake MPI's latest operation reads and writes.
 struct FakeMpiMemory {
     const void* in;
     void* out;

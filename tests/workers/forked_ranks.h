@@ -13,12 +13,12 @@
 
 #include "env/unique_fd.h"
 
-/// Ranks as processes, for what threads cannot do: end, be killed, be stopped.
+/// Ranks as processes, for tests in which a rank ends, is killed or is stopped.
 namespace ddp::testing {
 
-inline constexpr int kRight = 42;  ///< a child's exit code when all went as the test says; gtest uses 0 and 1
+inline constexpr int kRight = 42;  ///< a child's exit code when the test's claim holds; gtest uses 0 and 1
 
-/// Forks one process per rank; the destructor kills and reaps what is left.
+/// Forks one process per rank; the destructor kills and reaps the remaining ones.
 class ForkedRanks {
   public:
     /// `body` runs in the child and returns its exit code; 3 when it throws.
@@ -40,7 +40,7 @@ class ForkedRanks {
     ForkedRanks& operator=(const ForkedRanks&) = delete;
 
     void kill_one(int rank) { ::kill(pid_of(rank), SIGKILL); }
-    /// Returns once it stands still.
+    /// Returns once the process has stopped.
     void stop_one(int rank) {
         ::kill(pid_of(rank), SIGSTOP);
         int status = 0;
@@ -48,7 +48,7 @@ class ForkedRanks {
         EXPECT_TRUE(WIFSTOPPED(status)) << "rank " << rank << " ended instead";
     }
     void continue_one(int rank) { ::kill(pid_of(rank), SIGCONT); }
-    /// Reaps it. The exit code, or 128 + the signal.
+    /// Reaps the process. Returns the exit code, or 128 + the signal.
     int wait(int rank) {
         int status = 0;
         ::waitpid(std::exchange(pid_of(rank), -1), &status, 0);
@@ -68,7 +68,7 @@ class ForkedRanks {
     std::vector<pid_t> pids_;
 };
 
-/// For one word between processes: now.
+/// One word between processes: "now".
 struct Pipe {
     ddprun::UniqueFd read, write;
     Pipe() {

@@ -1,5 +1,5 @@
-// Every collective over backend "mpi": one of these per rank, under a real mpiexec. Prints what is wrong, and
-// ends with the exit code 1 then; rank 0 says "N ranks, NAME: all is well".
+// Every collective over backend "mpi": one process per rank, under a real mpiexec. Prints failures, and then
+// exits with 1; rank 0 prints "N ranks, NAME: all is well".
 //
 //   mpi_ranks            everything that must work
 //   mpi_ranks thread     the same, in the group's own thread
@@ -48,7 +48,7 @@ void put(Bytes& bytes, std::size_t index, T value) {
     std::memcpy(bytes.data() + index * sizeof value, &value, sizeof value);
 }
 
-/// Small whole numbers: their sums and products are exact, in whichever order MPI takes them.
+/// Small whole numbers: their sums and products are exact in any order.
 Bytes values_of(int rank, DType type, std::size_t count) {
     Bytes bytes(count * size_of(type));
     for (std::size_t i = 0; i < count; ++i) {
@@ -199,7 +199,7 @@ void run_everything(ProcessGroup& group) {
     group.barrier().wait();
 }
 
-/// Rank 0 leaves a sum alone, and does not even begin to wait; rank 1 does not come to it before it hears so.
+/// Rank 0 starts a sum and does not wait for it; rank 1 joins the sum only after rank 0 has said so.
 void go_on_by_itself(ProcessGroup& group, const char* fifo) {
     std::vector<float> values(100'000, 1), others(100'000, 1);
     const auto other = group.split(0, group.rank());
@@ -224,7 +224,7 @@ int count_otherwise(ProcessGroup& group) {
     return 1;
 }
 
-/// Rank 1 never comes, until its mpiexec ends it because of the others.
+/// Waits for rank 1, which never comes; its mpiexec ends it because of the others.
 int wait_for_one_that_never_comes(ProcessGroup& group) {
     group.barrier().wait();
     if (group.rank() == 1) ::pause();
@@ -265,7 +265,7 @@ int main(int argc, char** argv) {
         group->all_reduce(buffer_of(all_wrong)).wait();
         if (group->rank() == 0 && all_wrong[0] == 0)
             fmt::print("{} ranks, {}: all is well\n", group->size(), group->describe());
-        std::fflush(stdout);  // MPI's end is still to come
+        std::fflush(stdout);  // MPI has not finalized yet
     } catch (const std::exception& error) {
         fmt::print(stderr, "{}\n", error.what());
         return 1;

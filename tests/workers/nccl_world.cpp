@@ -48,7 +48,7 @@ class MemoryBoard {
     std::map<std::string, std::string> values_;
 };
 
-/// Not of a group: allocating it is no collective.
+/// The memory does not belong to a group, so allocating it is not a collective.
 std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
     void* address = nullptr;
     cuda::check(cudaMalloc(&address, bytes + 1), "allocating for a test");

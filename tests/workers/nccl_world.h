@@ -18,7 +18,7 @@ SharedLibrary fake_library();
 /// The fake without these entry points.
 SharedLibrary fake_without(std::vector<std::string> names);
 
-/// Every call of CUDA fails for the life of this object, as after an illegal access.
+/// Makes every CUDA call fail while this object lives, as after an illegal access.
 class LostDevice {
   public:
     LostDevice() { lose(700); }
@@ -37,21 +37,21 @@ struct NcclWorldOptions {
     int device = -1;
     bool own_stream = false;  ///< collectives follow a stream of the rank's own, not the default one
     std::uint64_t generation = 0;
-    int lost_rank = -1;  ///< the launcher has ended the generation because of it
+    int lost_rank = -1;  ///< rank whose loss made the launcher end the generation
 };
 
 struct NcclRank {
     ProcessGroup& group;
     SegmentMap& segment;
-    /// Device memory with these values; the fake's is host memory. Takes a barrier, as the first collective.
+    /// Device memory with these values; the fake's is host memory. Calls a barrier as its first collective.
     Buffer filled(std::vector<float> values);
     std::vector<float> values_of(const Buffer& buffer) const;
     Buffer holding(const std::vector<std::byte>& bytes, DType type);
     std::vector<std::byte> bytes_of(const Buffer& buffer) const;
-    std::vector<std::shared_ptr<std::byte>> memory = {};  ///< of those buffers
+    std::vector<std::shared_ptr<std::byte>> memory = {};  ///< owns the memory of those buffers
 };
 
-/// For the other ranks: until a rank has begun its collective of that number, or 10 s have passed.
+/// Waits until a rank has begun its collective of that number, 10 s at most.
 void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq);
 
 /// Every rank's exception, by rank; null for none.

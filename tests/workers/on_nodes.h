@@ -7,10 +7,10 @@
 #include "failures.h"
 #include "several_nodes.h"
 
-/// Claims that hold on one node and across two.
+/// Tests of claims that hold on one node and across two.
 namespace ddp::testing {
 
-/// A world of as many ranks as the nodes have together. Worlds of several nodes are skipped where there is no
+/// A world with as many ranks as the nodes have together. Worlds of several nodes are skipped without
 /// libfabric.
 class OnNodes : public ::testing::TestWithParam<std::vector<int>> {
   protected:
@@ -23,14 +23,14 @@ class OnNodes : public ::testing::TestWithParam<std::vector<int>> {
         }
     }
     static int ranks() { return std::accumulate(GetParam().begin(), GetParam().end(), 0); }
-    /// By rank: null for those that did not throw. Nobody ends the generation.
+    /// Every rank's exception, by rank; null for none. The generation does not end.
     static std::vector<std::exception_ptr> failures(
         const std::function<void(ProcessGroup&)>& fn,
         std::chrono::nanoseconds timeout = std::chrono::seconds(60)) {
         if (GetParam().size() == 1) return failures_of_ranks(ranks(), fn, {.group = {.timeout = timeout}});
         return SeveralNodes(GetParam(), timeout).failures(fn);
     }
-    /// Throws what a rank throws first.
+    /// Throws the first exception of a rank.
     static void run(const std::function<void(ProcessGroup&)>& fn) {
         GetParam().size() == 1 ? run_ranks(ranks(), fn) : SeveralNodes(GetParam()).run(fn);
     }
@@ -39,7 +39,7 @@ class OnNodes : public ::testing::TestWithParam<std::vector<int>> {
 inline std::string name_of_nodes(const ::testing::TestParamInfo<std::vector<int>>& nodes) {
     return nodes.param.size() == 1 ? "OneNode" : "TwoNodes";
 }
-/// Three ranks: on one node, two and one, one and two, so that ranks of either node are the odd ones.
+/// Three ranks: on one node, or two and one.
 inline auto three_ranks() { return ::testing::Values(std::vector<int>{3}, std::vector<int>{2, 1}); }
 
 }  // namespace ddp::testing

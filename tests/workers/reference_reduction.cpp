@@ -62,7 +62,7 @@ void fill(Bytes& bytes, Draw draw) {
 Bytes random_values(DType type, std::size_t count, unsigned seed) {
     Bytes bytes(count * ddp::size_of(type));
     std::mt19937_64 engine(seed);
-    // Magnitudes from 2^-20 to 2^20: adding in another order gives other bits.
+    // Magnitudes from 2^-20 to 2^20: another order of additions gives other bits.
     const auto real = [&] {
         const double mantissa = static_cast<double>(engine() >> 11) * 0x1p-53 * 2 - 1;
         return std::ldexp(mantissa, static_cast<int>(engine() % 41) - 20);
@@ -76,7 +76,7 @@ Bytes random_values(DType type, std::size_t count, unsigned seed) {
             fill<std::uint16_t>(bytes, [&] { return to_bf16(static_cast<float>(real())); });
             break;
         case DType::F16:
-            // Also subnormal ones; sums of a few do not overflow.
+            // Includes subnormal numbers; sums of a few values do not overflow.
             fill<std::uint16_t>(bytes, [&] { return to_f16(static_cast<float>(real() * 0.005)); });
             break;
         case DType::U8: return random_bytes(bytes.size(), seed);

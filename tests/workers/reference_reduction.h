@@ -5,7 +5,7 @@
 
 #include "ddp/types.h"
 
-/// What collectives must give, computed the slow and obvious way: one element after the other, in rank order.
+/// Expected results of collectives, computed in the simple way: one element after the other, in rank order.
 namespace reference {
 
 using Bytes = std::vector<std::byte>;

@@ -15,8 +15,8 @@
 
 namespace ddp::testing {
 
-/// A world of several nodes in one process: ranks are threads, each node has a segment of its own, and a real
-/// link over the loopback is between them.
+/// A world of several nodes in one process: ranks are threads, each node has its own segment, and a real link
+/// over the loopback connects them.
 class SeveralNodes {
   public:
     using Ranks = std::vector<std::vector<int>>;  ///< by node
@@ -33,12 +33,12 @@ class SeveralNodes {
         }
     }
     [[nodiscard]] int size() const { return size_; }
-    /// What ranks have said on their way here, by key.
+    /// The values that ranks have put into the store, by key.
     [[nodiscard]] const std::map<std::string, std::string>& words() const { return values_; }
-    /// In place of libfabric's over the loopback.
+    /// Replaces libfabric's links over the loopback.
     void set_links(std::function<std::unique_ptr<net::Link>()> open) { open_link_ = std::move(open); }
 
-    /// By rank: null for those that did not throw.
+    /// Every rank's exception, by rank; null for none.
     std::vector<std::exception_ptr> failures(const std::function<void(ProcessGroup&)>& fn) {
         std::vector<std::exception_ptr> failed(static_cast<std::size_t>(size_));
         std::vector<std::thread> threads;
@@ -65,13 +65,13 @@ class SeveralNodes {
             if (failure) std::rethrow_exception(failure);
         }
     }
-    /// The first rank of a node comes alone, and throws what it throws.
+    /// Lets only the first rank of a node join; throws its exception.
     void join_alone(std::size_t node, std::chrono::nanoseconds timeout) {
         ProcessGroupOptions impatient = options_;
         impatient.timeout = timeout;
         group_of(node, 0, ranks_[node].front(), impatient);
     }
-    /// As the launcher does when a rank is lost.
+    /// Does what the launcher does when a rank is lost.
     void end_generation(int because_of_rank) {
         for (const ddprun::UniqueFd& segment : segments_)
             map_of(segment)->header().aborted.store(static_cast<std::uint32_t>(because_of_rank) + 1);

@@ -12,10 +12,10 @@ namespace ddp::testing {
 
 struct StagedWorld {
     std::chrono::nanoseconds timeout = std::chrono::seconds(30);
-    bool own_streams = false;  ///< each rank's user stream is one of its own
+    bool own_streams = false;  ///< each rank has its own user stream
 };
 
-/// Every rank's exception, by rank; null for none. All of them work on device 0.
+/// Every rank's exception, by rank; null for none. All of them use device 0.
 std::vector<std::exception_ptr> staged_failures_of(int ranks, const std::function<void(ProcessGroup&)>& fn,
                                                    const StagedWorld& options = {});
 

@@ -6,8 +6,8 @@
 
 namespace ddp::testing {
 
-/// A group that says that its memory is symmetric, and refuses averages as the kernels for such memory do; or
-/// one that refuses them alone. All calls go to another group.
+/// A group whose memory is said to be symmetric, and which refuses averages, as the kernels for such memory
+/// do; or one that only refuses averages. All calls go to another group.
 class SymmetricGroup final : public ProcessGroup {
   public:
     enum class Memory { Symmetric, Any };

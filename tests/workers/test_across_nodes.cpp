@@ -27,8 +27,8 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 const std::vector<std::vector<int>> kWorlds = {{1, 1}, {2, 2}, {3, 1}, {2, 1, 3}, {1, 2, 1, 2, 1}};
-// Around the borders between the ways: what goes with the first words, one and several stretches, in one and
-// in two rounds.
+// Counts around the limits of the algorithms: sent with the headers, in one and several ranges, in one and in
+// two rounds.
 constexpr std::size_t kCounts[] = {0, 1, 17, 2048, 2049, 40'003};
 constexpr std::size_t kManyStretches = 700'001;
 
@@ -42,7 +42,7 @@ std::vector<Bytes> all_values(int ranks, DType type, std::size_t count) {
     return all;
 }
 
-/// In rank order within each node, then in node order.
+/// Reduces in rank order within each node, then in node order.
 Bytes reduced_by_nodes(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type,
                        ReduceOp op) {
     std::vector<Bytes> sums;
@@ -73,7 +73,7 @@ Bytes converted(const Bytes& bytes, Convert convert) {
     return out;
 }
 
-/// 16-bit floats are float32 until all is done.
+/// 16-bit floats stay float32 until the end.
 Bytes reduced(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
     if (type != DType::BF16 && type != DType::F16) return reduced_by_nodes(nodes, inputs, type, op);
     std::vector<Bytes> wide;
@@ -100,7 +100,7 @@ Bytes& own(std::vector<Bytes>& of_all, const ProcessGroup& group) {
     return of_all[static_cast<std::size_t>(group.rank())];
 }
 
-/// On every world and for every number of elements.
+/// Calls `check` on every world and for every number of elements.
 void for_each_case(const std::function<void(ProcessGroup&, const std::vector<int>&, std::size_t)>& check) {
     for (const std::vector<int>& nodes : kWorlds) {
         SeveralNodes world(nodes);
@@ -119,7 +119,7 @@ TEST(AcrossNodes, AllReduceGivesEveryRankTheSumInNodeOrderBitForBit) {
     });
 }
 
-TEST(AcrossNodes, AllReduceGoesThroughManyStretches) {
+TEST(AcrossNodes, AllReduceSplitsLargeBuffersIntoRanges) {
     for (const std::vector<int>& nodes : {std::vector<int>{1, 1}, {2, 3}, {1, 2, 1}}) {
         SeveralNodes(nodes).run([&](ProcessGroup& group) {
             auto values = all_values(group.size(), DType::F32, kManyStretches);
@@ -159,8 +159,8 @@ TEST(AcrossNodes, AverageDividesTheSumOnceByTheNumberOfAllRanks) {
 }
 
 TEST(AcrossNodes, SumsOf16BitFloatsAreRoundedOnce) {
-    // 1 and two halves of the last bit of 1: rounded in between they are lost. On each number of nodes, by
-    // each way.
+    // The values are 1 and two halves of the last bit of 1: intermediate rounding would lose them. Each
+    // number of nodes and each algorithm is tested.
     for (const std::vector<int>& nodes : {std::vector<int>{2, 1}, {1, 1, 1}}) {
         SeveralNodes(nodes).run([](ProcessGroup& group) {
             for (const DType type : {DType::BF16, DType::F16}) {
@@ -205,7 +205,7 @@ TEST(AcrossNodes, AllReduceTakesSharedMemoryOnOneNodeAndPrivateOnAnother) {
     });
 }
 
-TEST(AcrossNodes, RanksMayBeDealtOutToTheNodesInTurns) {
+TEST(AcrossNodes, RanksOfANodeNeedNotBeConsecutive) {
     SeveralNodes(SeveralNodes::Ranks{{0, 2, 4}, {1, 3}}).run([](ProcessGroup& group) {
         const std::int64_t own_rank = group.rank(), n = group.size();
         for (const std::size_t each : {std::size_t{3}, std::size_t{5'001}}) {
@@ -235,7 +235,7 @@ TEST(AcrossNodes, RanksMayBeDealtOutToTheNodesInTurns) {
     });
 }
 
-TEST(AcrossNodes, BroadcastBringsTheBytesOfEveryRoot) {
+TEST(AcrossNodes, BroadcastSendsTheBytesOfEveryRoot) {
     for_each_case([](ProcessGroup& group, const std::vector<int>&, std::size_t count) {
         for (int root = 0; root < group.size(); ++root) {
             auto values = all_values(group.size(), DType::F32, count);
@@ -276,7 +276,7 @@ TEST(AcrossNodes, ReduceScatterAndReduceGiveTheBitsOfAllReduce) {
     });
 }
 
-TEST(AcrossNodes, ScatterAndAllToAllBringEveryoneItsSlices) {
+TEST(AcrossNodes, ScatterAndAllToAllGiveEveryRankItsSlices) {
     for_each_case([](ProcessGroup& group, const std::vector<int>&, std::size_t count) {
         const std::size_t n = static_cast<std::size_t>(group.size()),
                           rank = static_cast<std::size_t>(group.rank()), each = count * 4;
@@ -316,7 +316,7 @@ TEST(AcrossNodes, UnevenCollectivesKeepTheirSlices) {
             group.reduce_scatter_v(buffer(mine), buffer(all), counts).wait();
             for (std::size_t i = 0; i < mine.size(); ++i)
                 ASSERT_EQ(mine[i], static_cast<std::int32_t>(before + i) * group.size());
-            // Everyone sends as many elements to a rank as that one's number says.
+            // Each rank sends as many elements to a rank as that rank's number.
             Counts sent(counts.size()), received(counts.size(), rank);
             std::iota(sent.begin(), sent.end(), 0);
             std::vector<std::int32_t> out(std::accumulate(sent.begin(), sent.end(), std::size_t{0}),
@@ -392,8 +392,8 @@ TEST(AcrossNodes, ABatchOfMessagesHasNoOrderBetweenRanks) {
     });
 }
 
-TEST(AcrossNodes, ABatchMovesWhatGoesToAnotherNodeWhileItWaitsForItsOwn) {
-    // 0 waits for 1, on its node, who waits for 2, who waits for what 0 sends it in the same batch.
+TEST(AcrossNodes, ABatchSendsToOtherNodesWhileItWaitsOnItsOwn) {
+    // Rank 0 waits for 1 on its node, which waits for 2, which waits for a message of 0's batch.
     SeveralNodes({2, 1}).run([](ProcessGroup& group) {
         for (const std::size_t count : {std::size_t{3}, std::size_t{3'000'007}}) {
             Bytes here = values_of(7, DType::F32, count), there = values_of(8, DType::F32, count),
@@ -423,7 +423,7 @@ TEST(AcrossNodes, SplitsCrossNodesOrStayOnOneOrTakeOneRankOfEach) {
             part.all_reduce(buffer_of(std::span<float>(values))).wait();
             return values.back();
         };
-        // Ranks 0 2 4, and 1 3; backwards.
+        // Ranks 0 2 4, and 1 3, in reverse order.
         const auto crossing = group.split(group.rank() % 2, -group.rank());
         EXPECT_EQ(sum_of(*crossing, group.rank()), group.rank() % 2 == 0 ? 6.F : 4.F);
         EXPECT_EQ(crossing->rank(), group.rank() % 2 == 0 ? (4 - group.rank()) / 2 : (3 - group.rank()) / 2);
@@ -441,7 +441,7 @@ TEST(AcrossNodes, SplitsCrossNodesOrStayOnOneOrTakeOneRankOfEach) {
     });
 }
 
-/// All kinds of messages between nodes, over an engine with such habits.
+/// Sends all kinds of messages between nodes, over a transport with these properties.
 void all_collectives_are_right_over(FakeNetwork::Habits habits) {
     const std::vector<int> nodes{2, 1, 2};
     FakeNetwork network(habits);
@@ -466,11 +466,11 @@ void all_collectives_are_right_over(FakeNetwork::Habits habits) {
     });
 }
 
-TEST(AcrossNodes, TagsFitAnEngineThatCarries48Bits) {
+TEST(AcrossNodes, TagsFitATransportWith48Bits) {
     all_collectives_are_right_over({.tag_mask = (std::uint64_t{1} << 48) - 1});
 }
 
-TEST(AcrossNodes, LengthsOfSendsMayBeAnything) {
+TEST(AcrossNodes, TheLengthOfASendIsIgnored) {
     all_collectives_are_right_over({.garbles_send_lengths = true});
 }
 
@@ -478,11 +478,11 @@ TEST(AcrossNodes, MessagesMayBeginLateAndMoveInParts) {
     all_collectives_are_right_over({.refusals = 7, .most_at_once = 5000});
 }
 
-TEST(AcrossNodesFailure, ALostConnectionIsToldToAllRanks) {
+TEST(AcrossNodesFailure, AllRanksLearnOfALostConnection) {
     FakeNetwork network;
     SeveralNodes world({2, 1, 1});
     std::mutex mutex;
-    std::string last;  // of the links' addresses: of whichever rank
+    std::string last;  // one of the links' addresses, of any rank
     world.set_links([&] {
         auto link = network.open();
         const std::lock_guard lock(mutex);
@@ -501,17 +501,17 @@ TEST(AcrossNodesFailure, ALostConnectionIsToldToAllRanks) {
     }
 }
 
-TEST(AcrossNodesFailure, ANodeThatGaveUpJoiningMeetsTheOthersWhenItTriesAgain) {
+TEST(AcrossNodesFailure, ANodeThatTimedOutMeetsTheOthersWhenItJoinsAgain) {
     FakeNetwork network;
     SeveralNodes world({1, 1}, std::chrono::seconds(60));
     world.set_links([&] { return network.open(); });
-    // Node 0 comes, finds nobody and gives up; then both come.
+    // Node 0 joins alone and times out; then both join.
     EXPECT_THROW(world.join_alone(0, std::chrono::milliseconds(50)), TimeoutError);
     EXPECT_TRUE(world.words().empty()) << "its link is closed";
     world.run([](ProcessGroup& group) { EXPECT_EQ(group.all_gather_bytes("word").size(), 2U); });
 }
 
-TEST(FabricLink, LeavesTheSignalsOfTheProcessAsTheyWere) {
+TEST(FabricLink, LeavesSignalHandlersUnchanged) {
     const auto handlers = [] {
         std::vector<decltype(SIG_DFL)> all;
         for (int signal = 1; signal < NSIG; ++signal) {
@@ -531,7 +531,7 @@ TEST(FabricLink, LeavesTheSignalsOfTheProcessAsTheyWere) {
     EXPECT_EXIT(open(), ::testing::ExitedWithCode(0), "");
 }
 
-TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchForEveryRank) {
+TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchOnEveryRank) {
     for (const std::size_t count : {std::size_t{4}, std::size_t{100'000}}) {
         SeveralNodes world({2, 2});
         const auto failures = world.failures([&](ProcessGroup& group) {
@@ -547,14 +547,14 @@ TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchForEveryRank) {
     }
 }
 
-TEST(AcrossNodesFailure, ARankThatDoesNotComeIsNamedOnTheOtherNodesByThoseOfItsOwn) {
+TEST(AcrossNodesFailure, AMissingRankIsNamedOnOtherNodesByTheRanksOfItsNode) {
     SeveralNodes world({2, 2, 1});
     std::promise<void> heard;
     const auto failures = world.failures([&](ProcessGroup& group) {
         group.barrier().wait();
         if (group.rank() == 3) return heard.get_future().wait();
         try {
-            // They alone lose their patience.
+            // Only these two time out.
             if (group.rank() == 2) group.monitored_barrier(std::chrono::milliseconds(200));
             else group.barrier().wait();
         } catch (const TimeoutError&) {
@@ -570,7 +570,7 @@ TEST(AcrossNodesFailure, ARankThatDoesNotComeIsNamedOnTheOtherNodesByThoseOfItsO
     EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 2 on "));
 }
 
-TEST(AcrossNodesFailure, ARankThatDoesNotComeIsNamedByTheTimeOut) {
+TEST(AcrossNodesFailure, AMissingRankIsNamedByTheTimeOut) {
     SeveralNodes world({2, 1}, std::chrono::milliseconds(600));
     const auto failures = world.failures([&](ProcessGroup& group) {
         std::vector<float> values(100'000);

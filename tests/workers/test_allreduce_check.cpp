@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kBytes = 4096;
 
-TEST(AllreduceCheck, TakesRightSumsAndMeasures) {
+TEST(AllreduceCheck, AcceptsRightSumsAndMeasures) {
     run_ranks(3, [](ddp::ProcessGroup& group) {
         Values values(group, kBytes);
         verify_sums(group, values);
@@ -28,11 +28,11 @@ TEST(AllreduceCheck, TakesRightSumsAndMeasures) {
     });
 }
 
-TEST(AllreduceCheck, AWrongSumIsNamedWithItsPlaceAndBothValues) {
+TEST(AllreduceCheck, NamesAWrongSumWithItsPlaceAndBothValues) {
     const auto failures = failures_of_ranks(2, [](ddp::ProcessGroup& group) {
         Values values(group, kBytes);
         if (group.rank() == 0) return verify_sums(group, values);
-        // The other gives zeros where its share of the sum is expected.
+        // The other rank gives zeros instead of its part of the sum.
         values.fill(std::vector<float>(values.buffer().count, 0.0F));
         group.all_reduce(values.buffer()).synchronize();
     });
@@ -44,14 +44,14 @@ TEST(AllreduceCheck, AllRanksMakeTheSameNumberOfRounds) {
     std::array<std::uint64_t, 2> rounds{};
     run_ranks(2, [&](ddp::ProcessGroup& group) {
         Values values(group, kBytes);
-        // Their wishes differ; rank 0's counts, else one would wait for ever.
+        // The ranks' numbers differ, and rank 0's counts; otherwise one would wait for ever.
         const auto span = std::chrono::milliseconds(group.rank() == 0 ? 2 : 50);
         rounds[static_cast<std::size_t>(group.rank())] = measure(group, values, span).rounds;
     });
     EXPECT_EQ(rounds[0], rounds[1]);
 }
 
-TEST(AllreduceCheck, BusBandwidthIsWhatEachLinkCarries) {
+TEST(AllreduceCheck, BusBandwidthIsThatOfEachLink) {
     const Measurement result{.rounds = 10, .seconds = 2};
     EXPECT_DOUBLE_EQ(result.gigabytes_per_second(1'000'000'000), 5);
     EXPECT_DOUBLE_EQ(result.bus_gigabytes_per_second(1'000'000'000, 4), 7.5);

@@ -44,7 +44,7 @@ std::string refusal(const BackendQuestion& question) {
     }
 }
 
-TEST(BackendChoice, AutoFollowsTheBuffers) {
+TEST(BackendChoice, AutoDependsOnTheBuffers) {
     EXPECT_EQ(choose_backend({}).backend, Backend::Cpu);
     EXPECT_EQ(choose_backend({}).why, "auto: buffers are in host memory");
     const BackendChoice gpu = choose_backend({.device = kGpu, .node = node({"a", "b"})});
@@ -53,7 +53,7 @@ TEST(BackendChoice, AutoFollowsTheBuffers) {
     EXPECT_FALSE(gpu.enable_multi_rank);
 }
 
-TEST(BackendChoice, WhatIsAskedForIsTaken) {
+TEST(BackendChoice, ARequestedBackendIsUsed) {
     EXPECT_EQ(choose_backend({.requested = "cpu"}).why, "asked for");
     EXPECT_EQ(choose_backend({.requested = "nccl", .node = node({"a"})}).why, "asked for");
     EXPECT_EQ(choose_backend({.requested = "nccl", .node = node({"a"})}).backend, Backend::Nccl);
@@ -66,7 +66,7 @@ TEST(BackendChoice, WhatIsAskedForIsTaken) {
         << "the staged backend needs no NCCL";
 }
 
-TEST(BackendChoice, RanksOnOneDeviceAreStagedByAnNcclThatTakesOnePerDevice) {
+TEST(BackendChoice, RanksThatShareADeviceAreStagedWithAnOldNccl) {
     const BackendChoice choice = choose_backend({.device = kGpu, .node = node({"a", "b", "b"})});
     EXPECT_EQ(choice.backend, Backend::Staged);
     EXPECT_EQ(
@@ -77,7 +77,7 @@ TEST(BackendChoice, RanksOnOneDeviceAreStagedByAnNcclThatTakesOnePerDevice) {
     EXPECT_EQ(none.why, "auto: ranks 0-1 share GPU b, and there is no NCCL here");
 }
 
-TEST(BackendChoice, ANewerNcclTakesThemUnlessTheUserForbidsIt) {
+TEST(BackendChoice, ANewerNcclAcceptsRanksThatShareADeviceUnlessTheUserForbidsIt) {
     const auto views = node({"b", "b"}, 23000);
     const BackendChoice choice = choose_backend({.device = kGpu, .node = views});
     EXPECT_EQ(choice.backend, Backend::Nccl);
@@ -86,7 +86,7 @@ TEST(BackendChoice, ANewerNcclTakesThemUnlessTheUserForbidsIt) {
 
     const BackendChoice told = choose_backend({.device = kGpu, .node = with_multi_rank(views, true)});
     EXPECT_EQ(told.backend, Backend::Nccl);
-    EXPECT_FALSE(told.enable_multi_rank) << "the user said so already";
+    EXPECT_FALSE(told.enable_multi_rank) << "the user has set it already";
     EXPECT_EQ(choose_backend({.device = kGpu, .node = with_multi_rank(views, false)}).backend,
               Backend::Staged);
 }
@@ -97,7 +97,7 @@ TEST(BackendChoice, TheOldestNcclOfTheNodeDecides) {
     EXPECT_EQ(choose_backend({.device = kGpu, .node = views}).backend, Backend::Staged);
 }
 
-TEST(BackendChoice, WhatCannotBeIsRefusedWithItsReason) {
+TEST(BackendChoice, AnImpossibleRequestIsRefusedWithTheReason) {
     EXPECT_EQ(refusal({.requested = "nccl", .node = without_nccl(node({"a"}))}), "backend nccl: no libnccl");
     EXPECT_EQ(refusal({.device = kGpu, .node = without_nccl(node({"a"}))}), "backend auto: no libnccl");
     EXPECT_THAT(refusal({.requested = "cpu", .device = {Device::Kind::Cuda, 3}}), HasSubstr("CUDA device 3"));
@@ -112,7 +112,7 @@ TEST(BackendChoice, WhatCannotBeIsRefusedWithItsReason) {
         AllOf(HasSubstr("backend auto: ranks 0-1 share GPU b"), HasSubstr("start fewer ranks per node")));
 }
 
-TEST(BackendChoice, AViewSurvivesItsJourney) {
+TEST(BackendChoice, AViewIsUnchangedByEncodingAndDecoding) {
     for (const std::optional<bool> multi_rank :
          {std::optional<bool>{}, std::optional(true), std::optional(false)}) {
         const DeviceView view{.rank = 17,
@@ -133,11 +133,11 @@ std::string first_module(const std::vector<std::string>& variables) {
         return "0";
     };
     const std::vector<std::string> names = mpi::module_names(lookup, {"/nowhere"});
-    EXPECT_EQ(names.size(), 2U) << "each family has its turn, and no folder that lacks it";
+    EXPECT_EQ(names.size(), 2U) << "each family is tried, but no folder that lacks it";
     return names.front();
 }
 
-TEST(MpiModule, WhyTheLikeliestIsNotTakenIsKept) {
+TEST(MpiModule, KeepsTheReasonWhyTheLikeliestWasNotUsed) {
     const auto open = [](const std::string& name) -> ddprun::Result<SharedLibrary> {
         if (name == "/lib/mpich.so" || name == "openmpi.so") return SharedLibrary{name, nullptr};
         return ddprun::Error{ddprun::Errc::NotFound, name + ": undefined symbol: pmix_framework_names"};
@@ -152,11 +152,11 @@ TEST(MpiModule, WhyTheLikeliestIsNotTakenIsKept) {
     EXPECT_EQ(elsewhere->passed_over, "") << "the same module in another place";
 }
 
-TEST(MpiModule, IsThatOfWhoStartedTheProcess) {
+TEST(MpiModule, BelongsToTheLauncherOfTheProcess) {
     const std::string open_mpi = "libddp-mpi-openmpi.so", mpich = "libddp-mpi-mpich.so";
     EXPECT_EQ(first_module({"OMPI_COMM_WORLD_RANK", "PMIX_RANK"}), open_mpi);
     EXPECT_EQ(first_module({"PMI_RANK", "MPI_LOCALRANKID"}), mpich)
-        << "of Hydra, Intel's mpiexec, srun --mpi=pmi2";
+        << "Hydra, Intel's mpiexec and srun --mpi=pmi2 set it";
     EXPECT_EQ(first_module({"PALS_RANKID"}), mpich);
     EXPECT_EQ(first_module({"PMI_RANK", "OMPI_COMM_WORLD_RANK"}), open_mpi) << "mpirun within srun";
     EXPECT_EQ(first_module({}), open_mpi);

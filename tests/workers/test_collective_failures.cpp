@@ -51,15 +51,15 @@ void reduce_floats(ProcessGroup& group, std::size_t count) {
 
 void barrier(ProcessGroup& group) { group.barrier().wait(); }
 
-/// On one node and across two.
+/// Tests run on one node and across two.
 class Mismatch : public ddp::testing::OnNodes {
   protected:
-    /// The second call of the test: between nodes joining has taken two.
+    /// The test's second call; between nodes the rendezvous takes two calls.
     static std::string second(const std::string& call) {
         return call + (GetParam().size() == 1 ? " #2" : " #4");
     }
-    /// One rank calls `other`, the others call `usual`; every rank must hear of both. Across nodes that rank
-    /// has a node of its own in one run, and another with it in the next.
+    /// One rank calls `other`, the others call `usual`; every rank must learn of both. Across nodes that rank
+    /// is alone on its node in one run, and shares it in the next.
     static void expect_mismatch(const std::function<void(ProcessGroup&)>& usual,
                                 const std::function<void(ProcessGroup&)>& other,
                                 std::initializer_list<std::string> parts) {
@@ -78,13 +78,13 @@ class Mismatch : public ddp::testing::OnNodes {
 };
 INSTANTIATE_TEST_SUITE_P(, Mismatch, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
 
-TEST_P(Mismatch, IsToldToEveryRankWithBothSidesAndTheNumberOfTheCall) {
+TEST_P(Mismatch, IsThrownOnEveryRankWithBothSidesAndTheNumberOfTheCall) {
     expect_mismatch(
         [](ProcessGroup& group) { reduce_floats(group, 100'000); }, barrier,
         {second("called barrier"), second("called all_reduce") + " (100000 float32, 390.6 KiB, sum)"});
 }
 
-TEST_P(Mismatch, CoversTheSize) {
+TEST_P(Mismatch, CoversSizes) {
     for (const std::size_t count :
          {std::size_t{10}, std::size_t{1024}, std::size_t{100'000}, std::size_t{700'001}}) {
         const std::string here = second("all_reduce") + " (" + std::to_string(count) + " float32",
@@ -94,7 +94,7 @@ TEST_P(Mismatch, CoversTheSize) {
     }
 }
 
-TEST_P(Mismatch, CoversTypeReductionAndRoot) {
+TEST_P(Mismatch, CoversTypesReductionsAndRoots) {
     expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 2); },
                     [](ProcessGroup& group) {
                         std::vector<double> one(1);
@@ -158,12 +158,12 @@ TEST_P(Mismatch, CoversTheOrderOfCalls) {
                     {second("all_reduce") + " (5 float32", second("all_reduce") + " (90000 float32"});
 }
 
-TEST_P(Mismatch, OfACallThatOneRankMakesTwiceIsSeenInTheNextOne) {
+TEST_P(Mismatch, IsDetectedInTheNextCallWhenOneRankCallsTwice) {
     expect_mismatch(barrier, [](ProcessGroup& group) { reduce_floats(group, 10), barrier(group); },
                     {second("called all_reduce"), second("called barrier")});
 }
 
-TEST_P(Mismatch, OfWhatRanksCountTellsBothSides) {
+TEST_P(Mismatch, ShowsBothSidesOfUnequalCounts) {
     const auto failed = failures([](ProcessGroup& group) {
         const Counts counts = group.rank() == 2 ? Counts{2, 3, 4} : Counts{3, 2, 4};
         std::vector<float> all(9), mine(counts[static_cast<std::size_t>(group.rank())]);
@@ -175,7 +175,7 @@ TEST_P(Mismatch, OfWhatRanksCountTellsBothSides) {
     }
 }
 
-TEST_P(Mismatch, MakesTheGroupUnusableInsteadOfWrong) {
+TEST_P(Mismatch, MakesTheGroupUnusable) {
     run([](ProcessGroup& group) {
         const auto bad = [&] { group.rank() < 2 ? group.barrier().wait() : reduce_floats(group, 1); };
         EXPECT_THROW(bad(), MismatchError);
@@ -184,7 +184,7 @@ TEST_P(Mismatch, MakesTheGroupUnusableInsteadOfWrong) {
     });
 }
 
-TEST(Failure, IsKeptInTheWorkUntilSomebodyWaits) {
+TEST(Failure, IsKeptInTheWorkUntilItIsWaitedFor) {
     ddp::testing::RankOptions options;
     options.group.progress = ProcessGroupOptions::Progress::Thread;
     (void)failures_of_ranks(
@@ -199,7 +199,7 @@ TEST(Failure, IsKeptInTheWorkUntilSomebodyWaits) {
         options);
 }
 
-TEST(Failure, IsSaidToTheThreadThatCallsAGroupWhileAnotherIsInside) {
+TEST(Failure, IsThrownToAThreadThatCallsAGroupWhileAnotherIsInside) {
     std::promise<void> refused;
     ddp::testing::RankOptions options;
     options.group.progress = ProcessGroupOptions::Progress::Inline;
@@ -211,8 +211,8 @@ TEST(Failure, IsSaidToTheThreadThatCallsAGroupWhileAnotherIsInside) {
                 group.all_gather_bytes("");
                 return;
             }
-            // Whoever comes first stays inside until the other rank comes, which is after the other was
-            // refused.
+            // The first thread stays inside until the other rank comes, which happens after the second thread
+            // was refused.
             std::atomic<int> refusals = 0;
             const auto call = [&] {
                 try {
@@ -234,7 +234,7 @@ TEST(Failure, IsSaidToTheThreadThatCallsAGroupWhileAnotherIsInside) {
         options);
 }
 
-TEST(Timeout, SaysWhatEveryPeerIsDoing) {
+TEST(Timeout, ShowsTheActivityOfEveryPeer) {
     const auto failures = failures_of_ranks(
         3,
         [](ProcessGroup& group) {
@@ -252,7 +252,7 @@ TEST(Timeout, SaysWhatEveryPeerIsDoing) {
                       "has not called the next"}));
 }
 
-TEST(Timeout, FailsARankThatComesAfterTheOthersGaveUp) {
+TEST(Timeout, FailsARankThatArrivesAfterTheOthersTimedOut) {
     for (const int ranks : {2, 3}) {
         std::vector<std::promise<void>> gave_up(static_cast<std::size_t>(ranks - 1));
         const auto failures = failures_of_ranks(ranks, [&](ProcessGroup& group) {
@@ -276,8 +276,8 @@ TEST(Timeout, FailsARankThatComesAfterTheOthersGaveUp) {
     }
 }
 
-TEST(Timeout, OfJoiningNamesTheMissingRanks) {
-    // Only rank 1 of 4 comes.
+TEST(Timeout, NamesTheMissingRanksWhenJoining) {
+    // Only rank 1 of 4 joins.
     ddprun::UniqueFd fd = make_segment({.local_world_size = 4, .world_size = 4});
     ddprun::WorkerEnv env = environment_of(1, 4);
     env.segment_fd = fd.get();
@@ -285,13 +285,13 @@ TEST(Timeout, OfJoiningNamesTheMissingRanks) {
     options.timeout = milliseconds(100);
     try {
         (void)ProcessGroup::create(Context(env), options);
-        FAIL() << "joined a world that is not there";
+        FAIL() << "joined an incomplete world";
     } catch (const TimeoutError& error) {
         EXPECT_TRUE(says(error.what(), {"missing", "rank 0, 2-3"}));
     }
 }
 
-TEST(Join, TellsAllRanksWhenWorldSizesDisagree) {
+TEST(Join, ThrowsOnAllRanksWhenWorldSizesDisagree) {
     ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
     std::vector<std::exception_ptr> failures(3);
     std::vector<std::thread> ranks;
@@ -331,7 +331,7 @@ TEST(Join, RefusesAWorldOfSeveralNodesAndADescriptorThatIsNoSegment) {
     EXPECT_THROW((void)ProcessGroup::create(Context(environment_of(0, 1)), options), InvalidInput);
 }
 
-TEST(Join, MakesAWorldOfOneWithoutAnybodysHelpAsOftenAsOneLikes) {
+TEST(Join, MakesAWorldOfOneAnyNumberOfTimes) {
     for (int round = 0; round < 20; ++round) {
         const auto group = ProcessGroup::create(Context(environment_of(0, 1)));
         std::vector<float> values{1.5F, 2.5F};
@@ -340,7 +340,7 @@ TEST(Join, MakesAWorldOfOneWithoutAnybodysHelpAsOftenAsOneLikes) {
     }
 }
 
-TEST(RankLines, TellTheLauncherWhatEveryRankDoes) {
+TEST(RankLines, ShowTheActivityOfEveryRankToTheLauncher) {
     ddprun::UniqueFd fd = make_segment({.local_world_size = 1, .world_size = 1});
     const SegmentMap launcher(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
     ddprun::WorkerEnv env = environment_of(0, 1);
@@ -374,7 +374,7 @@ std::unique_ptr<ProcessGroup> group_on(int segment, int rank, int ranks, millise
     return ProcessGroup::create(Context(env), options);
 }
 
-/// Reduces until that throws PeerLostError; `reached` is written to once the ranks are in the middle of it.
+/// Reduces until PeerLostError is thrown; writes to `reached` once the ranks are in the middle of it.
 int reduce_until_peer_lost(ProcessGroup& group, int reached) {
     try {
         for (int round = 0;; ++round) {
@@ -388,7 +388,7 @@ int reduce_until_peer_lost(ProcessGroup& group, int reached) {
     }
 }
 
-/// A child of rank 0 that was forked while `pending` was on its way; it must not wait for anybody.
+/// Runs in a child of rank 0 that was forked while `pending` was in flight; it must not wait.
 int as_forked_child(std::unique_ptr<ProcessGroup> group, std::unique_ptr<ProcessGroup> part, Work pending) {
     const auto refuses = [](const std::function<void()>& call) {
         try {
@@ -406,7 +406,7 @@ int as_forked_child(std::unique_ptr<ProcessGroup> group, std::unique_ptr<Process
     return kRight;
 }
 
-TEST(ForkedChild, OfARankIsRefusedEveryCallAndDestroysNothingThatTheRankUses) {
+TEST(ForkedChild, IsRefusedEveryCallAndDestroysNothingThatTheRankUses) {
     ddprun::UniqueFd fd = make_segment({.local_world_size = 2, .world_size = 2});
     const Pipe tried;
     ForkedRanks ranks(2, [&](int rank) {
@@ -424,7 +424,7 @@ TEST(ForkedChild, OfARankIsRefusedEveryCallAndDestroysNothingThatTheRankUses) {
         if (rank == 0) {
             const pid_t child = ::fork();
             if (child == 0) {
-                ::alarm(30);  // one that waits for ever
+                ::alarm(30);  // ends a child that waits for ever
                 ::_exit(as_forked_child(std::move(group), std::move(part), std::move(pending)));
             }
             int status = 0;
@@ -440,11 +440,11 @@ TEST(ForkedChild, OfARankIsRefusedEveryCallAndDestroysNothingThatTheRankUses) {
     for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(ranks.wait(rank), kRight);
 }
 
-TEST(PeerLost, IsRaisedLongBeforeTheTimeOutOnceTheLauncherEndsTheGeneration) {
+TEST(PeerLost, IsThrownLongBeforeTheTimeOutOnceTheLauncherEndsTheGeneration) {
     ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
     const SegmentMap launcher(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
     const Pipe reached;
-    // Rank 1 stops instead of dying, so that only the launcher's word can tell the others.
+    // Rank 1 stops instead of dying, so that the others can learn of it only from the launcher.
     ForkedRanks ranks(3, [&](int rank) {
         const auto group = group_on(fd.get(), rank, 3, seconds(60));
         if (rank != 1) return reduce_until_peer_lost(*group, reached.write.get());
@@ -460,7 +460,7 @@ TEST(PeerLost, IsRaisedLongBeforeTheTimeOutOnceTheLauncherEndsTheGeneration) {
     EXPECT_LT(ddprun::MonotonicClock::now() - before, seconds(15));
 }
 
-TEST(PeerLost, IsRaisedForAKilledPeerEvenWithoutALauncher) {
+TEST(PeerLost, IsThrownForAKilledPeerWithoutALauncher) {
     ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
     const Pipe reached;
     ForkedRanks ranks(3, [&](int rank) {
@@ -469,7 +469,7 @@ TEST(PeerLost, IsRaisedForAKilledPeerEvenWithoutALauncher) {
     });
     reached.await_one();
     ranks.kill_one(1);
-    EXPECT_EQ(ranks.wait(1), 128 + SIGKILL);  // reaped: from now on the pid is gone
+    EXPECT_EQ(ranks.wait(1), 128 + SIGKILL);  // reaped: from now on the pid does not exist
     EXPECT_EQ(ranks.wait(0), kRight);
     EXPECT_EQ(ranks.wait(2), kRight);
 }
@@ -492,7 +492,7 @@ TEST(Processes, ReduceOverAnInheritedSegment) {
     for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(ranks.wait(rank), kRight);
 }
 
-TEST(Processes, ShareASegmentWithoutALauncherWhoeverComesFirst) {
+TEST(Processes, ShareASegmentWithoutALauncherInAnyOrderOfArrival) {
     const std::string run = "share-" + std::to_string(::getpid());
     for (const int late : {0, 2}) {  // rank 0 last, or another rank last
         const Pipe go;
@@ -513,7 +513,7 @@ TEST(Processes, ShareASegmentWithoutALauncherWhoeverComesFirst) {
     }
 }
 
-TEST(Processes, WithoutALauncherHearOfDisagreeingWorldSizes) {
+TEST(Processes, LearnOfDisagreeingWorldSizesWithoutALauncher) {
     const std::string run = "disagree-" + std::to_string(::getpid());
     ForkedRanks ranks(3, [&](int rank) {
         ddprun::WorkerEnv env = environment_of(rank, rank == 1 ? 4 : 3);
@@ -530,7 +530,7 @@ TEST(Processes, WithoutALauncherHearOfDisagreeingWorldSizes) {
     for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.wait(rank), kRight);
 }
 
-TEST(Processes, WithoutALauncherRankZeroNamesWhoDidNotCome) {
+TEST(Processes, AreNamedByRankZeroWhenMissingWithoutALauncher) {
     ddprun::WorkerEnv env = environment_of(0, 3);
     env.run_id = "absent-" + std::to_string(::getpid());
     ProcessGroupOptions options;
@@ -543,7 +543,7 @@ TEST(Processes, WithoutALauncherRankZeroNamesWhoDidNotCome) {
     }
 }
 
-TEST(Processes, WithoutALauncherAnImpossibleRankDoesNotCountAsOneThatCame) {
+TEST(Processes, WithAnImpossibleRankDoNotCountAsArrivedWithoutALauncher) {
     for (const int impossible : {7, -3}) {
         ddprun::WorkerEnv first = environment_of(0, 2), stray = environment_of(impossible, 2);
         first.run_id = stray.run_id = "stray-" + std::to_string(::getpid()) + std::to_string(impossible);
@@ -551,7 +551,7 @@ TEST(Processes, WithoutALauncherAnImpossibleRankDoesNotCountAsOneThatCame) {
         std::thread foreign_claim([&] { EXPECT_THROW(share_segment(stray, in(seconds(2))), Error); });
         try {
             share_segment(first, in(milliseconds(500)));
-            ADD_FAILURE() << "rank " << impossible << " was taken for rank 1";
+            ADD_FAILURE() << "rank " << impossible << " was counted as rank 1";
         } catch (const TimeoutError& error) {
             EXPECT_TRUE(says(error.what(), {"missing", "rank 1"}));
         }

@@ -18,7 +18,7 @@ using reference::Bytes;
 constexpr DType kReducible[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
                                 DType::BF16, DType::F16, DType::U8};
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
-// Around the borders between the ways to reduce: cache lines, the tiny limit, one and several stretches.
+// Counts around the limits of the algorithms: cache lines, the limit of a slot, one and several ranges.
 constexpr std::size_t kCounts[] = {0, 1, 2, 15, 17, 63, 513, 1023, 1024, 1025, 4099, 100'003, 1'500'007};
 
 std::vector<Bytes> random_inputs(DType type, std::size_t count, int ranks, unsigned seed) {
@@ -30,7 +30,7 @@ std::vector<Bytes> random_inputs(DType type, std::size_t count, int ranks, unsig
 
 Buffer buffer_at(std::byte* data, std::size_t count, DType type) { return {data, count, type, {}}; }
 
-/// All-reduces every rank's input and gives back what each rank ended with.
+/// All-reduces every rank's input and returns each rank's result.
 std::vector<Bytes> all_reduced(const std::vector<Bytes>& inputs, DType type, ReduceOp op,
                                std::size_t shift = 0) {
     std::vector<Bytes> outputs(inputs.size());
@@ -65,7 +65,7 @@ TEST(AllReduce, EqualsTheRankOrderedSumBitForBitOnEveryRankForAllTypesAndOperati
     }
 }
 
-TEST(AllReduce, IsRightForEverySizeAndNumberOfRanks) {
+TEST(AllReduce, IsRightForAllSizesAndNumbersOfRanks) {
     for (int ranks = 1; ranks <= 8; ++ranks) {
         run_ranks(ranks, [&](ProcessGroup& group) {
             for (const std::size_t count : kCounts) {
@@ -91,7 +91,7 @@ TEST(AllReduce, TakesBuffersAtAnyAddress) {
     }
 }
 
-TEST(AllReduce, GivesTheSameBitsInSharedAndInPrivateMemoryAndWhenRanksMixThem) {
+TEST(AllReduce, GivesTheSameBitsInSharedAndPrivateMemoryAndInMixesOfThem) {
     constexpr std::size_t kCount = 300'001;
     const auto inputs = random_inputs(DType::F32, kCount, 4, 3);
     const Bytes expected = reference::reduce(inputs, DType::F32, ReduceOp::Sum);
@@ -108,7 +108,7 @@ TEST(AllReduce, GivesTheSameBitsInSharedAndInPrivateMemoryAndWhenRanksMixThem) {
     }
 }
 
-TEST(AllReduce, GivesTheSameBitsForOneBufferAsForItsParts) {
+TEST(AllReduce, GivesTheSameBitsForABufferAndForItsParts) {
     constexpr std::size_t kCount = 50'000;
     run_ranks(3, [&](ProcessGroup& group) {
         Bytes whole = reference::random_values(DType::F32, kCount, static_cast<unsigned>(group.rank()));
@@ -135,7 +135,7 @@ TEST(AllReduce, KeepsManyCallsOfChangingSizesApart) {
     });
 }
 
-TEST(AllReduce, HandsANanOnWhicheverRankHasIt) {
+TEST(AllReduce, KeepsANanOfAnyRank) {
     run_ranks(3, [](ProcessGroup& group) {
         for (const ReduceOp op : kOps) {
             std::vector<float> values(40, 1.0F);
@@ -147,7 +147,7 @@ TEST(AllReduce, HandsANanOnWhicheverRankHasIt) {
     });
 }
 
-TEST(AllReduce, RefusesWhatItCannotReduceAtTheCall) {
+TEST(AllReduce, RefusesWrongCombinationsAtTheCall) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<std::uint8_t> bytes(4);
         std::vector<std::int32_t> integers(4);
@@ -201,7 +201,7 @@ TEST(Broadcast, GivesEveryRankTheRootsBytes) {
     });
 }
 
-TEST(AllGather, PutsEveryRanksInputAtItsPlace) {
+TEST(AllGather, PutsEveryRanksInputInItsPlace) {
     for (const int ranks : {1, 2, 5}) {
         run_ranks(ranks, [&](ProcessGroup& group) {
             for (const std::size_t count : kCounts) {
@@ -223,7 +223,7 @@ TEST(AllGather, PutsEveryRanksInputAtItsPlace) {
     }
 }
 
-TEST(AllGather, TakesAnInputThatLiesInItsOutput) {
+TEST(AllGather, TakesAnInputInsideItsOutput) {
     run_ranks(3, [](ProcessGroup& group) {
         std::vector<std::int32_t> all(3 * 1000, -1);
         const std::span<std::int32_t> mine =
@@ -234,7 +234,7 @@ TEST(AllGather, TakesAnInputThatLiesInItsOutput) {
     });
 }
 
-TEST(ReduceScatter, EqualsTheRanksSliceOfTheReduction) {
+TEST(ReduceScatter, GivesTheRanksSliceOfTheReduction) {
     for (const int ranks : {1, 2, 3, 8}) {
         run_ranks(ranks, [&](ProcessGroup& group) {
             for (const DType type : {DType::F32, DType::BF16}) {
@@ -259,7 +259,7 @@ TEST(ReduceScatter, EqualsTheRanksSliceOfTheReduction) {
     }
 }
 
-TEST(Gather, RefusesBuffersThatDoNotFitEachOther) {
+TEST(Gather, RefusesBuffersOfDifferentSizes) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<float> two(2), three(3);
         std::vector<double> wide(2);
@@ -272,7 +272,7 @@ TEST(Gather, RefusesBuffersThatDoNotFitEachOther) {
     });
 }
 
-TEST(AllGatherBytes, BringsMessagesOfAnyLength) {
+TEST(AllGatherBytes, GathersMessagesOfAnyLength) {
     for (const int ranks : {1, 4}) {
         run_ranks(ranks, [&](ProcessGroup& group) {
             const auto message = [](int rank) {
@@ -286,7 +286,7 @@ TEST(AllGatherBytes, BringsMessagesOfAnyLength) {
     }
 }
 
-TEST(AllocateShared, GivesZeroedAlignedMemoryThatIsTheRanksOwn) {
+TEST(AllocateShared, GivesZeroedAlignedMemoryOfTheRanksOwn) {
     run_ranks(3, [](ProcessGroup& group) {
         for (const std::size_t bytes :
              {std::size_t{0}, std::size_t{1}, std::size_t{5000}, std::size_t{3'000'000}}) {
@@ -301,7 +301,7 @@ TEST(AllocateShared, GivesZeroedAlignedMemoryThatIsTheRanksOwn) {
     });
 }
 
-TEST(ProgressThread, RunsCollectivesInOrderWhileTheCallerGoesOn) {
+TEST(ProgressThread, RunsCollectivesInOrderWhileTheCallerContinues) {
     ddp::testing::RankOptions options;
     options.group.progress = ProcessGroupOptions::Progress::Thread;
     run_ranks(
@@ -345,8 +345,8 @@ TEST(Kernels, GiveTheSameBitsInEveryInstructionSet) {
 }
 
 TEST(Kernels, RoundBfloat16ToNearestEvenOnceAndKeepNan) {
-    // 1 + 2^-8 lies halfway between two bfloat16 numbers: to even, down. 1 + 3 * 2^-8 halfway too: to even,
-    // up.
+    // 1 + 2^-8 is halfway between two bfloat16 numbers, and rounds down to even. 1 + 3 * 2^-8 is halfway too,
+    // and rounds up to even.
     const std::uint16_t one = 0x3f80, half_step = 0x3b80, three_half_steps = 0x3c40, nan = 0x7fc1;
     for (const cpu::Kernels* set : cpu::supported_kernels()) {
         const std::uint16_t a[] = {one, one, nan, one}, b[] = {half_step, three_half_steps, one, nan};
@@ -362,7 +362,7 @@ TEST(Kernels, RoundBfloat16ToNearestEvenOnceAndKeepNan) {
 TEST(Kernels, ConvertEveryFloat16ExactlyAndRoundToNearestEvenOnce) {
     std::vector<std::uint16_t> every(65536), zeros(65536, 0x8000), out(65536);
     for (std::size_t i = 0; i < every.size(); ++i) every[i] = static_cast<std::uint16_t>(i);
-    // With -0, which changes nothing, and with itself: through float and back.
+    // Each source is combined with -0, which changes nothing, and with itself: through float and back.
     const void* unchanged[] = {every.data(), zeros.data()};
     const void* doubled[] = {every.data(), every.data()};
     const void* in_between[] = {every.data(), zeros.data(), every.data()};

@@ -8,18 +8,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(CudaAdvice, AnOldDriverIsNamedWithBothVersionsAndTheToolkitThatWouldDo) {
+TEST(CudaAdvice, NamesAnOldDriverWithBothVersionsAndAToolkitThatWorks) {
     EXPECT_EQ(
         advice_for(35, 13000, 12040),
         "the driver runs CUDA up to 12.4, the program was built with 13.0: update the driver, or build with the "
         "toolkit of CUDA 12");
 }
 
-TEST(CudaAdvice, TheSameErrorWithoutADriverSaysThatThereIsNone) {
+TEST(CudaAdvice, SaysThatThereIsNoDriverForTheSameError) {
     EXPECT_THAT(advice_for(35, 13000, 0), HasSubstr("no NVIDIA driver is loaded"));
 }
 
-TEST(CudaAdvice, NamesTheRemedyOfWhatOtherErrorsMean) {
+TEST(CudaAdvice, NamesTheRemedyOfOtherErrors) {
     EXPECT_THAT(advice_for(46, 13000, 13000), HasSubstr("nvidia-smi -c DEFAULT"));
     EXPECT_THAT(advice_for(214, 13000, 13000), HasSubstr("out of service"));
     EXPECT_THAT(advice_for(802, 13000, 13000), HasSubstr("nvidia-fabricmanager"));
@@ -31,7 +31,7 @@ TEST(CudaAdvice, NamesTheRemedyOfWhatOtherErrorsMean) {
     EXPECT_THAT(advice_for(809, 13000, 13000), HasSubstr("fewer workers per GPU"));
 }
 
-TEST(CudaAdvice, IsSilentWhereCudasOwnWordsAreEnough) { EXPECT_EQ(advice_for(1, 13000, 13000), ""); }
+TEST(CudaAdvice, IsEmptyWhereCudasTextIsEnough) { EXPECT_EQ(advice_for(1, 13000, 13000), ""); }
 
 }  // namespace
 }  // namespace ddp::cuda

@@ -1,4 +1,4 @@
-// Many arrays in few launches.
+// Tests of many arrays in few launches.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -42,10 +42,10 @@ std::string message_of(const std::function<void()>& call) {
 struct Kind {
     std::size_t count;
     DType gradient = DType::F32;
-    std::size_t offset = 0;   ///< in elements, of the value; the gradient's is one more where there is one
-    DType copy = DType::F32;  ///< float32 for none
+    std::size_t offset = 0;   ///< in elements, of the value; the gradient's offset is one more
+    DType copy = DType::F32;  ///< float32: no copy
 };
-/// Empty, one element, around a pack and around a chunk, with and without alignment, in every pair of types.
+/// Empty, one element, around a pack and around a chunk, aligned and not, in every pair of types.
 const std::vector<Kind> kKinds = {
     {0},
     {1},
@@ -60,7 +60,7 @@ const std::vector<Kind> kKinds = {
     {12289, DType::F32, 2, DType::BF16},
 };
 
-/// A parameter on the device, and the same one on the host.
+/// A parameter on the device, and an equal one on the host.
 struct Twin {
     Twin(const Kind& what, unsigned seed)
         : kind(what),
@@ -79,7 +79,7 @@ struct Twin {
         return kind.gradient == DType::F32 ? wide.buffer() : narrow.buffer();
     }
     [[nodiscard]] Buffer wanted_copy() const { return kind.copy == DType::F32 ? Buffer{} : copy.buffer(); }
-    /// Both gradients become these values, rounded to the type of the device's.
+    /// Sets both gradients to these values, rounded to the type of the device's gradient.
     void put_gradient(const std::vector<float>& values) {
         wide.put(values);
         if (kind.gradient != DType::F32) {
@@ -132,7 +132,7 @@ Pair adamw(const std::vector<std::unique_ptr<Twin>>& parameters) {
             ddp::make_adamw(host, {.learning_rate = 0.05})};
 }
 
-/// AdamW's count of each parameter that has elements.
+/// AdamW's step count of each parameter that has elements.
 std::vector<std::int64_t> step_counts(const Optimizer& optimizer) {
     std::vector<std::int64_t> counts;
     const std::vector<Tensor> state = optimizer.state();
@@ -147,7 +147,7 @@ std::vector<std::int64_t> step_counts(const Optimizer& optimizer) {
     return counts;
 }
 
-/// One step of both, with gradients for those that `has` names.
+/// Makes one step of both, with gradients for the parameters that `has` selects.
 template <class Has>
 void step(const Pair& pair, std::vector<std::unique_ptr<Twin>>& parameters, unsigned seed, const Has& has) {
     std::vector<Buffer> device, host;
@@ -166,7 +166,7 @@ void step(const Pair& pair, std::vector<std::unique_ptr<Twin>>& parameters, unsi
     pair.on_host->step(host);
 }
 
-TEST(ManyParameters, OfAllKindsGetTheBitsOfTheHostInOnePass) {
+TEST(ManyParameters, GetTheBitsOfTheHostInOnePass) {
     auto parameters = twins(kKinds);
     const Pair pair = adamw(parameters);
     for (unsigned t = 0; t < 4; ++t) step(pair, parameters, t, [](std::size_t) { return true; });
@@ -174,10 +174,10 @@ TEST(ManyParameters, OfAllKindsGetTheBitsOfTheHostInOnePass) {
     EXPECT_EQ(pair.on_device->steps(), 4U);
 }
 
-TEST(ManyParameters, AreLeftAloneInTheStepsThatDoNotUseThem) {
+TEST(ManyParameters, KeepTheirValuesInStepsThatDoNotUseThem) {
     auto parameters = twins(kKinds);
     const Pair pair = adamw(parameters);
-    // Another set in every step, with none at all and the same set twice in a row among them.
+    // Each step uses another set; among them are the empty set and one set twice in a row.
     const std::vector<unsigned> sets = {0xFFF, 0x555, 0xAAA, 0xAAA, 0, 0x0F0, 0xF0F, 0x555, 0x2, 0xFFF, 0};
     for (unsigned t = 0; t < sets.size(); ++t) {
         step(pair, parameters, t, [&](std::size_t i) { return (sets[t] >> i & 1U) != 0; });
@@ -186,8 +186,8 @@ TEST(ManyParameters, AreLeftAloneInTheStepsThatDoNotUseThem) {
     EXPECT_EQ(step_counts(*pair.on_device), step_counts(*pair.on_host)) << "each parameter has its own count";
 }
 
-TEST(ManyParameters, TakeEachStepsOwnListEvenWhenTheHostRunsFarAhead) {
-    // Nothing is read in between: the device is behind while the list changes again and again.
+TEST(ManyParameters, UseEachStepsOwnListWhenTheHostRunsFarAhead) {
+    // The test reads nothing in between: the device is behind while the list changes repeatedly.
     const OnDevice<float> value(gpu(), std::vector<float>(8, 0), DType::F32);
     std::vector<Tensor> parameters;
     parameters.reserve(8);
@@ -203,9 +203,9 @@ TEST(ManyParameters, TakeEachStepsOwnListEvenWhenTheHostRunsFarAhead) {
     EXPECT_EQ(value.values(), std::vector<float>(8, 50));
 }
 
-// ---- what it costs
+// ---- costs
 
-TEST(ManyParameters, CostALaunchForEachBatchAndNoCopy) {
+TEST(ManyParameters, NeedOneLaunchPerBatchAndNoCopy) {
     const ddp::testing::Count launches = ddp::testing::launches(), copies = ddp::testing::copies();
     if (launches == nullptr) GTEST_SKIP() << "only the fake CUDA counts launches";
     const auto cost = [](ddp::testing::Count counted, const std::function<void()>& body) {
@@ -235,7 +235,7 @@ TEST(ManyParameters, CostALaunchForEachBatchAndNoCopy) {
     EXPECT_EQ(cost(copies, step(*adamw)) + cost(copies, check), 0);
 }
 
-TEST(ManyParameters, WaitForNothingWhenTheirListChanges) {
+TEST(ManyParameters, DoNotWaitWhenTheirListChanges) {
     const ddp::testing::Count blocking_calls = ddp::testing::blocking_calls();
     if (blocking_calls == nullptr) GTEST_SKIP() << "only the fake CUDA counts the calls that wait";
     auto parameters = twins(kKinds);
@@ -257,7 +257,7 @@ Tensor tensor(const OnDevice<float>& values) {
     return {"w", {static_cast<std::int64_t>(values.buffer().count)}, values.buffer()};
 }
 
-TEST(CapturedStep, GoesOnWithItsOwnGradientsWhenLaterStepsHaveOthers) {
+TEST(CapturedStep, KeepsItsGradientsWhenLaterStepsHaveOthers) {
     const OwnedStream stream(gpu());
     const OnDevice<float> values(gpu(), {0, 0}, DType::F32);
     const OnDevice<float> captured(gpu(), {-1, -10}, DType::F32), other(gpu(), {-100, -1000}, DType::F32);

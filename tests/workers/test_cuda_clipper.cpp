@@ -36,7 +36,7 @@ void expect_near(const std::vector<float>& values, const std::vector<float>& exp
     for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-5F) << i;
 }
 
-TEST(GradClipper, MeasuresTheHostsNormOfGradientsOfEverySizeTypeAndAlignment) {
+TEST(GradClipper, MeasuresTheHostsNormForEverySizeTypeAndAlignment) {
     GradClipper clipper(kDevice, 1);
     std::vector<OnDevice<float>> wide;
     std::vector<OnDevice<std::uint16_t>> narrow;
@@ -57,7 +57,7 @@ TEST(GradClipper, MeasuresTheHostsNormOfGradientsOfEverySizeTypeAndAlignment) {
             on_host.push_back(widened.values());
         }
     };
-    // More arrays than a launch takes; one of more elements than stretches of the shortest kind have.
+    // More arrays than a launch takes; one has more elements than stretches of the shortest length cover.
     for (unsigned i = 0; i < 70; ++i) add(1 + 13 * i, i % 5, i);
     for (const std::size_t size : {4095, 4096, 4097, 8193, 5'000'000})
         add(size, size % 4, static_cast<unsigned>(size));
@@ -69,7 +69,7 @@ TEST(GradClipper, MeasuresTheHostsNormOfGradientsOfEverySizeTypeAndAlignment) {
     EXPECT_EQ(clipper.read_skipped_steps(), 0U);
 }
 
-TEST(GradClipper, GivesTheSameBitsWhereverTheGradientsLie) {
+TEST(GradClipper, GivesTheSameBitsAtEveryAlignment) {
     const std::vector<float> values = random_floats(20'001, 3);
     GradClipper clipper(kDevice, 1);
     std::vector<double> norms;
@@ -81,7 +81,7 @@ TEST(GradClipper, GivesTheSameBitsWhereverTheGradientsLie) {
     EXPECT_EQ(norms, std::vector<double>(4, norms[0]));
 }
 
-TEST(GradClipper, HasTheOptimizerScaleLongGradientsAndLeaveShortOnes) {
+TEST(GradClipper, MakesTheOptimizerScaleLongGradientsAndKeepShortOnes) {
     GradClipper clipper(kDevice, 2.5);
     const OnDevice<float> w(gpu(), kOnes, DType::F32), gradient(gpu(), {3, 0, -4}, DType::F32);
     const auto sgd = sgd_of(w, clipper);
@@ -96,7 +96,7 @@ TEST(GradClipper, HasTheOptimizerScaleLongGradientsAndLeaveShortOnes) {
     expect_near(w.values(), {-1.5, 1, 3});
 }
 
-TEST(GradClipper, TakesOneNormOverAllGroupsOfParameters) {
+TEST(GradClipper, UsesOneNormForAllParameterGroups) {
     GradClipper clipper(kDevice, 2.5);
     const OnDevice<float> a(gpu(), {0}, DType::F32), b(gpu(), {0}, DType::F32);
     const OnDevice<float> of_a(gpu(), {3}, DType::F32), of_b(gpu(), {4}, DType::F32);
@@ -111,7 +111,7 @@ TEST(GradClipper, TakesOneNormOverAllGroupsOfParameters) {
     expect_near(b.values(), {-20});
 }
 
-TEST(GradClipper, UnderAGradScalerTakesTheNormWithoutTheScaleOfTheLoss) {
+TEST(GradClipper, UsesTheNormWithoutTheLossScaleOfAGradScaler) {
     GradScaler scaler(kDevice, {.initial_scale = 1024});
     GradClipper clipper(kDevice, 2.5, {.scaler = &scaler});
     const OnDevice<float> w(gpu(), kOnes, DType::F32), gradient(gpu(), {3 * 1024, 0, -4 * 1024}, DType::F32);
@@ -125,7 +125,7 @@ TEST(GradClipper, UnderAGradScalerTakesTheNormWithoutTheScaleOfTheLoss) {
     EXPECT_EQ(scaler.read_scale(), 1024);
 }
 
-TEST(GradClipper, LeavesAStepOutWhoseNormIsNotFiniteWithAndWithoutAScale) {
+TEST(GradClipper, SkipsAStepWhoseNormIsNotFiniteWithAndWithoutAScale) {
     for (const bool scaled : {false, true}) {
         for (const float bad : {INFINITY, -INFINITY, NAN}) {
             GradScaler scaler(kDevice, {.initial_scale = 1024});
@@ -155,7 +155,7 @@ TEST(GradClipper, LeavesAStepOutWhoseNormIsNotFiniteWithAndWithoutAScale) {
     }
 }
 
-TEST(GradClipper, MeasuresAnewInEachLaunchOfAGraphAndNothingWaits) {
+TEST(GradClipper, MeasuresInEachLaunchOfAGraphWithoutWaiting) {
     const ddp::cuda::OwnedStream stream(gpu());
     GradClipper clipper(kDevice, 2.5, {.stream = stream.get()});
     const OnDevice<float> w(gpu(), kOnes, DType::F32), gradient(gpu(), {30, 0, 40}, DType::F32);
@@ -167,7 +167,7 @@ TEST(GradClipper, MeasuresAnewInEachLaunchOfAGraphAndNothingWaits) {
         sgd->step(std::array{gradient.buffer()});
     };
     step();
-    // Only the fake CUDA counts them.
+    // Only the fake CUDA counts waits.
     const auto waits = [] {
         return ddp::testing::blocking_calls() != nullptr ? ddp::testing::blocking_calls()() : 0;
     };

@@ -25,7 +25,7 @@ std::string failure_of(const Attempt& attempt) {
     return "";
 }
 
-TEST(Cuda, WhatBelongsToALostDeviceGoesWithoutAWord) {
+TEST(Cuda, ObjectsOfALostDeviceAreDestroyedWithoutAnError) {
     const auto gpu = Gpu::of(0);
     std::optional<LostDevice> lost;
     {
@@ -56,7 +56,7 @@ class Words final : public ddp::Dataset {
     }
 };
 
-TEST(Cuda, ALoaderOfALostDeviceSaysSoAndGoes) {
+TEST(Cuda, ALoaderOfALostDeviceThrowsAndIsDestroyed) {
     const Words words;
     std::vector<std::size_t> order(words.size());
     ddp::DeviceLoader loader(words, order, {.batch_size = 1, .device = {ddp::Device::Kind::Cuda, 0}});
@@ -78,7 +78,7 @@ TEST(Cuda, AnEventOfOneDeviceIsNotRecordedOnAnother) {
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-TEST(Cuda, AnErrorOfTheProgramsOwnIsStillThereAfterOurCalls) {
+TEST(Cuda, AnErrorOfTheProgramIsKeptByOurCalls) {
     const auto gpu = Gpu::of(0);
     gpu->make_current();
     cudaStreamDestroy(nullptr);
@@ -94,7 +94,7 @@ TEST(Cuda, AnErrorOfTheProgramsOwnIsStillThereAfterOurCalls) {
     EXPECT_EQ(cudaGetLastError(), static_cast<cudaError_t>(400));
 }
 
-TEST(DeviceScope, ChangesTheDeviceForItsLife) {
+TEST(DeviceScope, ChangesTheDeviceWhileItLives) {
     const auto gpu = Gpu::of(0);
     gpu->make_current();
     int device = -1;
@@ -109,7 +109,7 @@ TEST(DeviceScope, ChangesTheDeviceForItsLife) {
               "choosing a CUDA device: invalid device ordinal (CUDA error 101)");
 }
 
-TEST(DeviceScope, LeavesAThreadThatNeverWorkedOnADeviceWhereItIs) {
+TEST(DeviceScope, KeepsTheNewDeviceOnAThreadWithoutAContext) {
     int device = -1;
     std::thread([&] {
         { const ddp::cuda::DeviceScope there(1); }
@@ -118,10 +118,10 @@ TEST(DeviceScope, LeavesAThreadThatNeverWorkedOnADeviceWhereItIs) {
     EXPECT_EQ(device, 1) << "going back would make a context on device 0";
 }
 
-TEST(Gpu, NamesADeviceThatIsNotThere) {
+TEST(Gpu, NamesADeviceThatDoesNotExist) {
     const std::string what = failure_of([] { (void)Gpu::of(99); });
     EXPECT_EQ(what, "opening CUDA device 99: invalid device ordinal (CUDA error 101)");
-    EXPECT_EQ(failure_of([] { (void)Gpu::of(99); }), what) << "the second time too";
+    EXPECT_EQ(failure_of([] { (void)Gpu::of(99); }), what) << "the error repeats";
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ using ddp::cuda::OwnedStream;
 using ddp::testing::gpu;
 using ddp::testing::OnDevice;
 
-TEST(Graph, RunsWhatWasCapturedOncePerLaunchAndNotWhileCapturing) {
+TEST(Graph, RunsOncePerLaunchAndNotDuringTheCapture) {
     const OwnedStream stream(gpu());
     const OnDevice<float> values(gpu(), {1, 2, 3}, DType::F32);
     Capture capture(stream.get());
@@ -30,7 +30,7 @@ TEST(Graph, RunsWhatWasCapturedOncePerLaunchAndNotWhileCapturing) {
     EXPECT_EQ(values.values(stream.get()), (std::vector<float>{4, 8, 12}));
 }
 
-TEST(Graph, TakesInAStreamThatWaitsForACapturedEvent) {
+TEST(Graph, IncludesAStreamThatWaitsForACapturedEvent) {
     const OwnedStream stream(gpu()), side(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);
     const Event fork, join;
@@ -45,7 +45,7 @@ TEST(Graph, TakesInAStreamThatWaitsForACapturedEvent) {
     EXPECT_EQ(values.values(stream.get()), std::vector<float>{15});
 }
 
-TEST(Capture, RefusesAStreamThatWasNotWaitedForAgain) {
+TEST(Capture, RefusesAStreamThatWasNotJoinedAgain) {
     const OwnedStream stream(gpu()), side(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);
     const Event fork;
@@ -64,7 +64,7 @@ TEST(Capture, RefusesToWaitForTheDeviceOrToAllocate) {
     EXPECT_THROW((void)capture.end(), ddp::Error);
 }
 
-TEST(Capture, LeavesOtherThreadsFreeToAllocateAndToAskEvents) {
+TEST(Capture, LeavesOtherThreadsFreeToAllocateAndToQueryEvents) {
     const OwnedStream stream(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);
     Capture capture(stream.get());
@@ -93,7 +93,7 @@ TEST(Capture, CannotBeEndedByAnotherThread) {
     EXPECT_EQ(graph, nullptr);
 }
 
-TEST(Capture, IsNeverOfTheDefaultStream) {
+TEST(Capture, RefusesTheDefaultStream) {
     const OwnedStream stream(gpu());
     const Capture capture(stream.get());
     const auto legacy = reinterpret_cast<ddp::cuda::Stream>(std::uintptr_t{1});  // cudaStreamLegacy
@@ -101,7 +101,7 @@ TEST(Capture, IsNeverOfTheDefaultStream) {
     EXPECT_FALSE(ddp::cuda::is_capturing(legacy));
 }
 
-TEST(Capture, ThrowsAwayWhatNobodyEnded) {
+TEST(Capture, IsDiscardedWithoutEnd) {
     const OwnedStream stream(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);
     {

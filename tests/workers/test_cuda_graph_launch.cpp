@@ -5,7 +5,8 @@
 #include "tests/workers/cuda_fixture.h"
 #include "tests/workers/nccl_world.h"
 
-/// Launches of graphs in which collectives were captured. Collective #1 is the barrier of `filled`, #2 the
+/// Launches of graphs with captured collectives. Collective #1 is the barrier of `filled`, #2 the captured
+/// all-reduce, #3 the first launch.
 /// captured all-reduce, #3 the first launch.
 namespace {
 
@@ -44,7 +45,7 @@ class Captured {
     Buffer buffer;
 };
 
-TEST(GraphLaunch, IsACollectiveToTheLauncher) {
+TEST(GraphLaunch, IsACollectiveForTheLauncher) {
     const auto failures = failures_of(
         2,
         [](NcclRank& rank) {
@@ -62,7 +63,7 @@ TEST(GraphLaunch, IsACollectiveToTheLauncher) {
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
 }
 
-TEST(GraphLaunch, ThatHangsEndsAtItsTimeOutAndSaysWhatThePeersDo) {
+TEST(GraphLaunch, EndsAtItsTimeOutAndShowsThePeersActivity) {
     const auto failures =
         failures_of(2,
                     [](NcclRank& rank) {
@@ -75,7 +76,7 @@ TEST(GraphLaunch, ThatHangsEndsAtItsTimeOutAndSaysWhatThePeersDo) {
                                                HasSubstr("rank 1 is in graph_launch #3")));
 }
 
-TEST(GraphLaunch, IsEndedByTheLaunchersWordBeforeItsTimeOutAndNotMadeAgain) {
+TEST(GraphLaunch, EndsWithTheGenerationBeforeItsTimeOutAndIsNotRepeated) {
     const auto failures =
         failures_of(2,
                     [](NcclRank& rank) {
@@ -96,7 +97,7 @@ TEST(GraphLaunch, IsEndedByTheLaunchersWordBeforeItsTimeOutAndNotMadeAgain) {
     EXPECT_EQ(message_of(failures[0]), "");
 }
 
-TEST(GraphLaunch, OfAGroupThatEndsBeforeItsGraphIsSaidAndUsesNothingThatWasFreed) {
+TEST(GraphLaunch, IsReportedWhenTheGroupEndsBeforeItsGraphAndUsesNoFreedMemory) {
     std::vector<std::unique_ptr<Captured>> graphs(2);
     ::testing::internal::CaptureStderr();
     const auto failures =
@@ -106,14 +107,14 @@ TEST(GraphLaunch, OfAGroupThatEndsBeforeItsGraphIsSaidAndUsesNothingThatWasFreed
                         graph = std::make_unique<Captured>(rank);
                         graph->launch(rank.group).synchronize();
                     },
-                    {.timeout = std::chrono::seconds(2), .own_stream = true});  // leaving takes as long
+                    {.timeout = std::chrono::seconds(2), .own_stream = true});  // shutting down takes as long
     const std::string said = ::testing::internal::GetCapturedStderr();
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
     EXPECT_THAT(said, HasSubstr("a CUDA graph with its collectives must be destroyed before the group"));
     graphs.clear();
 }
 
-TEST(GraphLaunch, ThatFailsBreaksTheGroup) {
+TEST(GraphLaunch, BreaksTheGroupWhenItFails) {
     const auto failures = failures_of(
         1,
         [](NcclRank& rank) {

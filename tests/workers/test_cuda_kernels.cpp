@@ -25,7 +25,7 @@ std::vector<float> some_floats(std::size_t count) {
     return values;
 }
 
-/// To nearest even, by trying both neighbours: slow, and nothing like the kernels' way.
+/// Rounds to nearest even by trying both neighbours: slow, and unlike the kernels' method.
 std::uint16_t nearest_bf16(float value) {
     const auto truncated = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
     const auto as_float = [](std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); };
@@ -55,7 +55,7 @@ TEST(ScaleCast, RoundsToBf16AtEverySizeAndAlignment) {
     }
 }
 
-TEST(ScaleCast, TouchesNothingBesideItsTarget) {
+TEST(ScaleCast, WritesOnlyItsTarget) {
     const OnDevice<float> from(gpu(), some_floats(21), DType::F32);
     const OnDevice<std::uint16_t> to(gpu(), std::vector<std::uint16_t>(40, 77), DType::BF16);
     ddp::Buffer inner = to.buffer();
@@ -74,7 +74,7 @@ TEST(ScaleCast, ScalesInPlace) {
     EXPECT_EQ(on_device.values(), values);
 }
 
-TEST(ScaleCast, GivesEveryHalfBackUnchanged) {
+TEST(ScaleCast, ReturnsEveryHalfUnchanged) {
     std::vector<std::uint16_t> halves;
     for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
         const bool is_nan = (bits & 0x7FFF) > 0x7C00;
@@ -106,7 +106,7 @@ TEST(ScaleCast, RoundsToTheNearestHalfAndToEven) {
     EXPECT_EQ(to.values(), expected);
 }
 
-TEST(ScaleCast, LetsInfinitiesAndNansThroughToBf16) {
+TEST(ScaleCast, KeepsInfinitiesAndNansInBf16) {
     const OnDevice<float> from(gpu(), {INFINITY, -INFINITY, std::bit_cast<float>(0x7FFFFFFFU)}, DType::F32);
     const OnDevice<std::uint16_t> to(gpu(), std::vector<std::uint16_t>(3), DType::BF16);
     ddp::cuda::scale_cast(*gpu(), from.buffer(), to.buffer(), 1, nullptr);

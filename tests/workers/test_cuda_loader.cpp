@@ -44,7 +44,7 @@ std::vector<std::size_t> backwards(std::size_t n) {
     return order;
 }
 
-/// A queue of copies on the user's stream: nothing is read until all batches were asked for.
+/// Collects copies on the user's stream, which are read only after all batches were delivered.
 template <class T>
 class Collected {
   public:
@@ -63,7 +63,7 @@ class Collected {
 class DeviceLoaderWithPrefetch : public testing::TestWithParam<std::size_t> {};
 INSTANTIATE_TEST_SUITE_P(Depths, DeviceLoaderWithPrefetch, testing::Values(1, 2, 7, 50));
 
-TEST_P(DeviceLoaderWithPrefetch, DeliversEveryBatchInOrderToAStreamThatLagsBehind) {
+TEST_P(DeviceLoaderWithPrefetch, DeliversEveryBatchInOrderToAStreamThatLags) {
     const Numbers numbers(103);
     const std::vector<std::size_t> order = backwards(103);
     const OwnedStream stream(gpu());
@@ -106,7 +106,7 @@ TEST_P(DeviceLoaderWithPrefetch, NeverWaitsForTheDeviceInNext) {
     EXPECT_EQ(blocking_calls(), before);
 }
 
-TEST_P(DeviceLoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheExceptionOfTheDataSet) {
+TEST_P(DeviceLoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheDataSetsException) {
     const Numbers numbers(30, 14);
     DeviceLoader loader(numbers, {0, 1, 2, 3, 4, 14, 6, 7},
                         {.batch_size = 2, .prefetch = GetParam(), .device = kDevice});
@@ -115,20 +115,20 @@ TEST_P(DeviceLoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheExceptionOfTheD
     for (int again = 0; again < 2; ++again) EXPECT_THROW(loader.next(), std::runtime_error);
 }
 
-TEST_P(DeviceLoaderWithPrefetch, CanBeGivenUpInTheMiddle) {
+TEST_P(DeviceLoaderWithPrefetch, CanBeDestroyedBeforeItsEnd) {
     const Numbers numbers(1000);
     DeviceLoader loader(numbers, backwards(1000),
                         {.batch_size = 2, .prefetch = GetParam(), .device = kDevice});
     ASSERT_NE(loader.next(), nullptr);
 }
 
-TEST(DeviceLoader, OfNothingIsAtItsEnd) {
+TEST(DeviceLoader, IsAtItsEndWithoutSamples) {
     const Numbers numbers(5);
     DeviceLoader loader(numbers, {}, {.batch_size = 2, .device = kDevice});
     EXPECT_EQ(loader.next(), nullptr);
 }
 
-TEST(DeviceLoader, RefusesOptionsThatMakeNoSense) {
+TEST(DeviceLoader, RefusesInvalidOptions) {
     const Numbers numbers(5);
     EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 0, .device = kDevice}), ddp::InvalidInput);
     EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 1, .prefetch = 0, .device = kDevice}),

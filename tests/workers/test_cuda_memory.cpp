@@ -18,7 +18,7 @@ using ddp::cuda::PinnedMemory;
 using ddp::testing::gpu;
 using ddp::testing::OnDevice;
 
-TEST(DeviceMemory, NamesTheSizeTheDeviceAndWhatIsFreeWhenItCannotBeHad) {
+TEST(DeviceMemory, NamesSizeDeviceAndFreeMemoryWhenItCannotBeAllocated) {
     try {
         const DeviceMemory memory(gpu(), std::size_t{1} << 50);
         ADD_FAILURE() << "there is no device with a petabyte";
@@ -27,13 +27,13 @@ TEST(DeviceMemory, NamesTheSizeTheDeviceAndWhatIsFreeWhenItCannotBeHad) {
                     testing::MatchesRegex("allocating 1125899906842624 bytes on CUDA device 0 "
                                           "\\([0-9]+ of [0-9]+ MiB are free\\): out of memory .*"));
     }
-    // The failure is over: what comes next is not blamed for it.
+    // The failure must not be reported by later calls.
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
     EXPECT_NO_THROW(DeviceMemory(gpu(), 16).clear(nullptr));
     EXPECT_NO_THROW(ddp::cuda::synchronize(nullptr));
 }
 
-TEST(DeviceMemory, OfNothingIsStillAnAddress) { EXPECT_NE(DeviceMemory(gpu(), 0).get(), nullptr); }
+TEST(DeviceMemory, HasAnAddressWithoutBytes) { EXPECT_NE(DeviceMemory(gpu(), 0).get(), nullptr); }
 
 TEST(DeviceMemory, IsAlignedForEveryAccessAndCleared) {
     const OwnedStream stream(gpu());
@@ -47,7 +47,7 @@ TEST(DeviceMemory, IsAlignedForEveryAccessAndCleared) {
     for (std::size_t i = 0; i < 1000; ++i) ASSERT_EQ(copied.get()[i], std::byte{0}) << i;
 }
 
-TEST(Gpu, GivesAKernelNoMoreBlocksThanThereIsWorkForAndAtLeastOne) {
+TEST(Gpu, GivesAKernelAtLeastOneBlockAndNotMoreThanItNeeds) {
     EXPECT_EQ(gpu()->grid_for(0), 1U);
     EXPECT_EQ(gpu()->grid_for(1), 1U);
     EXPECT_EQ(gpu()->grid_for(256 * 8 + 1), 2U);
@@ -57,7 +57,7 @@ TEST(Gpu, GivesAKernelNoMoreBlocksThanThereIsWorkForAndAtLeastOne) {
     EXPECT_EQ(gpu()->grid_for_rows(std::uint64_t{1} << 40), most);
 }
 
-TEST(Event, TellsTheTimeBetweenTwoPointsOfAStream) {
+TEST(Event, GivesTheTimeBetweenTwoPointsOfAStream) {
     const OwnedStream stream(gpu(), ddp::cuda::Priority::High);
     const OnDevice<float> from(gpu(), std::vector<float>(1 << 18), DType::F32),
         to(gpu(), from.values(), DType::F32);
@@ -70,12 +70,12 @@ TEST(Event, TellsTheTimeBetweenTwoPointsOfAStream) {
     EXPECT_GT(end.milliseconds_since(begin), 0);
 }
 
-TEST(Event, ThatWasNotReachedYetIsNoErrorOfTheThreadThatAsks) {
+TEST(Event, IsNoErrorOfTheThreadWhileItIsNotReached) {
     const OwnedStream stream(gpu());
     const DeviceMemory memory(gpu(), 64 << 20);
     const Event end;
     bool was_early = false;
-    // The device may be quicker than we ask; under compute-sanitizer it always is.
+    // The device may finish before the query; under compute-sanitizer it always does.
     for (int attempt = 0; attempt < 100 && !was_early; ++attempt) {
         for (int t = 0; t < 5; ++t) memory.clear(stream.get());
         end.record(stream.get());
@@ -89,7 +89,7 @@ TEST(Event, ThatWasNotReachedYetIsNoErrorOfTheThreadThatAsks) {
     EXPECT_TRUE(was_early || !is_fake) << "the fake takes its time";
 }
 
-TEST(HostCopies, OfManyTensorsWaitForTheDeviceAndLockPagesAsOftenAsOfOne) {
+TEST(HostCopies, WaitForTheDeviceAndLockPagesOnceForManyTensors) {
     const ddp::testing::Count blocking_calls = ddp::testing::blocking_calls();
     if (blocking_calls == nullptr) GTEST_SKIP() << "only the fake CUDA counts the calls that wait";
     std::vector<std::unique_ptr<OnDevice<float>>> memory;
@@ -112,7 +112,7 @@ TEST(HostCopies, OfManyTensorsWaitForTheDeviceAndLockPagesAsOftenAsOfOne) {
     EXPECT_EQ(waits_for(tensors), waits_for(std::span(tensors).first(1)));
 }
 
-TEST(HostCopies, BringDeviceTensorsToTheHostAndBackAndLeaveHostTensorsWhereTheyAre) {
+TEST(HostCopies, CopyDeviceTensorsBothWaysAndKeepHostTensorsInPlace) {
     std::vector<float> on_host = {7, 8};
     const OnDevice<float> on_device(gpu(), {1, 2, 3}, DType::F32);
     const std::vector<ddp::Tensor> tensors = {ddp::tensor_of("host", std::span(on_host), {2}),

@@ -36,7 +36,7 @@ Tensor tensor(const OnDevice<std::uint16_t>& values) {
     return {"w", {static_cast<std::int64_t>(values.buffer().count)}, values.buffer()};
 }
 void step(Optimizer& optimizer, const Buffer& gradient) { optimizer.step({&gradient, 1}); }
-/// What AdamW counts for its only parameter: the last of its state.
+/// AdamW's count for its only parameter, the last tensor of its state.
 std::int64_t step_count(const Optimizer& optimizer) {
     const Tensor count = optimizer.state().back();
     EXPECT_EQ(count.name, "step.w");
@@ -47,7 +47,7 @@ std::int64_t step_count(const Optimizer& optimizer) {
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
-/// The optimizers in all their variants.
+/// All variants of the optimizers.
 std::vector<Make> variants(const ddp::DeviceStepOptions& device = {}) {
     return {
         [=](auto p) { return ddp::make_sgd(std::move(p), {.learning_rate = 0.1, .device = device}); },
@@ -101,7 +101,7 @@ TEST(DeviceOptimizer, GivesTheBitsOfTheHostAtEverySizeAndAlignment) {
     }
 }
 
-TEST(DeviceOptimizer, GivesTheBitsOfTheHostToEachGroupOfParameters) {
+TEST(DeviceOptimizer, GivesTheBitsOfTheHostToEachParameterGroup) {
     std::vector<float> host_a = random_floats(50, 1), host_b = random_floats(70, 2);
     const OnDevice<float> a(gpu(), host_a, DType::F32), b(gpu(), host_b, DType::F32);
     const auto make = [](const Buffer& of_a, const Buffer& of_b, std::vector<Buffer> copies) {
@@ -124,7 +124,7 @@ TEST(DeviceOptimizer, GivesTheBitsOfTheHostToEachGroupOfParameters) {
     }
     EXPECT_EQ(optimizer->steps(), 4U);
     EXPECT_NE(copy.values(), std::vector<std::uint16_t>(70))
-        << "the copies go to the groups of their parameters";
+        << "each group gets the copies of its parameters";
     EXPECT_THROW(make(a.buffer(), b.buffer(), {Buffer{}}), ddp::InvalidInput);
 }
 
@@ -142,7 +142,7 @@ TEST(DeviceOptimizer, WritesALowPrecisionCopyInTheSamePass) {
     }
 }
 
-TEST(DeviceOptimizer, TakesLowPrecisionGradientsForWhatTheyAre) {
+TEST(DeviceOptimizer, ReadsLowPrecisionGradients) {
     for (const DType type : {DType::BF16, DType::F16}) {
         const OnDevice<float> wide(gpu(), random_floats(77, 2), DType::F32);
         const OnDevice<std::uint16_t> narrow(gpu(), std::vector<std::uint16_t>(77), type);
@@ -160,7 +160,7 @@ TEST(DeviceOptimizer, TakesLowPrecisionGradientsForWhatTheyAre) {
 }
 
 TEST(DeviceOptimizer, KeepsFloat32MastersOfLowPrecisionParameters) {
-    // Steps this small would be lost in bfloat16 one by one.
+    // bfloat16 would lose each of these small steps.
     const OnDevice<std::uint16_t> values(gpu(), std::vector<std::uint16_t>(9, 0x3F80), DType::BF16);  // 1.0
     const OnDevice<float> gradient(gpu(), std::vector<float>(9, 1), DType::F32);
     const auto sgd = ddp::make_sgd({tensor(values)}, {.learning_rate = 0x1p-12});
@@ -172,7 +172,7 @@ TEST(DeviceOptimizer, KeepsFloat32MastersOfLowPrecisionParameters) {
     EXPECT_EQ(sgd->state()[0].memory.dtype, DType::F32);
 }
 
-TEST(DeviceOptimizer, ZeroesTheGradientInTheSamePassWhenAsked) {
+TEST(DeviceOptimizer, ZeroesTheGradientInTheSamePassOnRequest) {
     for (const bool zero : {false, true}) {
         for (const Make& make : variants({.zero_gradients = zero})) {
             const OnDevice<float> values(gpu(), random_floats(21, 1), DType::F32);
@@ -183,7 +183,7 @@ TEST(DeviceOptimizer, ZeroesTheGradientInTheSamePassWhenAsked) {
     }
 }
 
-TEST(DeviceOptimizer, LeavesAParameterWithoutGradientAlone) {
+TEST(DeviceOptimizer, KeepsAParameterWithoutGradient) {
     const OnDevice<float> values(gpu(), {1, 2}, DType::F32);
     const auto adamw = ddp::make_adamw({tensor(values)}, {.weight_decay = 0.5});
     step(*adamw, Buffer{});
@@ -212,7 +212,7 @@ TEST(DeviceOptimizer, ContinuesBitwiseEqualFromItsSavedState) {
     }
 }
 
-TEST(DeviceOptimizer, CountsItsStepsAndTakesANewRateInALaunchedGraph) {
+TEST(DeviceOptimizer, CountsStepsAndUsesANewRateInALaunchedGraph) {
     const OwnedStream stream(gpu());
     std::vector<float> host = random_floats(40, 1), slope = random_floats(40, 2);
     const OnDevice<float> values(gpu(), host, DType::F32), gradient(gpu(), slope, DType::F32);
@@ -252,17 +252,17 @@ TEST(DeviceOptimizer, DoesNotWaitForTheDeviceInAStep) {
     EXPECT_GT(blocking_calls(), before);
 }
 
-TEST(DeviceOptimizer, RefusesALearningRateThatMakesNoSense) {
+TEST(DeviceOptimizer, RefusesAnInvalidLearningRate) {
     const OnDevice<float> values(gpu(), {1}, DType::F32);
     const auto sgd = ddp::make_sgd({tensor(values)}, {.learning_rate = 0.5});
     EXPECT_THROW(sgd->set_learning_rate(-1), ddp::InvalidInput);
     EXPECT_THROW(sgd->set_learning_rate(std::nan("")), ddp::InvalidInput);
     const OnDevice<float> gradient(gpu(), {1}, DType::F32);
     step(*sgd, gradient.buffer());
-    EXPECT_EQ(values.values(), (std::vector<float>{0.5})) << "the rate before stays";
+    EXPECT_EQ(values.values(), (std::vector<float>{0.5})) << "the previous rate stays";
 }
 
-TEST(DeviceOptimizer, RefusesWhatDoesNotFit) {
+TEST(DeviceOptimizer, RefusesBuffersThatDoNotFit) {
     const OnDevice<float> values(gpu(), {1, 2, 3}, DType::F32), two(gpu(), {1, 2}, DType::F32);
     const OnDevice<std::int32_t> whole(gpu(), {1, 2, 3}, DType::I32);
     const OnDevice<float> same(gpu(), {1, 2, 3}, DType::F32);
@@ -277,7 +277,7 @@ TEST(DeviceOptimizer, RefusesWhatDoesNotFit) {
                  ddp::InvalidInput);
 }
 
-// ---- the scale of the loss
+// ---- loss scale
 
 using ddp::device::GradScale;
 using ddp::device::next_scale;
@@ -294,7 +294,7 @@ TEST(GradScale, GrowsAfterAnIntervalOfFiniteSteps) {
     EXPECT_EQ(scale.good_steps, 0U);
 }
 
-TEST(GradScale, BacksOffAtOnceAndStartsCountingAgain) {
+TEST(GradScale, BacksOffAtOnceAndRestartsItsCount) {
     const GradScale scale = next_scale({8, 0.125, 1, 2}, kRules);
     EXPECT_EQ(scale.scale, 4);
     EXPECT_EQ(scale.inverse, 0.25F);
@@ -320,7 +320,7 @@ TEST(GradScaler, UnscalesTheGradientsInTheOptimizersPass) {
     EXPECT_EQ(scaler.read_scale(), 1024);
 }
 
-TEST(GradScaler, LeavesAStepOutWhoseGradientsAreNotFinite) {
+TEST(GradScaler, SkipsAStepWhoseGradientsAreNotFinite) {
     for (const float bad : {INFINITY, -INFINITY, NAN}) {
         GradScaler scaler(kDevice, {.initial_scale = 1024});
         const OnDevice<float> values(gpu(), {1, 2, 3}, DType::F32), gradient(gpu(), {1, bad, 3}, DType::F32);
@@ -345,7 +345,7 @@ TEST(GradScaler, LeavesAStepOutWhoseGradientsAreNotFinite) {
     }
 }
 
-TEST(GradScaler, FindsTheOneBadElementWhereverItIs) {
+TEST(GradScaler, FindsOneBadElementAtAnyPosition) {
     for (const DType type : {DType::BF16, DType::F16}) {
         for (const std::size_t where : {0, 5, 8, 99, 102}) {
             std::vector<std::uint16_t> values(103, 0x3C00);
@@ -371,7 +371,7 @@ TEST(GradScaler, ContinuesFromItsSavedState) {
     EXPECT_EQ(second.read_scale(), 16);
 }
 
-TEST(GradScaler, RefusesOptionsThatMakeNoSense) {
+TEST(GradScaler, RefusesInvalidOptions) {
     EXPECT_THROW(GradScaler(Device{}), ddp::InvalidInput);
     EXPECT_THROW(GradScaler(kDevice, {.initial_scale = 0}), ddp::InvalidInput);
     EXPECT_THROW(GradScaler(kDevice, {.initial_scale = 1e-50}), ddp::InvalidInput);

@@ -32,7 +32,7 @@ using ddp::testing::random_floats;
 const std::vector<std::size_t> kCounts = {7, 100, 1, 300, 64, 1000, 3};
 const ddp::ReducerOptions kSmallBuckets = {.limits = {.first_bytes = 512, .cap_bytes = 1024}};
 
-/// Every rank on a device of its own, over the fake NCCL; no rank may fail.
+/// Runs every rank on its own device, over the fake NCCL; no rank may fail.
 void run_on_devices(int ranks, const std::function<void(ProcessGroup&)>& fn,
                     const ddp::testing::NcclWorldOptions& options = {}) {
     const auto failures = failures_of(
@@ -40,7 +40,7 @@ void run_on_devices(int ranks, const std::function<void(ProcessGroup&)>& fn,
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
 }
 
-/// float32 memory on the host or a device, written and read by the host.
+/// float32 memory on the host or a device, accessed by the host.
 class Memory {
   public:
     Memory(ddp::Device device, std::size_t count) : device_(device), host_(count) {
@@ -78,7 +78,7 @@ std::vector<float> get(const Buffer& from) {
     return values;
 }
 
-/// Parameters where the group's buffers are; rank 0's values differ from the others'.
+/// Parameters on the group's device; rank 0's values differ from the others'.
 struct Model {
     std::vector<Memory> memory;
     std::vector<Tensor> parameters;
@@ -103,7 +103,7 @@ void backward(DistributedDataParallel& model, int rank, unsigned step) {
     }
 }
 
-/// Every gradient and every parameter of rank 0 after some steps.
+/// All gradients and parameters of rank 0 after some steps.
 using Outcome = std::vector<std::vector<float>>;
 Outcome train(ProcessGroup& group,
               const std::function<std::unique_ptr<ddp::Optimizer>(std::vector<Tensor>)>& make) {
@@ -126,7 +126,7 @@ TEST(DeviceReducer, TrainsToTheBitsOfTheHost) {
     const auto make = [](std::vector<Tensor> parameters) {
         return ddp::make_adamw(std::move(parameters), {.learning_rate = 0.01});
     };
-    // In a symmetric window NCCL only sums, so gradients are divided first: exact by a power of two.
+    // In a symmetric window NCCL only sums, so gradients are divided first: exact for a power of two.
     struct Case {
         int ranks;
         std::vector<std::string> hidden;
@@ -188,7 +188,7 @@ TEST(DeviceReducer, DoesNotWaitForTheDeviceAfterTheFirstStep) {
     });
 }
 
-TEST(DeviceReducer, HasNewPlacesForItsGradientsAfterTheFirstPassOnly) {
+TEST(DeviceReducer, MovesItsGradientsAfterTheFirstPassOnly) {
     run_on_devices(2, [&](ProcessGroup& group) {
         Model memory(group);
         DistributedDataParallel model(group, memory.parameters, {.reducer = kSmallBuckets});
@@ -200,16 +200,17 @@ TEST(DeviceReducer, HasNewPlacesForItsGradientsAfterTheFirstPassOnly) {
         const ddp::BucketPlan first_plan = model.plan();
         std::vector<void*> before = places();
         for (unsigned step = 0; step < 4; ++step) {
-            for (std::size_t i = 0; i < kCounts.size(); ++i) model.mark_ready(i);  // not as planned
+            for (std::size_t i = 0; i < kCounts.size(); ++i)
+                model.mark_ready(i);  // in another order than planned
             model.finish();
             EXPECT_EQ(places() == before, step > 0) << "step " << step;
             before = places();
         }
-        EXPECT_NE(model.plan(), first_plan) << "the first finish() has laid the buckets out anew";
+        EXPECT_NE(model.plan(), first_plan) << "the first finish() has rebuilt the buckets";
     });
 }
 
-TEST(DeviceReducer, KeepsTheGradientsWhenItLaysTheBucketsOutAnew) {
+TEST(DeviceReducer, KeepsTheGradientsWhenItRebuildsTheBuckets) {
     run_on_devices(2, [](ProcessGroup& group) {
         Model memory(group);
         DistributedDataParallel model(group, memory.parameters, {.reducer = kSmallBuckets});
@@ -218,7 +219,7 @@ TEST(DeviceReducer, KeepsTheGradientsWhenItLaysTheBucketsOutAnew) {
             put(model.gradient(i),
                 std::vector<float>(kCounts[i],
                                    static_cast<float>(2 * i + 2 * static_cast<std::size_t>(group.rank()))));
-            model.mark_ready(i);  // the other way round than planned
+            model.mark_ready(i);  // in the reverse order of the plan
         }
         model.finish();
         EXPECT_NE(model.plan(), before);
@@ -249,13 +250,13 @@ TEST(DeviceReducer, ReducesTheSumOfAccumulatedPasses) {
     });
 }
 
-TEST(DeviceReducer, WithUnusedParametersAveragesWhatThereIs) {
+TEST(DeviceReducer, AveragesTheExistingGradientsWithUnusedParameters) {
     run_on_devices(3, [](ProcessGroup& group) {
         Model memory(group, {10, 10, 10});
         DistributedDataParallel model(group, memory.parameters,
                                       {.reducer = {.limits = {}, .find_unused_parameters = true}});
         for (int step = 0; step < 3; ++step) {
-            // 0: everyone has it; 1: only rank 1; 2: nobody.
+            // Parameter 0 has a gradient on all ranks, 1 on rank 1 only, 2 on none.
             put(model.gradient(0), std::vector<float>(10, 3));
             model.mark_ready(0);
             if (group.rank() == 1) {
@@ -272,7 +273,7 @@ TEST(DeviceReducer, WithUnusedParametersAveragesWhatThereIs) {
     });
 }
 
-TEST(DeviceReducer, GivesAllRanksRankZerosBuffersAndLetsARankEndEarly) {
+TEST(DeviceReducer, SendsRankZerosBuffersToAllRanksAndLetsARankEndEarly) {
     run_on_devices(2, [](ProcessGroup& group) {
         Model memory(group, {4, 1000}), running(group, {3, 5});
         for (std::size_t i = 0; i < 2; ++i) running.parameters[i].name = "running" + std::to_string(i);
@@ -284,7 +285,7 @@ TEST(DeviceReducer, GivesAllRanksRankZerosBuffersAndLetsARankEndEarly) {
             put(running.parameters[1].memory, std::vector<float>(5, static_cast<float>(group.rank() + 1)));
             model.begin_forward();
             EXPECT_EQ(get(running.parameters[1].memory), std::vector<float>(5, 2))
-                << "of the last rank that has batches";
+                << "the last rank with batches sends the buffers";
             for (const std::size_t i : {1, 0}) {
                 put(model.gradient(i), std::vector<float>(memory.parameters[i].memory.count,
                                                           static_cast<float>(2 * group.rank())));
@@ -292,7 +293,7 @@ TEST(DeviceReducer, GivesAllRanksRankZerosBuffersAndLetsARankEndEarly) {
             }
             model.finish();
             EXPECT_EQ(get(model.gradient(0)), std::vector<float>(4, batch == 0 ? 1.0F : 2.0F))
-                << "over those that have batches";
+                << "the average is over the ranks with batches";
         }
         join.finish();
     });
@@ -316,7 +317,7 @@ TEST(DeviceReducer, NamesTheRankWhoseParametersDiffer) {
     });
 }
 
-/// A "backward pass" of the device alone: the gradient is a part of the parameter that differs by rank.
+/// A "backward pass" on the device only: the gradient is a part of the parameter that depends on the rank.
 void backward_on_device(DistributedDataParallel& model, ProcessGroup& group) {
     const auto gpu = ddp::cuda::Gpu::of(group.device().index);
     const auto stream = static_cast<ddp::cuda::Stream>(group.stream());
@@ -327,7 +328,7 @@ void backward_on_device(DistributedDataParallel& model, ProcessGroup& group) {
     }
 }
 
-TEST(DeviceReducer, IsCapturedWithTheWholeStepInAGraph) {
+TEST(DeviceReducer, CanBeCapturedWithTheWholeStepInAGraph) {
     Outcome outcomes[2];
     for (const bool with_graph : {false, true}) {
         const auto one_rank = [&](NcclRank& rank) {
@@ -344,7 +345,7 @@ TEST(DeviceReducer, IsCapturedWithTheWholeStepInAGraph) {
             };
             const auto gpu = ddp::cuda::Gpu::of(group.device().index);
             const auto stream = static_cast<ddp::cuda::Stream>(group.stream());
-            step();  // lays the buckets out anew
+            step();  // rebuilds the buckets
             if (with_graph) {
                 ddp::cuda::Capture capture(stream);
                 step();
@@ -367,7 +368,7 @@ TEST(DeviceReducer, IsCapturedWithTheWholeStepInAGraph) {
     EXPECT_EQ(outcomes[true].size(), kCounts.size());
 }
 
-TEST(DeviceReducer, RefusesToWaitOnTheHostForWhatIsCaptured) {
+TEST(DeviceReducer, RefusesToWaitOnTheHostForACapturedCollective) {
     const auto one_rank = [](NcclRank& rank) {
         ProcessGroup& group = rank.group;
         const auto gpu = ddp::cuda::Gpu::of(group.device().index);
@@ -411,7 +412,7 @@ TEST(DeviceReducer, AveragesBf16CompressedGradientsToTheBitsOfTheHost) {
 }
 
 TEST(DeviceReducer, DividesSymmetricMemoryFirstAndSumsItToTheSameBits) {
-    // A world of a power of two: dividing before the sum or behind it rounds alike.
+    // With a power of two as the number of ranks, dividing before or after the sum rounds equally.
     const auto make = [](std::vector<Tensor> parameters) {
         return ddp::make_adamw(std::move(parameters), {.learning_rate = 0.01});
     };
@@ -445,7 +446,7 @@ TEST(DeviceReducer, DividesWhileItCompressesForSymmetricMemory) {
     });
 }
 
-TEST(DeviceReducer, AsksForNoAverageOfOneRank) {
+TEST(DeviceReducer, DoesNotAverageForOneRank) {
     using ddp::testing::SymmetricGroup;
     run_on_devices(1, [](ProcessGroup& group) {
         for (const bool compressed : {false, true}) {
@@ -461,7 +462,7 @@ TEST(DeviceReducer, AsksForNoAverageOfOneRank) {
     });
 }
 
-TEST(GradScaler, LeavesAStepOutOnEveryRankWhenOneRanksGradientIsNotFinite) {
+TEST(GradScaler, SkipsAStepOnEveryRankWhenOneRanksGradientIsNotFinite) {
     run_on_devices(3, [](ProcessGroup& group) {
         Model memory(group, {50, 20});
         DistributedDataParallel model(group, memory.parameters);
@@ -495,7 +496,7 @@ TEST(DeviceReducer, RefusesParametersInHostMemory) {
     });
 }
 
-TEST(DeviceCheckpoint, IsReadByTheHostAndBack) {
+TEST(DeviceCheckpoint, CanBeReadByTheHostAndWrittenBack) {
     const ddprun::test::TemporaryDirectory directory;
     const auto gpu = ddp::cuda::Gpu::of(0);
     ddp::CheckpointDirectory checkpoints(directory.path());

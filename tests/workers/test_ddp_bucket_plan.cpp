@@ -20,7 +20,7 @@ std::vector<GradientSpec> of_bytes(const std::vector<std::size_t>& bytes) {
     return specs;
 }
 
-// The tables in this file are what torch 2.15's _compute_bucket_assignment_by_size gives, reversed as
+// The tables in this file are the results of torch 2.15's _compute_bucket_assignment_by_size, reversed as
 // DistributedDataParallel does.
 
 TEST(BucketPlan, ClosesABucketWithTheGradientThatReachesTheLimit) {
@@ -36,13 +36,13 @@ TEST(BucketPlan, LetsABucketExceedItsLimitByItsLastGradient) {
     EXPECT_EQ(plan_buckets(of_bytes({40, 1000, 40}), {80, 80}), (BucketPlan{{2}, {0, 1}}));
 }
 
-TEST(BucketPlan, FollowsTheOrderOfArrivalOnceItIsKnown) {
+TEST(BucketPlan, FollowsTheOrderOfArrivalWhenKnown) {
     const std::vector<std::size_t> arrival = {5, 4, 3, 2, 1, 0};
     EXPECT_EQ(plan_buckets(of_bytes({40, 40, 40, 40, 40, 40}), arrival, {80, 160}),
               (BucketPlan{{5, 4}, {3, 2, 1, 0}}));
 }
 
-TEST(BucketPlan, NeverMixesTypesAndMovesTheLimitOnForEachTypeByItself) {
+TEST(BucketPlan, NeverMixesTypesAndHasLimitsPerType) {
     std::vector<GradientSpec> specs = of_bytes({40, 80, 40, 80, 40, 40});
     specs[1].dtype = specs[3].dtype = DType::F64;
     EXPECT_EQ(plan_buckets(specs, {80, 160}), (BucketPlan{{4, 5}, {3}, {1}, {0, 2}}));
@@ -56,9 +56,9 @@ TEST(BucketPlan, NeverMixesDevices) {
     EXPECT_EQ(plan_buckets(specs, {}), (BucketPlan{{1}, {0, 2}}));
 }
 
-TEST(BucketPlan, OfNoGradientHasNoBucket) { EXPECT_TRUE(plan_buckets({}, BucketLimits{}).empty()); }
+TEST(BucketPlan, HasNoBucketWithoutGradients) { EXPECT_TRUE(plan_buckets({}, BucketLimits{}).empty()); }
 
-TEST(BucketPlan, HoldsEveryGradientOnceWhateverSizesAndOrder) {
+TEST(BucketPlan, HoldsEveryGradientOnceForAnySizesAndOrder) {
     std::mt19937 random(1);
     for (int round = 0; round < 200; ++round) {
         std::vector<GradientSpec> specs(random() % 40);

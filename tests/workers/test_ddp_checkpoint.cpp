@@ -49,16 +49,16 @@ std::vector<std::string> names_in(const std::string& path) {
     return names;
 }
 
-/// A child that runs `body` and is killed when the test is done with it.
+/// A child that runs `body`; the test kills it.
 template <class Body>
 pid_t start_child(Body body) {
     const pid_t pid = ::fork();
     if (pid != 0) return pid;
-    [&]() noexcept { body(); }();  // what it throws must not go on as the test
+    [&]() noexcept { body(); }();  // an exception must not continue the test
     ::_exit(0);
 }
 
-TEST(Checkpoint, GivesBackTensorsAndState) {
+TEST(Checkpoint, RestoresTensorsAndState) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.file("deep/er"));
     Job saved(1.5F);
@@ -73,20 +73,20 @@ TEST(Checkpoint, GivesBackTensorsAndState) {
     EXPECT_EQ(loaded.momentum, saved.momentum);
 }
 
-TEST(Checkpoint, OfAnEmptyOrAbsentDirectoryIsNone) {
+TEST(Checkpoint, IsAbsentInAnEmptyOrMissingDirectory) {
     const TemporaryDirectory temporary;
     EXPECT_EQ(CheckpointDirectory(temporary.path()).latest(), std::nullopt);
     EXPECT_EQ(CheckpointDirectory(temporary.file("absent")).latest(), std::nullopt);
 }
 
-TEST(Checkpoint, LeavesOnlyTheNewestAndNoTemporaryName) {
+TEST(Checkpoint, KeepsOnlyTheNewestAndNoTemporaryNames) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path(), 2);
     for (const std::uint64_t step : {10U, 20U, 30U, 40U}) Job(1).save(directory, step);
     EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000030", "step-000040"}));
 }
 
-TEST(Checkpoint, OfANewRunIsNotTakenForAnOldOneByItsLowNumber) {
+TEST(Checkpoint, IsNewerThanAnOldRunsInSpiteOfALowerStep) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path(), 1);
     Job(1).save(directory, 900);
@@ -95,7 +95,7 @@ TEST(Checkpoint, OfANewRunIsNotTakenForAnOldOneByItsLowNumber) {
     EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000010"}));
 }
 
-TEST(Checkpoint, OfTheSameStepReplacesTheOneBefore) {
+TEST(Checkpoint, ReplacesTheOneOfTheSameStep) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     Job(1).save(directory, 10);
@@ -106,7 +106,7 @@ TEST(Checkpoint, OfTheSameStepReplacesTheOneBefore) {
     EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000010"}));
 }
 
-TEST(Checkpoint, OfAnotherModelNamesTheTensorAndBothShapesAndChangesNothing) {
+TEST(Checkpoint, NamesTheTensorAndBothShapesOfAnotherModelAndChangesNothing) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     const std::string path = Job(1, 100).save(directory, 10);
@@ -121,7 +121,7 @@ TEST(Checkpoint, OfAnotherModelNamesTheTensorAndBothShapesAndChangesNothing) {
     EXPECT_EQ(other.weights[0], 5);
 }
 
-TEST(Checkpoint, OfAnotherOptimizerChangesNeitherModelNorOptimizer) {
+TEST(Checkpoint, ChangesNothingForAnotherOptimizer) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     const std::string path = Job(1).save(directory, 10);
@@ -130,7 +130,7 @@ TEST(Checkpoint, OfAnotherOptimizerChangesNeitherModelNorOptimizer) {
     EXPECT_EQ(other.weights[0], 5);
 }
 
-TEST(Checkpoint, WithABrokenStateIsRefusedByName) {
+TEST(Checkpoint, IsRefusedByNameWithABrokenState) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     const std::string path = Job(1).save(directory, 10);
@@ -144,7 +144,7 @@ TEST(Checkpoint, WithABrokenStateIsRefusedByName) {
     EXPECT_THROW(ddp::load_state(path), ddp::InvalidInput);
 }
 
-TEST(Checkpoint, LatestThatNamesNothingIsAnErrorAndNoWayOutOfTheDirectory) {
+TEST(Checkpoint, LatestMustNameACheckpointInsideTheDirectory) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     Job(1).save(directory, 10);
@@ -154,7 +154,7 @@ TEST(Checkpoint, LatestThatNamesNothingIsAnErrorAndNoWayOutOfTheDirectory) {
     }
 }
 
-TEST(Checkpoint, IsFoundWhenTheWriterDiedBeforeItMovedLatest) {
+TEST(Checkpoint, IsFoundWhenTheWriterDiedBeforeItWroteLatest) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     const std::string path = Job(1).save(directory, 10);
@@ -171,7 +171,7 @@ std::string refusal_of_state(const std::string& checkpoint) {
     return "accepted";
 }
 
-TEST(Checkpoint, CountsThatNoTrainingComesToAreRefusedBeforeTheyWrap) {
+TEST(Checkpoint, RefusesHugeCountsBeforeTheyOverflow) {
     const TemporaryDirectory temporary;
     const auto with = [&](const std::string& step, const std::string& consumed) {
         std::ofstream(temporary.file("state.json"))
@@ -189,7 +189,7 @@ TEST(Checkpoint, CountsThatNoTrainingComesToAreRefusedBeforeTheyWrap) {
     EXPECT_EQ(with("1e400", "3"), prefix);
 }
 
-TEST(Checkpoint, PipesInPlaceOfItsFilesAreRefusedWithoutWaiting) {
+TEST(Checkpoint, RefusesPipesInsteadOfFilesWithoutWaiting) {
     const TemporaryDirectory temporary;
     ASSERT_EQ(::mkfifo(temporary.file("state.json").c_str(), 0600), 0);
     ASSERT_EQ(::mkfifo(temporary.file("latest").c_str(), 0600), 0);
@@ -198,11 +198,12 @@ TEST(Checkpoint, PipesInPlaceOfItsFilesAreRefusedWithoutWaiting) {
     EXPECT_THROW((void)CheckpointDirectory(temporary.path()).latest(), ddp::InvalidInput);
 }
 
-TEST(Checkpoint, ThatDoesNotFitOnTheDiskLeavesTheOneBeforeAsItWas) {
+TEST(Checkpoint, KeepsTheLastOneWhenTheDiskIsFull) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     const std::string good = Job(1).save(directory, 10);
-    // A limit on file sizes fails write() as a full disk does, in a child because it cannot be raised again.
+    // A limit on file sizes makes write() fail as on a full disk; it runs in a child because the limit cannot
+    // be raised again.
     const pid_t child = start_child([&] {
         ::signal(SIGXFSZ, SIG_IGN);
         const rlimit limit{4096, 4096};
@@ -228,9 +229,8 @@ TEST(Checkpoint, ThatDoesNotFitOnTheDiskLeavesTheOneBeforeAsItWas) {
 
 constexpr int kNotAllowed = 77;
 
-/// Saves one checkpoint where there is room for it, then one where so many pages and files more are all that
-/// is left. 0: both are there; 1: the second failed by a full disk, and what the first left is whole; else
-/// what went wrong.
+/// Saves one checkpoint with enough space, then one with only that many pages and files free. 0: both exist;
+/// 1: the second failed because of the full disk, and the first is intact; any other number is a failure.
 int save_on_a_small_disk(const std::string& place, int pages, int files) {
     if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return kNotAllowed;
     if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return kNotAllowed;
@@ -264,7 +264,7 @@ int save_on_a_small_disk(const std::string& place, int pages, int files) {
     return failed ? 1 : 0;
 }
 
-TEST(Checkpoint, IsWholeWhereverInASaveTheDiskIsFull) {
+TEST(Checkpoint, IsWholeWhenTheDiskIsFullAtAnyPointOfASave) {
     const TemporaryDirectory temporary;
     int full = 0;
     for (const bool by_files : {false, true}) {
@@ -283,10 +283,10 @@ TEST(Checkpoint, IsWholeWhereverInASaveTheDiskIsFull) {
         }
         EXPECT_TRUE(saved);
     }
-    EXPECT_GT(full, 6) << "it was full at different files";
+    EXPECT_GT(full, 6) << "the disk was full at different files";
 }
 
-TEST(Checkpoint, InADirectoryThatCannotBeMadeNamesIt) {
+TEST(Checkpoint, NamesADirectoryThatCannotBeMade) {
     const TemporaryDirectory temporary;
     std::ofstream(temporary.file("file")) << "x";
     CheckpointDirectory directory(temporary.file("file/below"));
@@ -300,7 +300,7 @@ TEST(Checkpoint, InADirectoryThatCannotBeMadeNamesIt) {
 }
 
 /// Runs `body` in a child that is killed at its nth stop at a system call (entry and exit count). True when
-/// it came to its end before that.
+/// it ended before that.
 template <class Body>
 bool finishes_before_stop(int nth, Body body) {
     const pid_t child = start_child([&] {
@@ -320,12 +320,12 @@ bool finishes_before_stop(int nth, Body body) {
     return false;
 }
 
-/// From now on in this process: a file system as NFS and Lustre, which know no flags of renameat2.
+/// Makes renameat2 behave in this process as on NFS and Lustre, which support no flags.
 void refuse_flags_of_rename() {
     if (!ddprun::test::refuse_calls({SYS_renameat2, SYS_renameat2, EINVAL})) ::_exit(kNotAllowed);
 }
 
-/// The value of all that the newest checkpoint holds.
+/// The common value in the newest checkpoint.
 float value_in(const CheckpointDirectory& directory) {
     Job loaded(0);
     ddp::load_checkpoint(directory.latest().value(), loaded.model(), loaded.optimizer());
@@ -335,7 +335,7 @@ float value_in(const CheckpointDirectory& directory) {
     return value;
 }
 
-TEST(Checkpoint, OfTheSameStepReplacesTheOneBeforeWhereRenameHasNoFlags) {
+TEST(Checkpoint, ReplacesTheOneOfTheSameStepWithoutRenameFlags) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     const pid_t child = start_child([&] {
@@ -350,15 +350,15 @@ TEST(Checkpoint, OfTheSameStepReplacesTheOneBeforeWhereRenameHasNoFlags) {
     EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000010"}));
 }
 
-TEST(Checkpoint, ThatReplacesOneOfItsStepIsWholeAtWhicheverSystemCallItsWriterIsKilled) {
+TEST(Checkpoint, IsWholeWhenAReplacingWriterIsKilledAtAnySystemCall) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
     bool finished = false;
-    int kills = 40, left_aside = 0;  // the calls before are those of the test below
+    int kills = 40, left_aside = 0;  // the test below covers the earlier calls
     for (; !finished && kills < 1000; ++kills) {
-        Job(1).save(directory, 1);  // also clears away what the killed writer left
+        Job(1).save(directory, 1);  // also removes files of the killed writer
         EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000001"}));
-        // Without `latest` as well: it is missing when the first save of all is killed.
+        // Also without `latest`, which does not exist when the very first save is killed.
         if (kills % 4 >= 2) fs::remove(temporary.file("latest"));
         finished = finishes_before_stop(kills, [&] {
             refuse_flags_of_rename();
@@ -372,13 +372,13 @@ TEST(Checkpoint, ThatReplacesOneOfItsStepIsWholeAtWhicheverSystemCallItsWriterIs
     EXPECT_GT(left_aside, 0);
 }
 
-TEST(Checkpoint, IsWholeAtWhicheverSystemCallItsWriterIsKilled) {
+TEST(Checkpoint, IsWholeWhenItsWriterIsKilledAtAnySystemCall) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path(), 1);
     bool finished = false;
     int kills = 0;
     for (; !finished && kills < 1000; ++kills) {
-        Job(1).save(directory, 1);  // also clears away what the killed writer left
+        Job(1).save(directory, 1);  // also removes files of the killed writer
         EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000001"}));
         finished = finishes_before_stop(kills, [&] { Job(2).save(directory, 2); });
 

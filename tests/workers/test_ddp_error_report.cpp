@@ -57,8 +57,8 @@ class ErrorReport : public ::testing::Test {
 
 [[gnu::noinline]] int throw_from_here() { throw std::runtime_error("no \"data\"\nat all"); }
 
-TEST_F(ErrorReport, AnExceptionLeavesItsTextAndWhereItWasThrownAndExitsWithOne) {
-    // The test framework would catch it; a main does not.
+TEST_F(ErrorReport, HasTheTextAndOriginOfAnExceptionAndExitsWithOne) {
+    // The test framework would catch the exception; a main does not.
     const auto main = []() noexcept { (void)run_main("prog", throw_from_here); };
     EXPECT_EXIT(main(), ::testing::ExitedWithCode(1), "prog: rank 3: no \"data\"");
     EXPECT_EQ(message()["message"], "rank 3: no \"data\"\nat all");
@@ -66,7 +66,7 @@ TEST_F(ErrorReport, AnExceptionLeavesItsTextAndWhereItWasThrownAndExitsWithOne) 
     EXPECT_THAT(message()["extraInfo"]["timestamp"].text(), ::testing::MatchesRegex("[0-9]+"));
 }
 
-TEST_F(ErrorReport, ACrashIsReportedAndStaysTheSignalThatItWas) {
+TEST_F(ErrorReport, IsWrittenForACrashAndKeepsTheSignal) {
     for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
         EXPECT_EXIT((void)run_main("prog", [&] { return ::raise(signal); }),
                     ::testing::KilledBySignal(signal), "died of SIG");
@@ -75,7 +75,7 @@ TEST_F(ErrorReport, ACrashIsReportedAndStaysTheSignalThatItWas) {
     }
 }
 
-TEST_F(ErrorReport, TheLastWordsOfNcclAndCudaAreInItAlsoAfterACrash) {
+TEST_F(ErrorReport, HasTheLastErrorsOfNcclAndCudaAlsoAfterACrash) {
     const auto fail_with_words = [] {
         note_device_error(DeviceLibrary::Nccl, "an older word");
         note_device_error(DeviceLibrary::Nccl, "unhandled \"system\" error");
@@ -99,18 +99,18 @@ TEST_F(ErrorReport, TheLastWordsOfNcclAndCudaAreInItAlsoAfterACrash) {
 
 [[gnu::noinline]] int overflow(volatile char* above) {
     volatile char here[4096] = {};
-    // A condition that the compiler cannot see through keeps it from calling this endless.
+    // The compiler cannot evaluate this condition, so it does not reject endless recursion.
     return above[0] == 1 ? 0 : overflow(here) + above[0];
 }
 
-TEST_F(ErrorReport, AnOverflownStackIsReportedToo) {
+TEST_F(ErrorReport, IsWrittenForAStackOverflow) {
     volatile char bottom = 0;
     EXPECT_EXIT((void)run_main("prog", [&] { return overflow(&bottom); }), ::testing::KilledBySignal(SIGSEGV),
                 "SIGSEGV");
     EXPECT_THAT(stack(), HasSubstr("#0 "));
 }
 
-TEST_F(ErrorReport, ACrashingChildOfTheWorkerDoesNotSpeakForIt) {
+TEST_F(ErrorReport, IsNotWrittenForACrashingChildOfTheWorker) {
     const auto body = [] {
         const pid_t child = ::fork();
         if (child == 0) ::raise(SIGABRT);
@@ -122,18 +122,18 @@ TEST_F(ErrorReport, ACrashingChildOfTheWorkerDoesNotSpeakForIt) {
     EXPECT_FALSE(std::ifstream(path_).good());
 }
 
-TEST_F(ErrorReport, AProgramThatEndsWellLeavesNoReport) {
+TEST_F(ErrorReport, IsNotWrittenWhenAProgramSucceeds) {
     EXPECT_EXIT(std::exit(run_main("prog", [] { return 4; })), ::testing::ExitedWithCode(4), "");
     EXPECT_FALSE(std::ifstream(path_).good());
 }
 
-TEST(ErrorJson, SurvivesTextThatIsNotUtf8) {
+TEST(ErrorJson, AcceptsTextThatIsNotUtf8) {
     const ddprun::Json json =
         ddprun::parse_json(error_json("bad \xff byte", "#0 f", 12)).value_or(ddprun::Json());
     EXPECT_EQ(json["message"]["extraInfo"]["timestamp"], "12");
 }
 
-/// A worker's lifeline whose other end the test holds.
+/// A worker's lifeline whose other end belongs to the test.
 struct Wire {
     Wire() {
         int ends[2];
@@ -155,7 +155,7 @@ struct Wire {
     ddprun::WorkerEnv env;
 };
 
-TEST(Lifeline, ANoticeAsksForAStopAndSaysWhy) {
+TEST(Lifeline, ANoticeRequestsAStopWithAReason) {
     const Wire wire;
     Lifeline lifeline{Context(wire.env)};
     EXPECT_FALSE(lifeline.preemption_requested());
@@ -173,7 +173,7 @@ TEST(Lifeline, UnknownPacketsAndTheEndOfTheAgentAreNoNotice) {
     EXPECT_FALSE(lifeline.preemption_requested());
 }
 
-TEST(Lifeline, ATerminationAsksForAStopWithOrWithoutALauncher) {
+TEST(Lifeline, SigtermRequestsAStopWithOrWithoutALauncher) {
     Lifeline lifeline{Context(ddprun::WorkerEnv{})};
     ::raise(SIGUSR1);
     EXPECT_FALSE(lifeline.preemption_requested());
@@ -182,7 +182,7 @@ TEST(Lifeline, ATerminationAsksForAStopWithOrWithoutALauncher) {
     EXPECT_EQ(lifeline.reason(), "SIGTERM");
 }
 
-TEST(Lifeline, TheSecondTerminationEndsTheProcess) {
+TEST(Lifeline, TheSecondSigtermEndsTheProcess) {
     const auto terminate_twice = [] {
         const Lifeline lifeline{Context(ddprun::WorkerEnv{})};
         ::raise(SIGTERM);
@@ -191,7 +191,7 @@ TEST(Lifeline, TheSecondTerminationEndsTheProcess) {
     EXPECT_EXIT(terminate_twice(), ::testing::KilledBySignal(SIGTERM), "");
 }
 
-TEST(Lifeline, HeartbeatsArePacketsOfTheirOwn) {
+TEST(Lifeline, HeartbeatsAreSeparatePackets) {
     const Wire wire;
     Lifeline lifeline{Context(wire.env)};
     lifeline.ready();

@@ -1,5 +1,5 @@
-// Whole trainings with DistributedDataParallel against PyTorch's. Model, numbers and schedule:
-// golden/torch_ddp.py.
+// Whole training runs with DistributedDataParallel, compared with PyTorch's. golden/torch_ddp.py defines
+// model, numbers and schedule.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr auto kBatch = static_cast<std::size_t>(golden::kBatch),
                kHidden = static_cast<std::size_t>(golden::kHidden),
                kOutputs = static_cast<std::size_t>(golden::kOutputs);
 
-/// torch_ddp.py's number().
+/// number() of torch_ddp.py.
 float number(std::uint32_t stream, std::uint32_t i) {
     std::uint32_t z = stream * 0x9E3779B9U + i * 0x85EBCA6BU + 0x1234567U;
     z ^= z >> 16;
@@ -75,7 +75,7 @@ struct Layer {
     Floats weights, bias;
 };
 
-/// Gradients of one pass, in double: what is compared are the library's sums and steps, in float.
+/// Gradients of one pass, in double, because the test compares the library's float sums and steps.
 struct Gradients {
     explicit Gradients(const Layer& layer) : weights(layer.weights.size()), bias(layer.bias.size()) {}
     void add(std::size_t o, double slope, const double* in, std::size_t inputs) {
@@ -92,7 +92,7 @@ class Model {
         for (Layer* layer : {&trunk_, &head_, &extra_}) layer->append_to(all);
         return all;
     }
-    /// Adds to the gradients of what is used and marks them ready, last layer first. The loss.
+    /// Adds to the gradients of used parameters and marks them ready, last layer first. Returns the loss.
     double backward(DistributedDataParallel& model, const Samples& samples, bool with_extra) const {
         Gradients of_trunk(trunk_), of_head(head_), of_extra(extra_);
         double loss = 0;
@@ -145,12 +145,12 @@ struct Training {
                              {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01});
     };
     bool find_unused = false;
-    int parts = 1;  ///< of a step; all but the last in no_sync
-    /// One for each rank: it keeps the memory of its own group.
+    int parts = 1;  ///< parts of a step; all but the last in no_sync
+    /// Called once per rank: a hook keeps memory of its own group.
     std::function<ddp::CommunicationHook()> make_hook = {};
 };
 
-/// torch_ddp.py's extra_is_used().
+/// extra_is_used() of torch_ddp.py.
 bool extra_is_used(int step, int rank) {
     return step == 5 || step == 9 || step == 10 || (step == 6 && rank == 1);
 }
@@ -197,7 +197,7 @@ Trained train(ProcessGroup& group, const Training& how) {
     return result;
 }
 
-/// How far apart two lists are, as a share of the second one's length (Euclidean).
+/// The distance of two lists, relative to the length of the second (Euclidean).
 template <class A, class B>
 double distance(const A& a, const B& b) {
     double square = 0, length = 0;
@@ -223,9 +223,9 @@ void expect_as_pytorch(const golden::Run& run, const Training& how, double toler
     });
 }
 
-TEST(TrainingAsPyTorch, HasItsLossCurveAndItsParameters) { expect_as_pytorch(golden::kPlain, {}); }
+TEST(TrainingAsPyTorch, HasTheSameLossCurveAndParameters) { expect_as_pytorch(golden::kPlain, {}); }
 
-TEST(TrainingAsPyTorch, WithAdamWAndParametersThatAreUnusedAtTimes) {
+TEST(TrainingAsPyTorch, HasTheSameLossCurveWithAdamWAndUnusedParameters) {
     expect_as_pytorch(golden::kUnused, {.make_optimizer =
                                             [](auto parameters) {
                                                 return ddp::make_adamw(
@@ -235,22 +235,22 @@ TEST(TrainingAsPyTorch, WithAdamWAndParametersThatAreUnusedAtTimes) {
                                         .find_unused = true});
 }
 
-TEST(TrainingAsPyTorch, WithGradientsThatAddUpInNoSync) {
+TEST(TrainingAsPyTorch, HasTheSameLossCurveWithNoSync) {
     expect_as_pytorch(golden::kAccumulated, {.parts = 3});
 }
 
-TEST(TrainingAsPyTorch, WithGradientsSentAsFactorsOfLowRank) {
+TEST(TrainingAsPyTorch, HasTheSameLossCurveWithLowRankGradients) {
     expect_as_pytorch(
         golden::kPower,
         {.make_hook = [] { return ddp::power_sgd({.rank = 2, .start_step = 2, .min_compression_rate = 1}); }},
         2e-5);
-    EXPECT_GT(distance(golden::kPower.parameters, golden::kPlain.parameters), 1e-3) << "it is lossy";
+    EXPECT_GT(distance(golden::kPower.parameters, golden::kPlain.parameters), 1e-3) << "compression is lossy";
 }
 
-TEST(TrainingAsPyTorch, WithGradientsSentAs16Bits) {
+TEST(TrainingAsPyTorch, HasTheSameLossCurveWith16BitGradients) {
     expect_as_pytorch(golden::kBf16, {.make_hook = ddp::bf16_compression});
     expect_as_pytorch(golden::kFp16, {.make_hook = ddp::fp16_compression});
-    // The rounding is far larger than what is allowed here.
+    // The rounding is far larger than the tolerance.
     EXPECT_GT(distance(golden::kBf16.parameters, golden::kPlain.parameters), 20 * kTolerance);
 }
 

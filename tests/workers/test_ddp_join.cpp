@@ -19,7 +19,7 @@ using ddp::Tensor;
 using ddp::testing::failures_of_ranks;
 using ddp::testing::run_ranks;
 
-/// Two parameters whose gradients are what a test says, and a buffer that counts this rank's passes.
+/// Two parameters whose gradients the test sets, and a buffer that counts this rank's passes.
 struct Counter {
     std::vector<float> a = {0}, b = {0}, passes = {0};
     std::vector<Tensor> parameters() {
@@ -40,7 +40,7 @@ struct Counter {
 /// Rank r has 2 (r + 1) batches of slope r + 1.
 int batches_of(int rank) { return 2 * (rank + 1); }
 
-/// What torch.distributed.algorithms.Join gives: averages of those that have batches, zeros of the others.
+/// The result of torch.distributed.algorithms.Join: averages over ranks with batches, zeros from the others.
 double trained_alone(int ranks, bool by_initial_world_size, double rate) {
     double parameter = 0;
     for (int step = 0; step < batches_of(ranks - 1); ++step) {
@@ -56,11 +56,11 @@ double trained_alone(int ranks, bool by_initial_world_size, double rate) {
     return parameter;
 }
 
-/// On one node and across two.
+/// Tests run on one node and across two.
 class UnevenBatches : public ddp::testing::OnNodes {};
 INSTANTIATE_TEST_SUITE_P(, UnevenBatches, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
 
-TEST_P(UnevenBatches, AreAllTrainedOnInAJoin) {
+TEST_P(UnevenBatches, AreAllUsedInAJoin) {
     for (const bool by_initial : {true, false}) {
         for (const bool find_unused : {true, false}) {
             run([&](ProcessGroup& group) {
@@ -78,14 +78,14 @@ TEST_P(UnevenBatches, AreAllTrainedOnInAJoin) {
                 EXPECT_NEAR(mine.a[0], trained_alone(3, by_initial, 0.5), 1e-5);
                 EXPECT_EQ(mine.a, mine.b);
                 EXPECT_EQ(mine.passes[0], 6)
-                    << "the last rank's buffers, which began each pass with the last active rank's";
+                    << "the last rank's buffers began each pass with those of the last active rank";
                 model.verify_equal_parameters();
             });
         }
     }
 }
 
-TEST(Join, KeepsTheOptimizersOfAllRanksInStepWhenItIsToldWhatASteps) {
+TEST(Join, KeepsAllRanksOptimizersEqualWithAfterStep) {
     run_ranks(3, [](ProcessGroup& group) {
         Counter mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -99,7 +99,7 @@ TEST(Join, KeepsTheOptimizersOfAllRanksInStepWhenItIsToldWhatASteps) {
             join.finish([&] { sgd->step(model.gradients()); });
         }
         EXPECT_EQ(sgd->steps(), 6U);
-        // Outside of it all ranks train together again: equal momenta give equal parameters.
+        // After the Join all ranks train together again: equal momenta give equal parameters.
         mine.pass(model, 2);
         EXPECT_EQ(model.gradient_as<float>(0)[0], 2);
         sgd->step(model.gradients());
@@ -123,7 +123,7 @@ TEST(Join, TakesTheStaticGraphOfARankFromItsFirstOwnStep) {
     });
 }
 
-TEST(Join, TakesPartOnlyInPassesThatAreReduced) {
+TEST(Join, TakesPartOnlyInReducedPasses) {
     run_ranks(2, [](ProcessGroup& group) {
         Counter mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -132,7 +132,7 @@ TEST(Join, TakesPartOnlyInPassesThatAreReduced) {
             const auto accumulating = model.no_sync(batch % 2 == 0);
             mine.pass(model, 8);
             if (batch % 2 == 1) {
-                EXPECT_EQ(model.gradient_as<float>(0)[0], 4) << "rank 0 has none";
+                EXPECT_EQ(model.gradient_as<float>(0)[0], 4) << "rank 0 has no batch";
             }
         }
         int steps = 0;
@@ -141,7 +141,7 @@ TEST(Join, TakesPartOnlyInPassesThatAreReduced) {
     });
 }
 
-TEST(Join, EndsAtOnceWhereNobodyHasABatch) {
+TEST(Join, EndsAtOnceWithoutBatches) {
     run_ranks(2, [](ProcessGroup& group) {
         Counter mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -159,7 +159,7 @@ std::string message_of(const std::exception_ptr& failure) {
     return "nothing";
 }
 
-TEST_P(UnevenBatches, FailOnAllRanksWhereOneEndsEarlyAndThatIsNotWanted) {
+TEST_P(UnevenBatches, FailOnAllRanksWhenOneEndsEarlyUnderThrowOnEarlyTermination) {
     const auto failed = failures([](ProcessGroup& group) {
         Counter mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -174,7 +174,7 @@ TEST_P(UnevenBatches, FailOnAllRanksWhereOneEndsEarlyAndThatIsNotWanted) {
                       "without throw_on_early_termination");
 }
 
-TEST(Join, ThatARankLeavesWithoutFinishIsNamedAsTheRemedyOnTheOthers) {
+TEST(Join, NamesTheRemedyWhenARankContinuesWithoutFinish) {
     const auto failed = failures_of_ranks(2, [](ProcessGroup& group) {
         Counter mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -188,7 +188,7 @@ TEST(Join, ThatARankLeavesWithoutFinishIsNamedAsTheRemedyOnTheOthers) {
     EXPECT_NE(message_of(failed[1]).find("Join::finish()"), std::string::npos) << message_of(failed[1]);
 }
 
-TEST(Join, ThatARankEndsInWithoutFinishIsNamedAsTheRemedyOnTheOthers) {
+TEST(Join, NamesTheRemedyWhenARankExitsWithoutFinish) {
     const ddprun::UniqueFd fd = ddp::make_segment({.local_world_size = 2, .world_size = 2});
     const auto train = [&](int rank) {
         ddprun::WorkerEnv env = ddp::testing::environment_of(rank, 2);
@@ -209,7 +209,7 @@ TEST(Join, ThatARankEndsInWithoutFinishIsNamedAsTheRemedyOnTheOthers) {
     }
 }
 
-TEST(Join, OverAGroupThatIsGoneIsAnErrorByNameAsIsTheModel) {
+TEST(Join, NamesTheDestroyedGroupAsTheModelDoes) {
     run_ranks(2, [](ProcessGroup& world) {
         std::unique_ptr<ProcessGroup> group = world.split(0, world.rank());
         Counter mine;
@@ -241,7 +241,7 @@ TEST(Join, OverAGroupThatIsGoneIsAnErrorByNameAsIsTheModel) {
     });
 }
 
-TEST(Join, AsksForBeginForward) {
+TEST(Join, RequiresBeginForward) {
     run_ranks(1, [](ProcessGroup& group) {
         Counter mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -249,7 +249,7 @@ TEST(Join, AsksForBeginForward) {
         EXPECT_THROW(model.mark_ready(0), ddp::Error);
         EXPECT_THROW(Join{model}, ddp::InvalidInput);
         mine.pass(model, 1);
-        EXPECT_THROW(model.mark_ready(0), ddp::Error) << "each pass has its own";
+        EXPECT_THROW(model.mark_ready(0), ddp::Error) << "each pass needs its own";
     });
 }
 

@@ -70,7 +70,7 @@ TEST_P(LoaderWithPrefetch, DeliversEveryBatchInOrder) {
     EXPECT_EQ(loader.next(), nullptr);
 }
 
-TEST_P(LoaderWithPrefetch, LeavesAnIncompleteBatchOutWhenAsked) {
+TEST_P(LoaderWithPrefetch, OmitsAnIncompleteBatchOnRequest) {
     const Numbers numbers(19);
     Loader loader(numbers, backwards(19), {.batch_size = 10, .drop_last = true, .prefetch = GetParam()});
     EXPECT_EQ(loader.batches(), 1U);
@@ -79,7 +79,7 @@ TEST_P(LoaderWithPrefetch, LeavesAnIncompleteBatchOutWhenAsked) {
     EXPECT_EQ(numbers.reads(), 10U);
 }
 
-TEST_P(LoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheExceptionOfTheDataSet) {
+TEST_P(LoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheDataSetsException) {
     const Numbers numbers(30, 14);
     Loader loader(numbers, {0, 1, 2, 3, 4, 14, 6, 7},
                   {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
@@ -97,20 +97,20 @@ TEST_P(LoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheExceptionOfTheDataSet
     }
 }
 
-TEST_P(LoaderWithPrefetch, OfNothingIsAtItsEnd) {
+TEST_P(LoaderWithPrefetch, IsAtItsEndWithoutSamples) {
     const Numbers numbers(5);
     Loader loader(numbers, {}, {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
     EXPECT_EQ(loader.batches(), 0U);
     EXPECT_EQ(loader.next(), nullptr);
 }
 
-TEST_P(LoaderWithPrefetch, CanBeGivenUpInTheMiddle) {
+TEST_P(LoaderWithPrefetch, CanBeDestroyedBeforeItsEnd) {
     const Numbers numbers(1000);
     Loader loader(numbers, backwards(1000), {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
     ASSERT_NE(loader.next(), nullptr);
 }
 
-TEST_P(LoaderWithPrefetch, GoesOnInMidEpochBehindTheLastBatchThatWasSeenInAWorldOfAnotherSize) {
+TEST_P(LoaderWithPrefetch, ResumesInMidEpochBehindTheLastDeliveredBatchInAWorldOfAnotherSize) {
     const Numbers numbers(103);
     const auto place_after = [&](int world, ddp::SamplerState place, std::size_t batches,
                                  std::multiset<std::int32_t>& seen) {
@@ -131,14 +131,14 @@ TEST_P(LoaderWithPrefetch, GoesOnInMidEpochBehindTheLastBatchThatWasSeenInAWorld
     };
     std::multiset<std::int32_t> seen;
     const ddp::SamplerState first = place_after(3, {4, 0}, 2, seen);
-    EXPECT_EQ(first, (ddp::SamplerState{4, 42})) << "what was read ahead does not count";
+    EXPECT_EQ(first, (ddp::SamplerState{4, 42})) << "batches read ahead do not count";
     const ddp::SamplerState end = place_after(2, first, SIZE_MAX, seen);
     EXPECT_EQ(end, (ddp::SamplerState{4, 103}));
     EXPECT_EQ(std::set<std::int32_t>(seen.begin(), seen.end()).size(), 103U);
-    EXPECT_EQ(seen.size(), 104U) << "61 left for two ranks: one sample is there twice";
+    EXPECT_EQ(seen.size(), 104U) << "61 samples were left for two ranks: one is repeated";
 }
 
-TEST(Loader, NeverReadsFurtherAheadThanAsked) {
+TEST(Loader, NeverReadsFurtherAheadThanRequested) {
     const Numbers numbers(1000);
     Loader loader(numbers, backwards(1000), {.batch_size = 10, .drop_last = false, .prefetch = 2});
     for (std::size_t taken = 1; loader.next() != nullptr; ++taken)
@@ -150,7 +150,7 @@ TEST(Loader, RefusesEmptyBatches) {
     EXPECT_THROW(Loader(numbers, {0}, {.batch_size = 0}), ddp::InvalidInput);
 }
 
-TEST(Loader, RefusesASampleThatTheDataSetDoesNotHave) {
+TEST(Loader, RefusesASampleThatDoesNotExist) {
     const Numbers numbers(10);
     try {
         Loader(numbers, {0, 9, 10}, {.batch_size = 2});
@@ -161,7 +161,7 @@ TEST(Loader, RefusesASampleThatTheDataSetDoesNotHave) {
     EXPECT_EQ(numbers.reads(), 0U);
 }
 
-TEST_P(LoaderWithPrefetch, TakesABatchSizeThatIsLargerThanAllThereIs) {
+TEST_P(LoaderWithPrefetch, TakesABatchSizeAboveTheNumberOfSamples) {
     const Numbers numbers(3);
     for (const std::size_t size : {std::size_t{4}, SIZE_MAX / 8 + 1, SIZE_MAX}) {
         Loader loader(numbers, backwards(3),
@@ -176,14 +176,14 @@ TEST_P(LoaderWithPrefetch, TakesABatchSizeThatIsLargerThanAllThereIs) {
     }
 }
 
-TEST(Loader, ThatReadsAheadIsDestroyedInAForkedChildWithoutWaitingForAThreadThatTheChildLacks) {
+TEST(Loader, IsDestroyedInAForkedChildWithoutWaitingForItsThread) {
     const Numbers numbers(100);
     auto loader =
         std::make_unique<Loader>(numbers, backwards(100), LoaderOptions{.batch_size = 10, .prefetch = 2});
     ASSERT_NE(loader->next(), nullptr);
     const pid_t child = ::fork();
     if (child == 0) {
-        ::alarm(30);  // one that waits for ever
+        ::alarm(30);  // ends a child that waits for ever
         try {
             (void)loader->next();
             ::_exit(1);
@@ -199,7 +199,7 @@ TEST(Loader, ThatReadsAheadIsDestroyedInAForkedChildWithoutWaitingForAThreadThat
     EXPECT_NE(loader->next(), nullptr);
 }
 
-TEST(Loader, RefusesAFieldThatSamplesDoNotHave) {
+TEST(Loader, RefusesAFieldThatDoesNotExist) {
     const Numbers numbers(3);
     Loader loader(numbers, backwards(3), {.batch_size = 3});
     const Batch* const batch = loader.next();

@@ -26,7 +26,7 @@ constexpr std::size_t kSamples = 96, kInputs = 5;
 
 float input(std::size_t sample, std::size_t feature) {
     const auto n = static_cast<float>(sample * kInputs + feature + 1);
-    return std::sin(n * n);  // squared: the features must not depend on each other linearly
+    return std::sin(n * n);  // squared, so that the features are linearly independent
 }
 float target(std::size_t sample) { return 0.5F * input(sample, 0) - 2.0F * input(sample, 3) + 0.25F; }
 
@@ -84,7 +84,7 @@ Regression trained_by(int ranks, std::uint64_t epochs) {
 
 TEST(DistributedDataParallel, TrainsAsOneRankDoesOnTheWholeBatch) {
     const Regression alone = trained_by(1, 40);
-    EXPECT_NEAR(alone.w[3], -2.0F, 0.1F);  // it has learnt something
+    EXPECT_NEAR(alone.w[3], -2.0F, 0.1F);  // training has converged
     for (const int ranks : {2, 3, 4}) {
         const Regression together = trained_by(ranks, 40);
         for (std::size_t i = 0; i < kInputs; ++i) EXPECT_NEAR(together.w[i], alone.w[i], 1e-5) << ranks;
@@ -98,7 +98,7 @@ TEST(DistributedDataParallel, GivesTheSameBitsInEveryRun) {
     EXPECT_EQ(first.b, second.b);
 }
 
-TEST(DistributedDataParallel, ResumedFromACheckpointEndsWithTheSameBits) {
+TEST(DistributedDataParallel, EndsWithTheSameBitsWhenResumedFromACheckpoint) {
     for (const bool adam : {false, true}) {
         const TemporaryDirectory temporary;
         Regression whole, resumed;
@@ -126,7 +126,7 @@ TEST(DistributedDataParallel, ResumedFromACheckpointEndsWithTheSameBits) {
         run_ranks(2, [&](ProcessGroup& group) {
             Regression mine;
             const auto optimizer = make(mine);
-            // Only rank 0 knows where it is: the others get it from there.
+            // Only rank 0 has the position, and sends it to the others.
             ddp::DistributedSampler sampler(8, group.size(), group.rank());
             const ddp::TrainingState state =
                 ddp::load_checkpoint(group, group.rank() == 0 ? checkpoint : "", {mine, *optimizer, sampler});
@@ -189,7 +189,7 @@ TEST(DistributedDataParallel, AccumulatesInsideNoSync) {
     });
 }
 
-/// What the call throws: "InvalidInput: ...", "Error: ...".
+/// The exception of a call: "InvalidInput: ...", "Error: ...".
 template <class Call>
 std::string thrown_by(const Call& call) {
     try {
@@ -204,7 +204,7 @@ std::string thrown_by(const Call& call) {
     return "nothing";
 }
 
-TEST(DistributedDataParallel, RefusesTwoParametersOverOneMemory) {
+TEST(DistributedDataParallel, RefusesTwoParametersWithSharedMemory) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<float> values(6), other(6);
         const auto parameters = [&](std::span<float> second) {
@@ -228,7 +228,7 @@ TEST(DistributedDataParallel, RefusesTwoParametersOverOneMemory) {
     });
 }
 
-TEST(DistributedDataParallel, RefusesAParameterThatTheModelDoesNotHave) {
+TEST(DistributedDataParallel, RefusesAParameterThatDoesNotExist) {
     run_ranks(1, [](ProcessGroup& group) {
         Regression mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -240,13 +240,13 @@ TEST(DistributedDataParallel, RefusesAParameterThatTheModelDoesNotHave) {
         EXPECT_EQ(thrown_by([&] { static_cast<void>(model.gradient_as<float>(7)); }), expected);
         EXPECT_EQ(thrown_by([&] { static_cast<void>(model.is_used(7)); }), expected);
         EXPECT_EQ(thrown_by([&] { model.mark_ready(SIZE_MAX); }).substr(0, 12), "InvalidInput");
-        // Nothing is left behind.
+        // The refused calls have no effect.
         mine.backward(model, std::array<std::size_t, 1>{0});
         EXPECT_EQ(model.statistics().steps, 1U);
     });
 }
 
-TEST(DistributedDataParallel, TakesAHookBeforeTheFirstStepOnly) {
+TEST(DistributedDataParallel, TakesAHookOnlyBeforeTheFirstStep) {
     run_ranks(2, [](ProcessGroup& group) {
         Regression mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -273,11 +273,11 @@ std::string message_of(const std::exception_ptr& failure) {
     return "no failure";
 }
 
-/// On one node and across two.
+/// Tests run on one node and across two.
 class ParallelTraining : public ddp::testing::OnNodes {};
 INSTANTIATE_TEST_SUITE_P(, ParallelTraining, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
 
-TEST_P(ParallelTraining, NamesTheParameterAndBothShapesOnAllRanksWhenTheyDiffer) {
+TEST_P(ParallelTraining, NamesADifferentParameterAndBothShapesOnAllRanks) {
     const auto failed = failures([](ProcessGroup& group) {
         std::vector<float> w(12), b(4);
         const bool odd = group.rank() == 2;
@@ -290,7 +290,7 @@ TEST_P(ParallelTraining, NamesTheParameterAndBothShapesOnAllRanksWhenTheyDiffer)
                   "'w' (float32[3, 4]) on rank 0");
 }
 
-TEST_P(ParallelTraining, NamesTheParameterOnAllRanksWhenARankHasThemInAnotherOrder) {
+TEST_P(ParallelTraining, NamesTheFirstParameterOnAllRanksWhenTheOrderDiffers) {
     const auto failed = failures([](ProcessGroup& group) {
         std::vector<float> w(4), b(4);
         std::vector<Tensor> parameters = {ddp::tensor_of("w", w, {4}), ddp::tensor_of("b", b, {4})};
@@ -303,7 +303,7 @@ TEST_P(ParallelTraining, NamesTheParameterOnAllRanksWhenARankHasThemInAnotherOrd
             "rank 1's parameters differ from rank 0's: parameter 0 is 'b' (float32[4]) there, 'w' (float32[4]) on rank 0");
 }
 
-TEST_P(ParallelTraining, SaysSoOnAllRanksWhenARankHasAnotherNumberOfParameters) {
+TEST_P(ParallelTraining, FailsOnAllRanksWhenTheNumberOfParametersDiffers) {
     const auto failed = failures([](ProcessGroup& group) {
         std::vector<float> w(12);
         std::vector<Tensor> parameters = {ddp::tensor_of("w", std::span(w), {12})};
@@ -316,7 +316,7 @@ TEST_P(ParallelTraining, SaysSoOnAllRanksWhenARankHasAnotherNumberOfParameters) 
                   "parameter 0 is none there, 'w' (float32[12]) on rank 0");
 }
 
-TEST(DistributedDataParallel, TellsTheSha256OfTheParametersBytesAsAnyOtherProgramWould) {
+TEST(DistributedDataParallel, ComputesTheSha256OfTheParametersBytes) {
     run_ranks(2, [](ProcessGroup& group) {
         Regression mine;
         mine.w = {1, 2, 3, 4, 5};
@@ -328,7 +328,7 @@ TEST(DistributedDataParallel, TellsTheSha256OfTheParametersBytesAsAnyOtherProgra
     });
 }
 
-TEST_P(ParallelTraining, SeesOneDifferentBitInTheParameters) {
+TEST_P(ParallelTraining, DetectsOneDifferentBitInTheParameters) {
     const auto failed = failures([](ProcessGroup& group) {
         Regression mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -342,7 +342,7 @@ TEST_P(ParallelTraining, SeesOneDifferentBitInTheParameters) {
             "parameters on rank 1 are not bitwise equal to rank 0's after 0 steps; the first that differs is 'b' (float32[1])");
 }
 
-TEST_P(ParallelTraining, WhereOneRankMissesAGradientTellsTheOthersWhoDoesNotCome) {
+TEST_P(ParallelTraining, NamesTheRankThatMissesAGradientOnTheOthers) {
     const auto failed = failures([](ProcessGroup& group) {
         Regression mine;
         DistributedDataParallel model(group, mine.parameters(),
@@ -364,7 +364,7 @@ TEST_P(ParallelTraining, WhereOneRankMissesAGradientTellsTheOthersWhoDoesNotCome
     }
 }
 
-TEST_P(ParallelTraining, AGradientThatIsNoNumberOnOneRankIsNamedOnAllBeforeItGetsIntoTheParameters) {
+TEST_P(ParallelTraining, NamesANanGradientOfOneRankOnAllBeforeItReachesTheParameters) {
     for (const int odd : {0, 2}) {
         const auto failed = failures([odd](ProcessGroup& group) {
             Regression mine;
@@ -397,7 +397,7 @@ TEST(DistributedDataParallel, GivesNoGradientsToAnOptimizerBeforeTheyAreAveraged
     });
 }
 
-TEST(DistributedDataParallel, ComparesParametersAfterEverySoManySteps) {
+TEST(DistributedDataParallel, ComparesParametersAfterEveryVerifyEverySteps) {
     const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
         Regression mine;
         DistributedDataParallel model(group, mine.parameters(), {.verify_every = 2});
@@ -415,7 +415,7 @@ TEST(DistributedDataParallel, ComparesParametersAfterEverySoManySteps) {
             "parameters on rank 1 are not bitwise equal to rank 0's after 4 steps; the first that differs is 'w' (float32[1, 5])");
 }
 
-/// A parameter, and buffers as a normalisation has them.
+/// A parameter, and buffers such as those of a normalisation.
 struct Normalised {
     std::vector<float> w = {0}, mean = {0, 0};
     std::vector<std::int64_t> batches = {0};
@@ -424,7 +424,7 @@ struct Normalised {
         return {ddp::tensor_of("mean", std::span(mean), {2}),
                 ddp::tensor_of("batches", std::span(batches), {})};
     }
-    /// The buffers take what this rank alone has seen.
+    /// Sets the buffers to values that only this rank has seen.
     void pass(DistributedDataParallel& model, float seen) {
         mean.assign(2, seen);
         ++batches[0];
@@ -434,7 +434,7 @@ struct Normalised {
     }
 };
 
-TEST(DistributedDataParallel, GivesAllRanksTheBuffersOfRankZeroBeforeAForwardPass) {
+TEST(DistributedDataParallel, SendsRankZerosBuffersToAllRanksBeforeAForwardPass) {
     run_ranks(3, [](ProcessGroup& group) {
         Normalised mine;
         const auto rank = static_cast<float>(group.rank());
@@ -452,7 +452,7 @@ TEST(DistributedDataParallel, GivesAllRanksTheBuffersOfRankZeroBeforeAForwardPas
 }
 
 // PyTorch's require_forward_param_sync.
-TEST(DistributedDataParallel, LeavesBuffersAloneInTheForwardPassAfterOneInNoSync) {
+TEST(DistributedDataParallel, KeepsBuffersInTheForwardPassAfterOneInNoSync) {
     run_ranks(2, [](ProcessGroup& group) {
         Normalised mine;
         DistributedDataParallel model(group, mine.parameters(), {.buffers = mine.buffers()});
@@ -472,7 +472,7 @@ TEST(DistributedDataParallel, LeavesBuffersAloneInTheForwardPassAfterOneInNoSync
     });
 }
 
-TEST(DistributedDataParallel, LeavesBuffersAloneWhenToldTo) {
+TEST(DistributedDataParallel, KeepsBuffersWithoutBroadcastBuffers) {
     run_ranks(2, [](ProcessGroup& group) {
         Normalised mine;
         DistributedDataParallel model(group, mine.parameters(),
@@ -495,7 +495,7 @@ TEST(DistributedDataParallel, BroadcastsAThousandParametersInFewCalls) {
             parameters.push_back(ddp::tensor_of("p" + std::to_string(i), std::span(values.back()),
                                                 {static_cast<std::int64_t>(i % 7)}));
         }
-        values.emplace_back(300'000, static_cast<float>(group.rank()));  // one that travels alone
+        values.emplace_back(300'000, static_cast<float>(group.rank()));  // too large for a coalesced bucket
         parameters.push_back(ddp::tensor_of("large", std::span(values.back()), {300'000}));
         DistributedDataParallel model(group, parameters);
         for (std::size_t i = 0; i < 1000; ++i)
@@ -505,7 +505,7 @@ TEST(DistributedDataParallel, BroadcastsAThousandParametersInFewCalls) {
     });
 }
 
-TEST(DistributedDataParallel, AccumulatesWhereNoSyncIsToldTo) {
+TEST(DistributedDataParallel, AccumulatesOnlyWhileNoSyncSaysSo) {
     run_ranks(2, [](ProcessGroup& group) {
         Regression mine;
         DistributedDataParallel model(group, mine.parameters());
@@ -526,7 +526,7 @@ TEST(DistributedDataParallel, AccumulatesWhereNoSyncIsToldTo) {
     });
 }
 
-// Such as the bias of a layer without one, or a table of no rows.
+// For example the bias of a layer without one, or a table without rows.
 TEST(DistributedDataParallel, TrainsParametersThatHaveNoElements) {
     run_ranks(3, [](ProcessGroup& group) {
         std::vector<float> w{1, 2, 3}, nothing, none;
@@ -549,7 +549,7 @@ TEST(DistributedDataParallel, TrainsParametersThatHaveNoElements) {
     });
 }
 
-TEST(DistributedDataParallel, AveragesBesideABucketThatHasNoElements) {
+TEST(DistributedDataParallel, AveragesNextToAnEmptyBucket) {
     run_ranks(2, [](ProcessGroup& group) {
         std::vector<float> w{1};
         std::vector<double> none;

@@ -43,15 +43,15 @@ std::int64_t step_count(const Optimizer& optimizer, std::string_view name) {
     return -1;
 }
 
-// The expected values are torch 2.15's torch.optim.SGD and torch.optim.AdamW on the same gradients.
+// The expected values come from torch 2.15's torch.optim.SGD and torch.optim.AdamW on the same gradients.
 
-TEST(Sgd, StepsAsPyTorch) {
+TEST(Sgd, StepsLikePyTorch) {
     Model model;
     const auto sgd = ddp::make_sgd(model.parameters(), {.learning_rate = 0.1});
     expect_after_five_steps(model, *sgd, {0.8499999642372131, -1.9000000953674316, 0.5, 1.7714699506759644});
 }
 
-TEST(Sgd, StepsAsPyTorchWithMomentumAndWeightDecay) {
+TEST(Sgd, StepsLikePyTorchWithMomentumAndWeightDecay) {
     Model model;
     const auto sgd =
         ddp::make_sgd(model.parameters(), {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01});
@@ -59,7 +59,7 @@ TEST(Sgd, StepsAsPyTorchWithMomentumAndWeightDecay) {
         model, *sgd, {0.6703619360923767, -1.7115113735198975, 0.7240492701530457, -0.11044488102197647});
 }
 
-TEST(Sgd, StepsAsPyTorchWithNesterov) {
+TEST(Sgd, StepsLikePyTorchWithNesterov) {
     Model model;
     const auto sgd = ddp::make_sgd(
         model.parameters(), {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true});
@@ -67,14 +67,14 @@ TEST(Sgd, StepsAsPyTorchWithNesterov) {
         model, *sgd, {0.549112856388092, -1.6312516927719116, 0.6977571845054626, -0.33237168192863464});
 }
 
-TEST(AdamW, StepsAsPyTorch) {
+TEST(AdamW, StepsLikePyTorch) {
     Model model;
     const auto adamw = ddp::make_adamw(model.parameters(), {.learning_rate = 0.05, .weight_decay = 0.1});
     expect_after_five_steps(model, *adamw,
                             {0.735137939453125, -1.702985405921936, 0.6257837414741516, 2.6787667274475098});
 }
 
-TEST(AdamW, StepsAsPyTorchWithOtherBetasAndEpsilon) {
+TEST(AdamW, StepsLikePyTorchWithOtherBetasAndEpsilon) {
     Model model;
     const auto adamw = ddp::make_adamw(
         model.parameters(),
@@ -83,7 +83,7 @@ TEST(AdamW, StepsAsPyTorchWithOtherBetasAndEpsilon) {
         model, *adamw, {0.7300028800964355, -1.7031086683273315, 0.6092275381088257, 2.6790738105773926});
 }
 
-/// Two parameters; the second has a gradient in the steps 3, 4 and 7 of eight only.
+/// Two parameters; the second has a gradient only in steps 3, 4 and 7 of eight.
 struct ModelWithUnused {
     std::array<float, 2> always = {1.0F, -2.0F}, seldom = {0.5F, 3.0F};
     std::array<float, 2> of_always = {}, of_seldom = {};
@@ -110,14 +110,14 @@ struct ModelWithUnused {
     }
 };
 
-TEST(AdamW, CorrectsTheBiasOfEachParameterByItsOwnStepsAsPyTorch) {
+TEST(AdamW, CorrectsTheBiasOfEachParameterByItsOwnStepsLikePyTorch) {
     ModelWithUnused model;
     const auto adamw = ddp::make_adamw(model.parameters(), {.learning_rate = 0.05, .weight_decay = 0.1});
     model.expect_after_eight_steps(*adamw, {0.5768048167228699, -1.5283170938491821},
                                    {0.5939537882804871, 2.8060896396636963});
 }
 
-TEST(Sgd, BeginsTheMomentumOfEachParameterWithItsFirstGradientAsPyTorch) {
+TEST(Sgd, BeginsTheMomentumOfEachParameterWithItsFirstGradientLikePyTorch) {
     for (const bool nesterov : {false, true}) {
         ModelWithUnused model;
         const auto sgd = ddp::make_sgd(
@@ -132,7 +132,7 @@ TEST(Sgd, BeginsTheMomentumOfEachParameterWithItsFirstGradientAsPyTorch) {
     }
 }
 
-TEST(AdamW, MovesAParameterThatIsUsedLateForTheFirstTimeByTheLearningRateOnly) {
+TEST(AdamW, MovesAParameterByTheLearningRateInItsFirstLateStep) {
     std::array<float, 1> always = {1}, late = {1}, gradient = {0.5F};
     const auto adamw = ddp::make_adamw({ddp::tensor_of("always", std::span<float>(always), {1}),
                                         ddp::tensor_of("late", std::span<float>(late), {1})},
@@ -144,7 +144,7 @@ TEST(AdamW, MovesAParameterThatIsUsedLateForTheFirstTimeByTheLearningRateOnly) {
     EXPECT_NEAR(late[0], 0.99, 1e-6);
 }
 
-TEST(Optimizer, LeavesAParameterWithoutGradientAlone) {
+TEST(Optimizer, KeepsAParameterWithoutGradient) {
     std::array<float, 2> a = {1, 2}, b = {3, 4}, g = {1, 1};
     const auto sgd = ddp::make_sgd(
         {ddp::tensor_of("a", std::span<float>(a), {2}), ddp::tensor_of("b", std::span<float>(b), {2})},
@@ -184,7 +184,7 @@ TEST(Optimizer, ContinuesBitwiseEqualFromItsSavedState) {
     }
 }
 
-TEST(AdamW, ContinuesEachParameterFromItsOwnStepsWhateverTheCountOfAll) {
+TEST(AdamW, ContinuesEachParameterFromItsOwnStepCount) {
     ModelWithUnused whole, resumed;
     const auto first = ddp::make_adamw(whole.parameters(), {.learning_rate = 0.05});
     for (int t = 0; t < 5; ++t) whole.step(*first, t);
@@ -205,8 +205,7 @@ TEST(AdamW, ContinuesEachParameterFromItsOwnStepsWhateverTheCountOfAll) {
     EXPECT_EQ(step_count(*second, "step.seldom"), 3);
 }
 
-/// A checkpoint of a model that was trained for three steps, as it was written when AdamW counted the steps
-/// of all parameters together.
+/// A checkpoint of a model trained for three steps, as written when AdamW counted only common steps.
 struct OldCheckpoint {
     ddprun::test::TemporaryDirectory directory;
     Model model;
@@ -222,7 +221,7 @@ struct OldCheckpoint {
     }
 };
 
-TEST(AdamW, GoesOnFromACheckpointThatCountsTheStepsOfAllParametersTogether) {
+TEST(AdamW, ResumesFromACheckpointWithACommonStepCount) {
     OldCheckpoint old;
     Model resumed;
     const auto adamw = ddp::make_adamw(resumed.parameters(), {.learning_rate = 0.05});
@@ -234,7 +233,7 @@ TEST(AdamW, GoesOnFromACheckpointThatCountsTheStepsOfAllParametersTogether) {
     EXPECT_EQ(resumed.values, old.model.values);
 }
 
-TEST(AdamW, RefusesACheckpointThatLacksTheStepsOfOneParameterAlone) {
+TEST(AdamW, RefusesACheckpointThatLacksOnlyOneParametersSteps) {
     const ddprun::test::TemporaryDirectory directory;
     ModelWithUnused model;
     const auto adamw = ddp::make_adamw(model.parameters(), {});
@@ -259,7 +258,7 @@ TEST(Optimizer, NamesItsStateAfterTheParameters) {
     EXPECT_EQ(adamw->state().at(1).name, "exp_avg_sq.w");
     EXPECT_EQ(adamw->state().at(3).name, "step.w");
     EXPECT_EQ(adamw->state().at(2).name, "steps");
-    EXPECT_EQ(ddp::make_sgd(model.parameters(), {})->state().size(), 1U) << "its steps alone";
+    EXPECT_EQ(ddp::make_sgd(model.parameters(), {})->state().size(), 1U) << "only the step count";
 }
 
 TEST(Optimizer, RefusesGradientsThatDoNotFit) {
@@ -272,7 +271,7 @@ TEST(Optimizer, RefusesGradientsThatDoNotFit) {
     EXPECT_EQ(sgd->steps(), 0U);
 }
 
-TEST(Optimizer, RefusesOptionsThatMakeNoSense) {
+TEST(Optimizer, RefusesInvalidOptions) {
     Model model;
     EXPECT_THROW(ddp::make_sgd(model.parameters(), {.learning_rate = -1}), ddp::InvalidInput);
     EXPECT_THROW(ddp::make_sgd(model.parameters(), {.learning_rate = std::nan("")}), ddp::InvalidInput);
@@ -288,7 +287,7 @@ TEST(Optimizer, RefusesOptionsThatMakeNoSense) {
     EXPECT_THROW(ddp::make_adamw(model.parameters(), {.weight_decay = kInfinity}), ddp::InvalidInput);
 }
 
-TEST(Optimizer, RefusesALearningRateThatMakesNoSenseInTheMiddleOfTrainingToo) {
+TEST(Optimizer, RefusesAnInvalidLearningRateDuringTraining) {
     Model model;
     const auto sgd = ddp::make_sgd(model.parameters(), {.learning_rate = 0.5});
     for (const double rate : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()})
@@ -309,7 +308,7 @@ TEST(Optimizer, RefusesParametersItCannotUpdate) {
                  ddp::InvalidInput);
 }
 
-/// Two parameters of T; the second is in a group with a rate and a weight decay of its own.
+/// Two parameters of type T; the second is in a group with its own rate and weight decay.
 template <class T>
 struct ModelInGroups {
     std::array<T, 4> a = {1, -2, 0.5, 3}, b = a, of_a = {}, of_b = {};
@@ -335,7 +334,7 @@ struct ModelInGroups {
     }
 };
 
-TEST(Sgd, StepsGroupsOfParametersAsPyTorchDoes) {
+TEST(Sgd, StepsParameterGroupsLikePyTorch) {
     ModelInGroups<float> model;
     const auto sgd =
         ddp::make_sgd(model.parameters(),
@@ -345,7 +344,7 @@ TEST(Sgd, StepsGroupsOfParametersAsPyTorchDoes) {
         {0.8594450950622559, -1.7926563024520874, 0.5059818625450134, 2.036298990249634});
 }
 
-TEST(Sgd, StepsFloat64AsPyTorchDoes) {
+TEST(Sgd, StepsFloat64LikePyTorch) {
     ModelInGroups<double> model;
     const auto sgd =
         ddp::make_sgd(model.parameters(),
@@ -356,7 +355,7 @@ TEST(Sgd, StepsFloat64AsPyTorchDoes) {
     EXPECT_EQ(sgd->state().at(0).memory.dtype, ddp::DType::F64);
 }
 
-TEST(AdamW, StepsGroupsOfParametersAsPyTorchDoes) {
+TEST(AdamW, StepsParameterGroupsLikePyTorch) {
     ModelInGroups<float> model;
     const auto adamw = ddp::make_adamw(model.parameters(),
                                        {.learning_rate = 0.05, .weight_decay = 0.1, .groups = model.groups});
@@ -365,7 +364,7 @@ TEST(AdamW, StepsGroupsOfParametersAsPyTorchDoes) {
         {0.8745068907737732, -1.8419089317321777, 0.5402740836143494, 2.8123838901519775});
 }
 
-TEST(AdamW, StepsFloat64AsPyTorchDoes) {
+TEST(AdamW, StepsFloat64LikePyTorch) {
     ModelInGroups<double> model;
     const auto adamw = ddp::make_adamw(model.parameters(),
                                        {.learning_rate = 0.05, .weight_decay = 0.1, .groups = model.groups});
@@ -390,7 +389,7 @@ TEST(Optimizer, KeepsTheRateOfEachGroup) {
     EXPECT_THROW(static_cast<void>(sgd->learning_rate(2)), ddp::InvalidInput);
 }
 
-TEST(Optimizer, GoesOnFromTheStateOfItsGroups) {
+TEST(Optimizer, ResumesFromTheStateOfItsGroups) {
     ModelInGroups<float> whole, resumed;
     const auto make = [](auto& model) {
         return ddp::make_adamw(model.parameters(), {.groups = model.groups});
@@ -430,7 +429,7 @@ std::string refused_groups(Options options,
     return "nothing";
 }
 
-TEST(Optimizer, NamesWhatIsWrongWithAGroup) {
+TEST(Optimizer, NamesTheFaultOfAGroup) {
     EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {"c"}}}}, ddp::make_sgd),
               "sgd: parameter group 1 names 'c', which is not a parameter");
     EXPECT_EQ(refused_groups(ddp::AdamWOptions{.groups = {{.parameters = {"a"}}, {.parameters = {"b", "a"}}}},
@@ -443,7 +442,7 @@ TEST(Optimizer, NamesWhatIsWrongWithAGroup) {
               "sgd: the learning rate is negative");
 }
 
-/// Parameters of 16 bits beside the same in float32, both stepped by gradients that both types hold exactly.
+/// 16-bit and equal float32 parameters, both stepped by gradients that both types represent exactly.
 template <class Half>
 void expect_masters_as_float32(ddp::DType dtype, bool gradients_are_halves) {
     constexpr std::size_t kCount = 5000;  // more than a block
@@ -477,30 +476,30 @@ void expect_masters_as_float32(ddp::DType dtype, bool gradients_are_halves) {
     }
 }
 
-TEST(Optimizer, KeepsFloat32MastersOfParametersOf16Bits) {
+TEST(Optimizer, KeepsFloat32MastersOf16BitParameters) {
     for (const bool gradients_are_halves : {false, true}) {
         expect_masters_as_float32<ddp::device::Bf16>(ddp::DType::BF16, gradients_are_halves);
         expect_masters_as_float32<ddp::device::F16>(ddp::DType::F16, gradients_are_halves);
     }
 }
 
-TEST(Optimizer, RefusesAGradientOfFloat32ForAParameterOfFloat64) {
+TEST(Optimizer, RefusesAFloat32GradientForAFloat64Parameter) {
     std::array<double, 1> w = {1};
     std::array<float, 1> g = {1};
     const auto sgd = ddp::make_sgd({ddp::tensor_of("w", std::span<double>(w), {1})}, {});
     EXPECT_THROW(sgd->step(std::array{buffer_of(std::span<float>(g))}), ddp::InvalidInput);
 }
 
-// As torch.nn.utils.clip_grad_norm_.
+// Expected values come from torch.nn.utils.clip_grad_norm_.
 
-TEST(ClipGradNorm, ScalesAllGradientsByTheirCommonNormAsPyTorch) {
+TEST(ClipGradNorm, ScalesAllGradientsByTheirJointNormLikePyTorch) {
     std::array<float, 3> a = {3, -4, 1};
     std::array<float, 2> b = {0.5, -2};
     const std::array gradients = {buffer_of(std::span<float>(a)), Buffer{}, buffer_of(std::span<float>(b))};
     EXPECT_EQ(ddp::clip_grad_norm(gradients, 100), 5.5);
-    EXPECT_EQ(a, (std::array<float, 3>{3, -4, 1})) << "it is short enough";
+    EXPECT_EQ(a, (std::array<float, 3>{3, -4, 1})) << "the norm is small enough";
     EXPECT_EQ(ddp::clip_grad_norm(gradients, 1), 5.5);
-    // PyTorch rounds the norm to float32 on the way.
+    // PyTorch rounds the norm to float32 in between.
     const std::array expected_a = {0.5454545021057129, -0.727272629737854, 0.1818181574344635};
     const std::array expected_b = {0.09090907871723175, -0.363636314868927};
     for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], expected_a[i], 1e-7) << i;
@@ -525,7 +524,7 @@ TEST(ClipGradNorm, TakesEveryFloatingType) {
         EXPECT_THROW(ddp::clip_grad_norm({}, bad), ddp::InvalidInput);
 }
 
-TEST(ClipGradNorm, NamesTheGradientThatIsNotFiniteOrLeavesAllAsTheyAre) {
+TEST(ClipGradNorm, NamesAGradientThatIsNotFiniteOrLeavesAllUnchanged) {
     for (const float bad : {std::nanf(""), INFINITY}) {
         std::array<float, 2> a = {3, 4}, b = {1, bad};
         const std::array gradients = {buffer_of(std::span<float>(a)), buffer_of(std::span<float>(b))};
@@ -542,7 +541,8 @@ TEST(ClipGradNorm, NamesTheGradientThatIsNotFiniteOrLeavesAllAsTheyAre) {
     }
 }
 
-// As LinearLR, then StepLR, CosineAnnealingLR, LinearLR or nothing in a SequentialLR, of torch 2.15.
+// Expected values come from torch 2.15: LinearLR, then StepLR, CosineAnnealingLR, LinearLR or nothing in a
+// SequentialLR.
 
 void expect_rates(const ddp::Schedule& schedule, const std::vector<double>& expected) {
     for (std::size_t step = 0; step < expected.size(); ++step)
@@ -569,7 +569,7 @@ TEST(Schedule, GivesTheRatesOfPyTorch) {
     expect_rates(schedule, {0.1, 0.2, 0.3, 0.4, 0.328, 0.256, 0.184, 0.112, 0.04, 0.04});
 }
 
-TEST(Schedule, SaysWhatIsWrongWithIt) {
+TEST(Schedule, NamesTheFaultOfAnInvalidOne) {
     using Shape = ddp::Schedule::Shape;
     const auto refused = [](const ddp::Schedule& schedule) -> std::string {
         try {
@@ -589,7 +589,7 @@ TEST(Schedule, SaysWhatIsWrongWithIt) {
     EXPECT_EQ(refused({.final_rate = -1}), "schedule: final_rate is -1");
 }
 
-TEST(ScheduledRate, MovesEachGroupFromItsOwnRateAndGoesOnFromItsState) {
+TEST(ScheduledRate, MovesEachGroupFromItsOwnRateAndResumesFromItsState) {
     ModelInGroups<float> model;
     const auto sgd = ddp::make_sgd(model.parameters(), {.learning_rate = 0.4, .groups = model.groups});
     const ddp::Schedule schedule = {.warmup_steps = 4, .warmup_from = 0.2};

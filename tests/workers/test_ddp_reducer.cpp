@@ -22,7 +22,7 @@ using ddp::ReducerOptions;
 using ddp::Tensor;
 using ddp::testing::run_ranks;
 
-/// Parameters of these sizes and the reducer of their gradients.
+/// Parameters of these sizes, and the reducer of their gradients.
 struct Model {
     std::vector<std::vector<float>> values;
     std::vector<Tensor> parameters;
@@ -73,7 +73,7 @@ std::vector<std::size_t> shuffled(std::size_t n, std::mt19937& random) {
     return order;
 }
 
-TEST(Reducer, AveragesWhateverTheOrderOfArrivalOnEachRank) {
+TEST(Reducer, AveragesForAnyOrderOfArrivalOnEachRank) {
     for (const auto progress :
          {ddp::ProcessGroupOptions::Progress::Inline, ddp::ProcessGroupOptions::Progress::Thread}) {
         ddp::testing::RankOptions options;
@@ -133,7 +133,7 @@ TEST(Reducer, StartsABucketWhileLaterGradientsAreStillMissing) {
     });
 }
 
-TEST(Reducer, TakesRankZerosOrderOfArrivalAfterTheFirstStepAndKeepsTheGradients) {
+TEST(Reducer, UsesRankZerosOrderOfArrivalAfterTheFirstStepAndKeepsTheGradients) {
     run_ranks(3, [](ProcessGroup& group) {
         Model model({200, 200, 200, 200});
         Reducer reducer(group, model.parameters, kSmallBuckets);
@@ -151,7 +151,7 @@ TEST(Reducer, TakesRankZerosOrderOfArrivalAfterTheFirstStepAndKeepsTheGradients)
     });
 }
 
-TEST(Reducer, KeepsItsFirstPlanWhenToldTo) {
+TEST(Reducer, KeepsItsFirstPlanWithoutRebuild) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model({300, 300});
         ReducerOptions options = kSmallBuckets;
@@ -163,7 +163,7 @@ TEST(Reducer, KeepsItsFirstPlanWhenToldTo) {
     });
 }
 
-TEST(Reducer, NamesTheParametersThatGotNoGradient) {
+TEST(Reducer, NamesTheParametersWithoutAGradient) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model(kCounts);
         Reducer reducer(group, model.parameters, kSmallBuckets);
@@ -190,7 +190,7 @@ TEST(Reducer, RefusesAGradientThatIsMarkedTwice) {
     });
 }
 
-TEST(Reducer, RefusesAGradientThatIsMarkedByASecondThreadAtTheSameTime) {
+TEST(Reducer, RefusesToMarkFromASecondThreadAtTheSameTime) {
     run_ranks(1, [](ProcessGroup& group) {
         Model model({10, 10});
         Reducer reducer(group, model.parameters, {.limits = {.first_bytes = 1, .cap_bytes = 1}});
@@ -216,12 +216,12 @@ TEST(Reducer, RefusesAGradientThatIsMarkedByASecondThreadAtTheSameTime) {
     });
 }
 
-TEST(Reducer, WithUnusedParametersAveragesWhatThereIs) {
+TEST(Reducer, AveragesTheExistingGradientsWithUnusedParameters) {
     run_ranks(3, [](ProcessGroup& group) {
         Model model({10, 10, 10});
         Reducer reducer(group, model.parameters, {.limits = {}, .find_unused_parameters = true});
         for (int step = 0; step < 3; ++step) {
-            // 0: everyone has it; 1: only rank 1; 2: nobody.
+            // Parameter 0 has a gradient on all ranks, 1 on rank 1 only, 2 on none.
             backward(reducer, group.rank(), step,
                      group.rank() == 1 ? std::vector<std::size_t>{0, 1} : std::vector<std::size_t>{0});
             reducer.finish();
@@ -245,13 +245,13 @@ std::string message_of(const std::function<void()>& call) {
     return "nothing";
 }
 
-TEST(Reducer, LooksForUnusedParametersInTheFirstStepOnlyWhereTheGraphIsStatic) {
+TEST(Reducer, LooksForUnusedParametersOnlyInTheFirstStepOfAStaticGraph) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model({300, 10, 20, 300});
         ReducerOptions options = kSmallBuckets;
         options.static_graph = true;
         Reducer reducer(group, model.parameters, options);
-        // 2: nobody's; 1: rank 1's alone.
+        // Parameter 2 has no gradient on any rank, 1 only on rank 1.
         const std::vector<std::size_t> mine =
             group.rank() == 1 ? std::vector<std::size_t>{0, 3, 1} : std::vector<std::size_t>{0, 3};
         for (int step = 0; step < 3; ++step) {
@@ -264,11 +264,11 @@ TEST(Reducer, LooksForUnusedParametersInTheFirstStepOnlyWhereTheGraphIsStatic) {
             EXPECT_TRUE(reducer.is_used(1));
         }
         EXPECT_EQ(reducer.plan(), (ddp::BucketPlan{{0}, {3}, {1, 2}}))
-            << "in rank 0's order, those that never came last";
+            << "rank 0's order, with unused ones last";
     });
 }
 
-TEST(Reducer, NamesTheParameterWhereAStaticGraphChanges) {
+TEST(Reducer, NamesTheParameterThatChangesAStaticGraph) {
     run_ranks(1, [](ProcessGroup& group) {
         Model model({3, 3, 3});
         Reducer reducer(group, model.parameters, {.limits = {}, .static_graph = true});
@@ -286,7 +286,7 @@ TEST(Reducer, NamesTheParameterWhereAStaticGraphChanges) {
     });
 }
 
-TEST(Reducer, ShowsAHookTheGradientsOfABucketWithTheirNamesAndShapes) {
+TEST(Reducer, GivesAHookTheGradientsOfABucketWithTheirNamesAndShapes) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model({5, 7});
         model.parameters[0].shape = {5, 1};
@@ -305,7 +305,7 @@ TEST(Reducer, ShowsAHookTheGradientsOfABucketWithTheirNamesAndShapes) {
     });
 }
 
-TEST(Reducer, ReducesTheSumOfAccumulatedPassesDividedByTheRanksAlone) {
+TEST(Reducer, ReducesTheSumOfAccumulatedPassesDividedByTheRanks) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model({10, 20});
         Reducer reducer(group, model.parameters, {});
@@ -346,7 +346,7 @@ TEST(Reducer, CountsAGradientThatOnlyAccumulatedAsUsed) {
     });
 }
 
-TEST(Reducer, ReducesFloat64BesideFloat32) {
+TEST(Reducer, ReducesFloat64NextToFloat32) {
     run_ranks(2, [](ProcessGroup& group) {
         std::vector<float> a(5);
         std::vector<double> b(5);
@@ -369,7 +369,7 @@ TEST(Reducer, RefusesParametersThatCannotBeAveraged) {
     });
 }
 
-TEST(Bf16Compression, AveragesToTheRoundingOfBf16OnAllRanksAlike) {
+TEST(Bf16Compression, AveragesToTheRoundingOfBf16EquallyOnAllRanks) {
     std::mutex mutex;
     std::vector<std::vector<float>> results(4);
     run_ranks(4, [&](ProcessGroup& group) {
@@ -399,7 +399,7 @@ TEST(Bf16Compression, AveragesToTheRoundingOfBf16OnAllRanksAlike) {
     for (const auto& result : results) EXPECT_EQ(std::memcmp(result.data(), results[0].data(), 4000), 0);
 }
 
-TEST(Bf16Compression, LetsInfinitiesAndNansThrough) {
+TEST(Bf16Compression, KeepsInfinitiesAndNans) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model({3});
         Reducer reducer(group, model.parameters, {});

@@ -78,7 +78,7 @@ TEST(Safetensors, ReadsBackWhatItWrote) {
     EXPECT_EQ(file.entries().at("w").shape, (std::vector<std::int64_t>{2, 3}));
 }
 
-TEST(Safetensors, HoldsTensorsWithoutElementsWhereverTheyStand) {
+TEST(Safetensors, HoldsTensorsWithoutElementsInAnyPosition) {
     const TemporaryDirectory directory;
     std::vector<float> none, two = {1, 2}, loaded(2);
     const auto all = [&](std::vector<float>& values) {
@@ -95,7 +95,7 @@ TEST(Safetensors, HoldsTensorsWithoutElementsWhereverTheyStand) {
     EXPECT_EQ(file.entries().at("last").bytes, 0U);
 }
 
-TEST(Safetensors, WritesTheFormatByteByByte) {
+TEST(Safetensors, HasExactlyTheBytesOfTheFormat) {
     const TemporaryDirectory directory;
     std::vector<float> w = {1, -2};
     const std::vector<Tensor> tensors = {ddp::tensor_of("w", std::span(w), {2})};
@@ -118,7 +118,7 @@ TEST(Safetensors, RefusesEveryTruncation) {
     EXPECT_NE(refusal(directory.file("longer")), "accepted");
 }
 
-TEST(Safetensors, SurvivesEveryFlippedByteOfTheHeader) {
+TEST(Safetensors, AcceptsOrRefusesEveryFlippedByteOfTheHeader) {
     const TemporaryDirectory directory;
     Weights weights;
     ddp::write_safetensors(directory.file("a"), weights.tensors());
@@ -132,13 +132,13 @@ TEST(Safetensors, SurvivesEveryFlippedByteOfTheHeader) {
         try {
             SafetensorsFile::open(directory.file("flipped")).read_into(target.tensors());
         } catch (const ddp::Error&) {
-            continue;  // a refusal is as good: what counts is that nothing is read out of bounds
+            continue;  // a refusal is fine too, as long as nothing is read out of bounds
         }
         EXPECT_EQ(target.w.size(), 6U);
     }
 }
 
-TEST(Safetensors, RefusesHeadersThatLie) {
+TEST(Safetensors, RefusesInconsistentHeaders) {
     const TemporaryDirectory directory;
     const std::string eight(8, '\0');
     const std::pair<const char*, const char*> cases[] = {
@@ -173,7 +173,7 @@ TEST(Safetensors, RefusesHeadersThatLie) {
     }
 }
 
-TEST(Safetensors, SaysInOneShortLineWhatIsWrongWithAHugeTensor) {
+TEST(Safetensors, NamesTheFaultOfAHugeTensorInOneShortLine) {
     const TemporaryDirectory directory;
     std::string many = "1";
     for (int i = 0; i < 100'000; ++i) many += ",1";
@@ -212,7 +212,7 @@ TEST(Safetensors, ReadsAHeaderInTimeProportionalToItsSize) {
     EXPECT_LT(many, 32 * 10 * few);  // a search for every name would take a thousand times as long
 }
 
-TEST(Safetensors, RefusesAHugeHeaderBeforeItAllocatesIt) {
+TEST(Safetensors, RefusesAHugeHeaderBeforeItAllocatesMemory) {
     const TemporaryDirectory directory;
     for (const std::uint64_t size : {std::uint64_t{100'000'001}, UINT64_MAX, std::uint64_t{50'000'000}}) {
         write_all(directory.file("a"), std::string(reinterpret_cast<const char*>(&size), 8) + "{}");
@@ -220,7 +220,7 @@ TEST(Safetensors, RefusesAHugeHeaderBeforeItAllocatesIt) {
     }
 }
 
-TEST(Safetensors, SurvivesDeeplyNestedJson) {
+TEST(Safetensors, RefusesDeeplyNestedJson) {
     const TemporaryDirectory directory;
     write_all(directory.file("a"), file_with(std::string(1'000'000, '['), ""));
     EXPECT_NE(refusal(directory.file("a")), "accepted");
@@ -262,7 +262,7 @@ TEST(Safetensors, NamesTensorsThatAreMissingOnEitherSide) {
               std::string::npos);
 }
 
-TEST(Safetensors, FindsTheNamesOfPyTorchsWrapperWithoutIt) {
+TEST(Safetensors, FindsNamesWithPyTorchsWrapperPrefix) {
     const TemporaryDirectory directory;
     std::vector<float> w = {1, 2}, b = {3}, loaded_w(2), loaded_b(1);
     const std::string path = directory.file("wrapped");
@@ -279,7 +279,7 @@ TEST(Safetensors, FindsTheNamesOfPyTorchsWrapperWithoutIt) {
               path + ": tensor 'module.b' is float32[1] there, missing in this program");
 }
 
-TEST(Safetensors, ReadsWhatMatchesByOtherNamesAndTellsWhatDoesNot) {
+TEST(Safetensors, ReadsMatchingTensorsByOtherNamesAndReturnsTheUnmatched) {
     const TemporaryDirectory directory;
     std::vector<float> w = {1, 2}, head = {3}, loaded_w(2), fresh = {7};
     const std::string path = directory.file("pretrained");
@@ -301,10 +301,10 @@ TEST(Safetensors, ReadsWhatMatchesByOtherNamesAndTellsWhatDoesNot) {
                   });
               }),
               path + ": tensor 'w' is float32[2] there, float32[1] in this program");
-    EXPECT_EQ(fresh[0], 7) << "nothing is written before all is checked";
+    EXPECT_EQ(fresh[0], 7) << "all checks come before the first write";
 }
 
-TEST(Safetensors, RefusesWhatIsNotAFile) {
+TEST(Safetensors, RefusesEverythingExceptRegularFiles) {
     const TemporaryDirectory directory;
     EXPECT_EQ(refusal(directory.path()), directory.path() + ": is a directory, not a file");
     ASSERT_EQ(::mkfifo(directory.file("fifo").c_str(), 0600), 0);
@@ -312,7 +312,7 @@ TEST(Safetensors, RefusesWhatIsNotAFile) {
     EXPECT_THROW(SafetensorsFile::open(directory.file("absent")), ddp::Error);
 }
 
-TEST(Buffer, IsMadeOfWhateverIsContiguous) {
+TEST(Buffer, CanBeMadeFromContiguousContainers) {
     std::vector<double> vector(3);
     std::array<float, 4> array{};
     std::int32_t plain[5] = {};
@@ -328,7 +328,7 @@ TEST(Buffer, IsMadeOfWhateverIsContiguous) {
               "a buffer of float16 cannot lie in elements of 4 bytes");
 }
 
-TEST(Safetensors, RefusesToWriteTensorsThatContradictThemselves) {
+TEST(Safetensors, RefusesToWriteInconsistentTensors) {
     const TemporaryDirectory directory;
     std::vector<float> w = {1, 2};
     const Tensor good = ddp::tensor_of("w", std::span(w), {2});

@@ -32,7 +32,7 @@ std::uint64_t fnv1a(const Indices& values) {
 
 constexpr SamplerOptions kInOrder = {.shuffle = false, .seed = 0, .drop_last = false};
 
-// Golden vectors: torch.utils.data.DistributedSampler of torch 2.15.0.
+// The golden vectors come from torch.utils.data.DistributedSampler of torch 2.15.0.
 
 TEST(DistributedSampler, GivesPyTorchsIndices) {
     EXPECT_EQ(indices(10, 3, 0, {}), (Indices{4, 5, 0, 2}));
@@ -43,15 +43,15 @@ TEST(DistributedSampler, GivesPyTorchsIndices) {
     EXPECT_EQ(indices(16, 4, 3, {.seed = 123456789}, 3), (Indices{5, 2, 13, 8}));
 }
 
-TEST(DistributedSampler, GivesPyTorchsIndicesOfLargeDataSets) {
+TEST(DistributedSampler, GivesPyTorchsIndicesForLargeDataSets) {
     EXPECT_EQ(fnv1a(indices(1797, 4, 2, {})), 0x1c8871dd9369d064);
     EXPECT_EQ(fnv1a(indices(1000, 1, 0, {.seed = 7}, 3)), 0xbd72aeb24cb3c03);
     EXPECT_EQ(fnv1a(indices(100003, 8, 5, {.seed = 1, .drop_last = true}, 9)), 0x5f3b49f024d6b89c);
     EXPECT_EQ(fnv1a(indices(60000, 6, 0, {.seed = 2024}, 11)), 0xd602e47690b200e);
 }
 
-// From 214,748,364 samples on, where torch shuffles by another rule. The rule gave torch's permutation of
-// 214,748,364 and 214,748,365 (seed 5, 1.7 GB); here it is held at sizes that fit a test.
+// From 214,748,364 samples on, torch shuffles by another rule. That rule gave torch's permutations of
+// 214,748,364 and 214,748,365 samples (seed 5, 1.7 GB); the test checks it at smaller sizes.
 TEST(RandomPermutation, ChangesItsRuleWherePyTorchDoes) {
     using ddp::ShuffleRule;
     EXPECT_EQ(ddp::shuffle_rule(0), ShuffleRule::With32Bits);
@@ -60,7 +60,7 @@ TEST(RandomPermutation, ChangesItsRuleWherePyTorchDoes) {
     EXPECT_EQ(ddp::shuffle_rule(std::size_t{1} << 40), ShuffleRule::With64Bits);
 }
 
-TEST(RandomPermutation, OfAHugeDataSetIsShuffledBy64BitsInsideOutAsPyTorchDoes) {
+TEST(RandomPermutation, ShufflesHugeDataSetsBy64BitsInsideOutLikePyTorch) {
     const auto shuffled = [](std::size_t n, std::uint64_t seed) {
         return ddp::random_permutation(n, seed, ddp::ShuffleRule::With64Bits);
     };
@@ -70,18 +70,18 @@ TEST(RandomPermutation, OfAHugeDataSetIsShuffledBy64BitsInsideOutAsPyTorchDoes) 
     EXPECT_EQ(shuffled(1, 5), (Indices{0}));
 }
 
-TEST(DistributedSampler, UsesTheLow32BitsOfTheSeedAsPyTorchDoes) {
+TEST(DistributedSampler, UsesTheLow32BitsOfTheSeedLikePyTorch) {
     EXPECT_EQ(indices(16, 1, 0, {.seed = (std::uint64_t{1} << 32) + 5}),
               (Indices{3, 10, 11, 7, 6, 13, 8, 9, 4, 5, 2, 1, 15, 12, 14, 0}));
 }
 
-TEST(DistributedSampler, InOrderTakesEveryNthAndPadsFromTheBeginning) {
+TEST(DistributedSampler, TakesEveryNthSampleInOrderAndPadsFromTheBeginning) {
     EXPECT_EQ(indices(10, 3, 0, kInOrder), (Indices{0, 3, 6, 9}));
     EXPECT_EQ(indices(10, 3, 1, kInOrder), (Indices{1, 4, 7, 0}));
     EXPECT_EQ(indices(10, 3, 2, kInOrder), (Indices{2, 5, 8, 1}));
 }
 
-TEST(DistributedSampler, WithDropLastLeavesTheTailOut) {
+TEST(DistributedSampler, OmitsTheTailWithDropLast) {
     SamplerOptions options = kInOrder;
     options.drop_last = true;
     EXPECT_EQ(indices(10, 3, 0, options), (Indices{0, 3, 6}));
@@ -95,7 +95,7 @@ TEST(DistributedSampler, RepeatsADataSetSmallerThanTheWorld) {
     EXPECT_TRUE(indices(3, 8, 1, {.drop_last = true}).empty());
 }
 
-TEST(DistributedSampler, OfAnEmptyDataSetGivesNothing) { EXPECT_TRUE(indices(0, 4, 2, {}).empty()); }
+TEST(DistributedSampler, GivesNothingForAnEmptyDataSet) { EXPECT_TRUE(indices(0, 4, 2, {}).empty()); }
 
 TEST(DistributedSampler, RefusesARankOutsideTheWorld) {
     EXPECT_THROW(DistributedSampler(10, 4, 4), ddp::InvalidInput);
@@ -120,7 +120,7 @@ TEST(DistributedSampler, CoversTheDataSetWithEqualShares) {
     }
 }
 
-TEST(DistributedSampler, ShufflesDifferentlyInEachEpochAndEquallyForTheSame) {
+TEST(DistributedSampler, ShufflesEachEpochDifferentlyButReproducibly) {
     EXPECT_NE(indices(100, 2, 0, {}, 1), indices(100, 2, 0, {}, 2));
     EXPECT_EQ(indices(100, 2, 0, {}, 1), indices(100, 2, 0, {}, 1));
 }
@@ -139,7 +139,7 @@ TEST(DistributedSampler, ContinuesInMidEpochWhereItWasSaved) {
     }
 }
 
-TEST(DistributedSampler, ContinuesInAWorldOfAnotherSizeWithWhatNobodyHasSeen) {
+TEST(DistributedSampler, ContinuesWithUnseenSamplesInAWorldOfAnotherSize) {
     std::multiset<std::size_t> seen;
     ddp::SamplerState saved;
     for (int rank = 0; rank < 4; ++rank) {
@@ -181,21 +181,20 @@ TEST(DistributedSampler, RefusesAPositionInTheMiddleOfAnotherOrder) {
                 testing::HasSubstr("this sampler's epoch is over 103 samples in their own order"));
 
     taken.set_epoch(3);
-    EXPECT_EQ(why_not(50, {.seed = 6}), "") << "nothing of the epoch was seen";
+    EXPECT_EQ(why_not(50, {.seed = 6}), "") << "the epoch has just begun";
     taken.advance(26);
-    EXPECT_EQ(why_not(150, {.seed = 6}), "") << "all of it was";
+    EXPECT_EQ(why_not(150, {.seed = 6}), "") << "the epoch is complete";
 }
 
-/// One epoch that is stopped again and again and gone on with by worlds of other sizes: how often each sample
-/// was seen.
+/// One epoch that stops repeatedly and continues in worlds of other sizes, with the count of each sample.
 struct InterruptedEpoch {
     std::size_t samples;
     SamplerOptions options;
     std::vector<int> seen = std::vector<int>(samples);
     ddp::SamplerState place = {2, 0};
-    std::size_t last_world = 1;  ///< that had something left
+    std::size_t last_world = 1;  ///< the last world with samples left
 
-    /// Every rank uses so many of its samples, or all.
+    /// Every rank uses `most` of its samples, or all.
     void go_on(std::size_t world, std::size_t most) {
         if (place.consumed < samples) last_world = world;
         std::optional<ddp::SamplerState> after;
@@ -206,15 +205,14 @@ struct InterruptedEpoch {
             mine.resize(std::min(mine.size(), most));
             for (const std::size_t index : mine) ++seen.at(index);
             sampler.advance(mine.size());
-            EXPECT_EQ(sampler.state(), after.value_or(sampler.state()))
-                << "all ranks stand at the same place";
+            EXPECT_EQ(sampler.state(), after.value_or(sampler.state())) << "all ranks have the same position";
             after = sampler.state();
         }
         place = *after;
     }
 };
 
-TEST(DistributedSampler, LosesNoSampleAndShowsNoneTwiceHoweverOftenTheWorldChanges) {
+TEST(DistributedSampler, LosesAndRepeatsNoSampleHoweverOftenTheWorldChanges) {
     std::mt19937 random(1);
     for (int trial = 0; trial < 2000; ++trial) {
         const bool drop_last = trial % 2 == 0;
@@ -230,13 +228,13 @@ TEST(DistributedSampler, LosesNoSampleAndShowsNoneTwiceHoweverOftenTheWorldChang
             never += times == 0 ? 1 : 0;
             EXPECT_TRUE(times <= 1 || !drop_last);
         }
-        // What is over of the last world's even shares is dropped, or comes with others to fill them.
+        // The rest after the last world's even shares is dropped, or padded to fill them.
         ASSERT_LE(never, drop_last ? epoch.last_world - 1 : 0);
         ASSERT_LE(in_all, epoch.samples + (drop_last ? 0 : epoch.last_world - 1));
     }
 }
 
-TEST(DistributedSampler, TakesWhatLiesALittleBehindTheEndForTheEnd) {
+TEST(DistributedSampler, TakesAPositionSlightlyBehindTheEndAsTheEnd) {
     DistributedSampler sampler(10, 2, 0);
     sampler.advance(6);
     EXPECT_EQ(sampler.size(), 0U) << "6 of 5";

@@ -1,4 +1,4 @@
-// What a training goes on from, as all ranks save and load it together.
+// Tests of the state of a training run, which all ranks save and load together.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -24,7 +24,7 @@ using ddp::testing::failures_of_ranks;
 using ddp::testing::run_ranks;
 using ddprun::test::TemporaryDirectory;
 
-/// A number that a program goes on from, such as a schedule's step.
+/// A number in the program's state, such as a schedule's step.
 struct Counter : ddp::Stateful {
     mutable std::int64_t value = 0;
     int loads = 0;
@@ -79,7 +79,7 @@ void save_after_two_steps(const TemporaryDirectory& place) {
     });
 }
 
-TEST(Training, GoesOnOnEveryRankAsIfItHadNeverStopped) {
+TEST(Training, ResumesOnEveryRankWithoutADifference) {
     const TemporaryDirectory place;
     std::vector<float> whole;
     run_ranks(2, [&](ProcessGroup& group) {
@@ -102,14 +102,14 @@ TEST(Training, GoesOnOnEveryRankAsIfItHadNeverStopped) {
     });
 }
 
-TEST(Training, KnowsTheOrderOfTheSamplesThatItWasStoppedIn) {
+TEST(Training, KeepsTheOrderOfItsSamples) {
     const TemporaryDirectory place;
     save_after_two_steps(place);
     EXPECT_EQ(ddp::load_state(place.file("step-000002")).sampler.order,
               (ddp::SamplerState::Order{.samples = 100, .shuffle = true, .seed = 1}));
 }
 
-TEST(Training, WithoutACheckpointIsLeftAsItIs) {
+TEST(Training, StaysUnchangedWithoutACheckpoint) {
     const TemporaryDirectory place;
     run_ranks(2, [&](ProcessGroup& group) {
         Job job(group);
@@ -118,11 +118,11 @@ TEST(Training, WithoutACheckpointIsLeftAsItIs) {
     });
 }
 
-/// On one node and across two.
+/// Tests run on one node and across two.
 class CheckpointOfAll : public ddp::testing::OnNodes {};
 INSTANTIATE_TEST_SUITE_P(, CheckpointOfAll, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
 
-TEST_P(CheckpointOfAll, ThatIsOfAnotherModelIsRefusedOnAllRanksWithTheSameWordsAndChangesNothing) {
+TEST_P(CheckpointOfAll, IsRefusedForAnotherModelOnAllRanksWithOneMessageAndChangesNothing) {
     const TemporaryDirectory place;
     save_after_two_steps(place);
     const auto failed = failures([&](ProcessGroup& group) {
@@ -143,7 +143,7 @@ TEST_P(CheckpointOfAll, ThatIsOfAnotherModelIsRefusedOnAllRanksWithTheSameWordsA
                 "step-000002/model.safetensors: tensor 'w' is float32[3] there, float32[4] in this program"));
 }
 
-TEST_P(CheckpointOfAll, ThatIsDamagedIsRefusedOnAllRanksWithTheNameOfTheFile) {
+TEST_P(CheckpointOfAll, IsRefusedWhenDamagedOnAllRanksWithTheNameOfTheFile) {
     for (const std::string file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
         for (const bool is_cut : {true, false}) {
             const TemporaryDirectory place;
@@ -164,12 +164,12 @@ TEST_P(CheckpointOfAll, ThatIsDamagedIsRefusedOnAllRanksWithTheNameOfTheFile) {
     }
 }
 
-TEST_P(CheckpointOfAll, IsRankZerosWhateverLiesOnTheOtherNodes) {
+TEST_P(CheckpointOfAll, IsRankZerosWhateverOtherNodesHave) {
     const TemporaryDirectory place;
     save_after_two_steps(place);
     run([&](ProcessGroup& group) {
         Job job(group);
-        // Another node's disk holds nothing, or what nobody can read.
+        // Another node's disk holds nothing, or an unreadable file.
         const std::string own =
             group.rank() == 0 ? place.path() : place.file(group.rank() == 1 ? "none" : "step-000002");
         const auto state = CheckpointDirectory(own).load(group, job.training());
@@ -178,7 +178,7 @@ TEST_P(CheckpointOfAll, IsRankZerosWhateverLiesOnTheOtherNodes) {
     });
 }
 
-TEST(Training, ThatForgetsAPartOfItsCheckpointIsToldWhich) {
+TEST(Training, NamesAPartThatTheProgramDoesNotLoad) {
     const TemporaryDirectory place;
     save_after_two_steps(place);
     run_ranks(1, [&](ProcessGroup& group) {
@@ -194,7 +194,7 @@ TEST(Training, ThatForgetsAPartOfItsCheckpointIsToldWhich) {
     });
 }
 
-TEST(Training, WhoseCheckpointLacksAPartIsToldWhichUnlessItIsOptional) {
+TEST(Training, NamesAPartThatTheCheckpointLacksUnlessItIsOptional) {
     const TemporaryDirectory place;
     save_after_two_steps(place);
     run_ranks(1, [&](ProcessGroup& group) {
@@ -214,7 +214,7 @@ TEST(Training, WhoseCheckpointLacksAPartIsToldWhichUnlessItIsOptional) {
     });
 }
 
-TEST(Training, RefusesNamesOfPartsThatAreNoFileNamesOrTaken) {
+TEST(Training, RefusesPartNamesThatAreNoFileNamesOrAreTaken) {
     const TemporaryDirectory place;
     run_ranks(1, [&](ProcessGroup& group) {
         for (const char* name : {"", "../x", "a b", "model", "optimizer", "counter"}) {
@@ -251,7 +251,7 @@ TEST(Training, IsSavedUnderATimeOutOfItsOwn) {
     run_ranks(2, body, {.group = {.timeout = std::chrono::seconds(60)}});
 }
 
-TEST(Training, ThatCannotBeSavedFailsOnAllRanksWithTheNameOfTheFile) {
+TEST(Training, FailsOnAllRanksWithTheNameOfAFileThatCannotBeWritten) {
     const TemporaryDirectory place;
     std::ofstream(place.file("file")) << "x";
     const auto failures = failures_of_ranks(2, [&](ProcessGroup& group) {

@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-/// A store that ranks of a world of two can reach.
+/// A store for the ranks of a world of two.
 class JobStore : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -67,7 +67,7 @@ TEST_F(JobStore, CarriesValuesFromRankToRank) {
     EXPECT_FALSE(zero.erase("first"));
 }
 
-TEST_F(JobStore, GetAndWaitEndWhenTheOtherRankHasWritten) {
+TEST_F(JobStore, GetAndWaitReturnWhenTheOtherRankHasWritten) {
     Store one = rank(1);
     std::thread zero([this] {
         Store store = rank(0);
@@ -79,7 +79,7 @@ TEST_F(JobStore, GetAndWaitEndWhenTheOtherRankHasWritten) {
     zero.join();
 }
 
-TEST_F(JobStore, ABarrierIsOfTheWholeWorldUnlessItIsToldAnother) {
+TEST_F(JobStore, ABarrierCoversTheWholeWorldByDefault) {
     Store one = rank(1);
     one.barrier("alone", 1, 20s);
     std::thread zero([this] { rank(0).barrier("both"); });
@@ -89,7 +89,7 @@ TEST_F(JobStore, ABarrierIsOfTheWholeWorldUnlessItIsToldAnother) {
                 HasSubstr("rank 1: Store::barrier(\"lonely\")"));
 }
 
-TEST_F(JobStore, WhatIsWrongIsAnExceptionThatNamesRankOperationAndKey) {
+TEST_F(JobStore, ExceptionsNameRankOperationAndKey) {
     Store zero = rank(0);
     EXPECT_THAT(thrown<TimeoutError>([&] { (void)zero.get("never", 10ms); }),
                 HasSubstr("rank 0: Store::get(\"never\")"));
@@ -112,7 +112,7 @@ TEST_F(JobStore, TakesKeysOfAThousandBytesAndNamesLongerOnesInOneShortLine) {
     EXPECT_LT(thrown<TimeoutError>([&] { (void)zero.get(std::string(1000, 'm'), 10ms); }).size(), 1500U);
 }
 
-TEST_F(JobStore, RefusesAForkedChildWhichWouldTakeItsParentsAnswers) {
+TEST_F(JobStore, RefusesAForkedChildThatWouldReadItsParentsAnswers) {
     Store zero = rank(0);
     const pid_t child = ::fork();
     if (child == 0) {
@@ -125,21 +125,21 @@ TEST_F(JobStore, RefusesAForkedChildWhichWouldTakeItsParentsAnswers) {
     EXPECT_EQ(zero.try_get("k"), std::nullopt);
 }
 
-TEST_F(JobStore, ThatIsNotThereIsWaitedForNoLongerThanAsked) {
+TEST_F(JobStore, ThrowsTimeOutWhenItDoesNotExist) {
     host_.reset();
     EXPECT_THAT(thrown<TimeoutError>([&] { Store store(Context(env_), 10ms); }),
                 HasSubstr("the job's store"));
 }
 
-TEST_F(JobStore, ThatGoesAwayIsALostPeer) {
+TEST_F(JobStore, ThrowsPeerLostAfterItsEnd) {
     Store zero = rank(0);
     host_.reset();
     EXPECT_THAT(thrown<PeerLostError>([&] { zero.set("k", "v"); }), HasSubstr("store at 127.0.0.1"));
     EXPECT_THAT(thrown<PeerLostError>([&] { zero.set("k", "v"); }), HasSubstr("store at 127.0.0.1"))
-        << "every call says so";
+        << "every call throws it";
 }
 
-TEST(JobStoreWithoutALauncher, SaysWhatToDo) {
+TEST(JobStoreWithoutALauncher, NamesTheRemedy) {
     ddprun::WorkerEnv env;
     env.store = "unix:/proc/self/fd/9876";
     EXPECT_THAT(thrown<Error>([&] { Store store{Context(env)}; }),

@@ -10,14 +10,14 @@ namespace {
 using namespace ddp::net;
 using ::testing::ElementsAre;
 
-TEST(LayoutOfNodes, GathersRanksByNodeInTheOrderOfTheirFirst) {
+TEST(LayoutOfNodes, ListsRanksByNodeInTheOrderOfTheirFirstRank) {
     const Layout layout = Layout::of({7, 3, 7, 7, 3}, 4);
     EXPECT_THAT(layout.nodes, ElementsAre(ElementsAre(0, 2, 3), ElementsAre(1, 4)));
     EXPECT_EQ(layout.node(), 1U);
     EXPECT_EQ(layout.place(), 1U);
     EXPECT_EQ(layout.lanes(), 2U);
-    EXPECT_EQ(layout.holder(3, 1), 0U) << "the third of three, on a node of two";
-    EXPECT_EQ(layout.holder(3, 0), layout.place_of[3]) << "itself on its own";
+    EXPECT_EQ(layout.holder(3, 1), 0U) << "the third rank of three, on a node of two";
+    EXPECT_EQ(layout.holder(3, 0), layout.place_of[3]) << "on its own node the rank itself";
 }
 
 TEST(TreeOfNodes, ReachesEveryNodeOnceFromEveryRoot) {
@@ -35,13 +35,13 @@ TEST(TreeOfNodes, ReachesEveryNodeOnceFromEveryRoot) {
     }
 }
 
-TEST(RoundsBetweenNodes, SaveBytesOnlyWhereThereAreManyAndMoreThanTwoNodes) {
+TEST(RoundsBetweenNodes, AreScatteredOnlyForManyBytesAndMoreThanTwoNodes) {
     EXPECT_EQ(choose_rounds(1 << 20, 2), Rounds::AllToAll);
     EXPECT_EQ(choose_rounds(4096, 16), Rounds::AllToAll);
     EXPECT_EQ(choose_rounds(1 << 20, 3), Rounds::Scattered);
 }
 
-TEST(SpokenBytes, AreFewerTheMoreNodesThereAreToSayThemTo) {
+TEST(LeaderReduceBytes, AreFewerForMoreNodes) {
     EXPECT_EQ(leader_reduce_bytes(2), 65536U);
     EXPECT_EQ(leader_reduce_bytes(3), 32768U);
     EXPECT_EQ(leader_reduce_bytes(1000), kInlineBytes);

@@ -31,7 +31,7 @@ std::shared_ptr<SegmentMap> map_of(int segment) {
     return std::make_shared<SegmentMap>(ddprun::UniqueFd(::fcntl(segment, F_DUPFD_CLOEXEC, 0)));
 }
 
-/// One rank's part in meetings, without what is built on them.
+/// One rank's lockstep, without the backend on top of it.
 struct Member {
     Member(int segment, int rank, bool shares_cores, std::uint32_t steps_so_far = 0)
         : arena(map_of(segment), static_cast<std::uint32_t>(rank), Arena::Lines::OfTheNode),
@@ -45,7 +45,7 @@ struct Member {
         steps.meet();
         steps.end();
     }
-    /// Until that many others have shown the step that comes.
+    /// Waits until that many others have shown the next step.
     void await_arrivals(int others) {
         const std::uint32_t step = steps.next_step();
         for (;;) {
@@ -64,14 +64,14 @@ struct Member {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 
 constexpr int kWentToSleep =
-    50;                      ///< the exit code of a rank that waits: it does nothing more that others see
-constexpr int kSpared = 51;  ///< of one whose meeting ended before its time to die
+    50;                      ///< exit code of a rank that goes to sleep: it changes no shared memory any more
+constexpr int kSpared = 51;  ///< exit code of a rank whose meeting ended before its time to die
 
-// A rank that is killed in the middle of a meeting, at every point where that makes a difference.
+// Tests that kill a rank in the middle of a meeting, at every point with a different effect.
 
-/// Runs a piece of this process instruction by instruction, and kills the process after the nth change of
-/// some words of shared memory, or lets it exit when it goes to sleep. The processor's trap flag does it, so
-/// the code under test knows nothing of it.
+/// Runs a part of this process instruction by instruction, and kills the process after the nth change of some
+/// words of shared memory, or lets it exit when it goes to sleep. It uses the processor's trap flag, so the
+/// code under test does not know of it.
 class DiesAfterChange {
   public:
     DiesAfterChange(int nth, std::vector<const std::atomic<std::uint32_t>*> words) {
@@ -82,7 +82,7 @@ class DiesAfterChange {
         on_trap.sa_sigaction = after_an_instruction;
         on_trap.sa_flags = SA_SIGINFO;
         ::sigaction(SIGTRAP, &on_trap, nullptr);
-        ::raise(SIGTRAP);  // the first one sets the flag
+        ::raise(SIGTRAP);  // the first trap sets the flag
     }
     ~DiesAfterChange() { over_ = true; }
 
@@ -123,7 +123,7 @@ int die_in_a_meeting(Member& member, int others_first, int nth) {
 
 int hear_of_it(Member& member) {
     try {
-        member.meet();  // whole where the other had shown enough of itself
+        member.meet();  // completes where the other rank had shown its step
         member.meet();
     } catch (const PeerLostError& error) {
         return std::string(error.what()).find("rank 1 (pid ") != std::string::npos ? kRight : 4;
@@ -131,8 +131,8 @@ int hear_of_it(Member& member) {
     return 5;
 }
 
-/// Of three ranks one arrives after `others_first` others and dies after its nth change of what they see;
-/// both others must hear of it by themselves. Returns how it ended.
+/// One rank of three arrives after `others_first` others and dies after the nth change that they can see;
+/// both others must detect it by themselves. Returns its exit status.
 int kill_in_a_meeting(bool shares_cores, int others_first, int nth) {
     const ddprun::UniqueFd fd = make_segment({.local_world_size = kRanks, .world_size = kRanks});
     const Pipe over;
@@ -154,10 +154,10 @@ int kill_in_a_meeting(bool shares_cores, int others_first, int nth) {
 
 class Meeting : public ::testing::TestWithParam<bool> {};
 
-TEST_P(Meeting, OfWhichARankIsKilledAtAnyPointIsAPeerLostAndNotATimeOut) {
+TEST_P(Meeting, ThrowsPeerLostAndNotTimeoutWhenARankIsKilledAtAnyPoint) {
     for (int others_first = 0; others_first < kRanks; ++others_first) {
         for (int nth = 1;; ++nth) {
-            SCOPED_TRACE(::testing::Message() << others_first << " others came first, change " << nth);
+            SCOPED_TRACE(::testing::Message() << others_first << " others arrived first, change " << nth);
             const int end = kill_in_a_meeting(GetParam(), others_first, nth);
             if (HasFailure()) return;
             if (end == kSpared || end == kWentToSleep) break;
@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(OnSharedCoresAndOnOwn, Meeting, ::testing::Bool());
 
 #else
 
-TEST(Meeting, OfWhichARankIsKilledAtAnyPointIsAPeerLostAndNotATimeOut) {
+TEST(Meeting, ThrowsPeerLostAndNotTimeoutWhenARankIsKilledAtAnyPoint) {
     GTEST_SKIP() << "stepping through a meeting needs an x86-64 processor, and no thread sanitizer";
 }
 
@@ -179,7 +179,7 @@ TEST(Meeting, OfWhichARankIsKilledAtAnyPointIsAPeerLostAndNotATimeOut) {
 
 class StepWrap : public ::testing::TestWithParam<bool> {};
 
-TEST_P(StepWrap, OfTheNumbersOfStepsAfter32BitsChangesNothing) {
+TEST_P(StepWrap, StepNumbersOverflow32BitsWithoutEffect) {
     constexpr std::uint32_t kSoFar = 0U - 3;
     const ddprun::UniqueFd fd = make_segment({.local_world_size = kRanks, .world_size = kRanks});
     Arena::first_control(*map_of(fd.get())).arrived = kSoFar * kRanks;
@@ -207,14 +207,14 @@ INSTANTIATE_TEST_SUITE_P(OnSharedCoresAndOnOwn, StepWrap, ::testing::Bool());
 
 class Waiting : public ::testing::TestWithParam<bool> {};
 
-TEST_P(Waiting, IsWhatARankSpendsUntilTheLastOneMakesTheCall) {
+TEST_P(Waiting, IsTheTimeOfARankUntilTheLastOneMakesTheCall) {
     const ddprun::UniqueFd fd = make_segment({.local_world_size = kRanks, .world_size = kRanks});
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < kRanks; ++rank) {
         ranks.emplace_back([&fd, rank] {
             Member member(fd.get(), rank, GetParam());
             const bool is_last = rank == kRanks - 1;
-            // A barrier has a time of its start once its rank waits.
+            // The start time of a barrier is written once its rank waits.
             for (std::uint32_t peer = 0; is_last && peer + 1 < kRanks; ++peer) {
                 while (member.arena.line(peer).started_ns.load() == 0) ::sched_yield();
             }
@@ -233,7 +233,7 @@ TEST_P(Waiting, IsWhatARankSpendsUntilTheLastOneMakesTheCall) {
 
 INSTANTIATE_TEST_SUITE_P(OnSharedCoresAndOnOwn, Waiting, ::testing::Bool());
 
-TEST(Wrap, OfTheNumbersOfPiecesInAChannelChangesNothing) {
+TEST(Wrap, PieceNumbersOfAChannelOverflowWithoutEffect) {
     constexpr std::uint32_t kSoFar = 0U - 20;
     const std::size_t bytes = 64 * Channel::kPieceBytes + 5;
     const ddprun::UniqueFd fd = make_segment({.local_world_size = kRanks, .world_size = kRanks});

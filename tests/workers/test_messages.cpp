@@ -30,7 +30,7 @@ std::string message_of(const std::exception_ptr& failure) {
 
 Buffer whole(Bytes& bytes, DType type) { return {bytes.data(), bytes.size() / size_of(type), type, {}}; }
 
-TEST(Messages, OfEveryTypeAndLengthArriveWholeAndInOrder) {
+TEST(Messages, OfEveryTypeAndLengthArriveInOrder) {
     run_ranks(2, [](ProcessGroup& group) {
         for (const DType type :
              {DType::F32, DType::F64, DType::I32, DType::I64, DType::BF16, DType::F16, DType::U8}) {
@@ -46,7 +46,7 @@ TEST(Messages, OfEveryTypeAndLengthArriveWholeAndInOrder) {
     });
 }
 
-TEST(Messages, GoAroundARingOfAnyNumberOfRanks) {
+TEST(Messages, TravelAroundARingOfAnyNumberOfRanks) {
     for (int ranks = 2; ranks <= 8; ++ranks) {
         run_ranks(ranks, [ranks](ProcessGroup& group) {
             const int next = (group.rank() + 1) % ranks, previous = (group.rank() + ranks - 1) % ranks;
@@ -65,7 +65,7 @@ TEST(Messages, GoAroundARingOfAnyNumberOfRanks) {
     }
 }
 
-TEST(Messages, BetweenTwoDoNotDisturbTheNumbersOfCollectives) {
+TEST(Messages, DoNotChangeTheNumbersOfCollectives) {
     run_ranks(3, [](ProcessGroup& group) {
         std::vector<float> value{1.0F};
         const Buffer buffer = buffer_of(std::span(value));
@@ -76,7 +76,7 @@ TEST(Messages, BetweenTwoDoNotDisturbTheNumbersOfCollectives) {
     });
 }
 
-TEST(Messages, OfAnotherLengthOrTypeAreToldToTheReceiverWithBothSides) {
+TEST(Messages, WithAnotherLengthOrTypeThrowOnTheReceiverWithBothSides) {
     const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
         std::vector<float> values(static_cast<std::size_t>(10 + group.rank()));
         const Buffer buffer = buffer_of(std::span(values));
@@ -89,7 +89,7 @@ TEST(Messages, OfAnotherLengthOrTypeAreToldToTheReceiverWithBothSides) {
                       HasSubstr("rank 0 called send #1 (10 float32, 40 B, to 1)")));
 }
 
-TEST(Messages, TooLongForTheirReceiverAreToldToAWaitingSender) {
+TEST(Messages, TooLongForTheirReceiverThrowOnAWaitingSender) {
     const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
         std::vector<float> values(group.rank() == 0 ? 1'000'000 : 10);
         const Buffer buffer = buffer_of(std::span(values));
@@ -101,11 +101,11 @@ TEST(Messages, TooLongForTheirReceiverAreToldToAWaitingSender) {
     EXPECT_THAT(message_of<MismatchError>(failures[1]), HasSubstr("called recv #1 (10 float32"));
 }
 
-TEST(Messages, ThatWereRefusedAreToldToASenderThatHadGoneOnAndToEverybodyWhoWaits) {
+TEST(Messages, ThatWereRefusedThrowOnTheSenderLaterAndOnAllWaitingRanks) {
     const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
         std::vector<float> values(static_cast<std::size_t>(10 + group.rank()));
         const Buffer buffer = buffer_of(std::span(values));
-        if (group.rank() == 0) group.send(buffer, 1).wait();  // fits the channel: nothing to wait for
+        if (group.rank() == 0) group.send(buffer, 1).wait();  // fits the channel, so it does not wait
         if (group.rank() == 1) return group.recv(buffer, 0).wait();
         group.barrier().wait();
     });
@@ -118,7 +118,7 @@ TEST(Messages, ThatWereRefusedAreToldToASenderThatHadGoneOnAndToEverybodyWhoWait
         HasSubstr("rank 2: barrier #1: the group has failed: rank 1: a message is not the one expected"));
 }
 
-TEST(Messages, ThatTwoRanksSendEachOtherFirstSayWhatTheOtherIsInAndWhatToDo) {
+TEST(Messages, NameTheOtherRanksCallAndTheRemedyWhenBothSendFirst) {
     ddp::testing::RankOptions options;
     options.group.timeout = std::chrono::milliseconds(300);
     const auto failures = failures_of_ranks(
@@ -137,7 +137,7 @@ TEST(Messages, ThatTwoRanksSendEachOtherFirstSayWhatTheOtherIsInAndWhatToDo) {
                 HasSubstr("rank 0 is in send #1 (3.8 MiB, to rank 1)"));
 }
 
-TEST(Messages, ThatARankIsInAreWhatItsPeersAreToldInACollectiveToo) {
+TEST(Messages, AreShownToPeersInACollectiveToo) {
     ddp::testing::RankOptions options;
     options.group.timeout = std::chrono::milliseconds(300);
     const auto failures = failures_of_ranks(
@@ -152,7 +152,7 @@ TEST(Messages, ThatARankIsInAreWhatItsPeersAreToldInACollectiveToo) {
                 HasSubstr("rank 1 is in recv #1 (40 B, from rank 2) since "));
 }
 
-TEST(Messages, ThatNobodySendsEndAtTheTimeOutAndSayWhatTheSenderDoes) {
+TEST(Messages, EndAtTheTimeOutAndShowTheSendersActivity) {
     ddp::testing::RankOptions options;
     options.group.timeout = std::chrono::milliseconds(200);
     const auto failures = failures_of_ranks(
@@ -168,11 +168,11 @@ TEST(Messages, ThatNobodySendsEndAtTheTimeOutAndSayWhatTheSenderDoes) {
                       HasSubstr("rank 1 finished #1 (all_reduce)")));
 }
 
-// ---- several at once
+// ---- batches
 
 using enum Message::Direction;
 
-TEST(Batch, LetsRanksExchangeMessagesThatFitNoChannel) {
+TEST(Batch, ExchangesMessagesThatFitNoChannel) {
     run_ranks(2, [](ProcessGroup& group) {
         const int peer = 1 - group.rank();
         std::vector<std::int32_t> mine(1'000'003, group.rank()), theirs(mine.size(), -1);
@@ -184,14 +184,14 @@ TEST(Batch, LetsRanksExchangeMessagesThatFitNoChannel) {
     });
 }
 
-TEST(Batch, OfAllWithAllComesInOrderWhateverOrderItIsAskedIn) {
+TEST(Batch, BetweenAllRanksArrivesInOrderForAnyOrderOfTheList) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
         run_ranks(ranks, [ranks](ProcessGroup& group) {
             constexpr int kEach = 3;
             const int me = group.rank();
             std::vector<std::vector<std::int64_t>> buffers;
             std::vector<Message> messages;
-            // A list of its own for every rank; buffers that move would not do.
+            // Every rank has its own list; its buffers must not move.
             buffers.reserve(static_cast<std::size_t>(2 * kEach * ranks));
             for (int k = 0; k < kEach; ++k) {
                 for (int step = 1; step < ranks; ++step) {
@@ -218,7 +218,7 @@ TEST(Batch, OfAllWithAllComesInOrderWhateverOrderItIsAskedIn) {
     }
 }
 
-TEST(BatchOfMessages, MeetsSingleOnesOnSharedMemory) {
+TEST(BatchOfMessages, WorksWithSingleMessagesOnSharedMemory) {
     run_ranks(2, [](ProcessGroup& group) {
         std::vector<std::int32_t> mine(200'000, group.rank()), theirs(mine.size(), -1);
         const Buffer out = buffer_of(std::span(mine)), in = buffer_of(std::span(theirs));
@@ -232,7 +232,7 @@ TEST(BatchOfMessages, MeetsSingleOnesOnSharedMemory) {
     });
 }
 
-TEST(BatchOfMessages, ThatNobodyAnswersEndsAtItsTimeOutAndNamesWhatItWaitsFor) {
+TEST(BatchOfMessages, EndsAtItsTimeOutWithoutAPeerAndNamesTheMessage) {
     ddp::testing::RankOptions options;
     options.group.timeout = std::chrono::milliseconds(200);
     const auto failures = failures_of_ranks(
@@ -251,7 +251,7 @@ TEST(BatchOfMessages, ThatNobodyAnswersEndsAtItsTimeOutAndNamesWhatItWaitsFor) {
     EXPECT_EQ(message_of<TimeoutError>(failures[1]), "no failure");
 }
 
-TEST(BatchOfMessages, RefusesWhatDoesNotFitBeforeAnythingMoves) {
+TEST(BatchOfMessages, RefusesWrongMessagesBeforeAnyMoves) {
     run_ranks(2, [](ProcessGroup& group) {
         std::vector<float> values(3);
         const Buffer buffer = buffer_of(std::span(values));
@@ -282,7 +282,7 @@ TEST(Messages, FromARankThatEndedAreAnError) {
     ::waitpid(pid, nullptr, 0);
     std::vector<float> values(10);
     group->recv(buffer_of(std::span(values)), 1).wait();
-    EXPECT_EQ(values[9], 7.0F) << "what was sent before the end still arrives";
+    EXPECT_EQ(values[9], 7.0F) << "a message sent before the end still arrives";
     const auto begin = ddprun::MonotonicClock::now();
     try {
         group->recv(buffer_of(std::span(values)), 1).wait();

@@ -1,4 +1,4 @@
-// Backend "mpi" over a fake MPI (fake_mpi.cpp): what no real one does when it is wanted.
+// Backend "mpi" over a fake MPI (fake_mpi.cpp), for behaviour that a real one does not show on demand.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace ddp {
 namespace {
 
-/// Calls a collective that times out, and finds out whether the memory that MPI may yet use was given back.
+/// Calls a collective that times out; true when memory that MPI may still use was freed.
 bool gives_memory_back(std::size_t bytes, const std::function<void(ProcessGroup&)>& call) {
     const char* const module = std::getenv("FAKE_MPI_MODULE");
     const testing::Variable chosen("DDP_MPI_MODULE", module);
@@ -29,7 +29,7 @@ bool gives_memory_back(std::size_t bytes, const std::function<void(ProcessGroup&
     const FakeMpiMemory used =
         reinterpret_cast<decltype(&fake_mpi_memory)>(::dlsym(library, "fake_mpi_memory"))();
     bool given_back = false;
-    std::vector<std::unique_ptr<char[]>> again;  // malloc hands out first what was freed last
+    std::vector<std::unique_ptr<char[]>> again;  // malloc returns the most recently freed memory first
     for (int i = 0; i < 100; ++i) {
         const char* const memory = again.emplace_back(new char[bytes]).get();
         given_back = given_back || memory == used.in || memory == used.out;
@@ -37,7 +37,7 @@ bool gives_memory_back(std::size_t bytes, const std::function<void(ProcessGroup&
     return given_back;
 }
 
-TEST(MpiGroup, KeepsTheMemoryOfRequestsThatItAbandoned) {
+TEST(MpiGroup, KeepsTheMemoryOfAbandonedRequests) {
     std::vector<std::uint16_t> halves(100);
     std::vector<float> floats(100);
     std::vector<float> both(200);

@@ -22,7 +22,7 @@ const std::vector<std::string> kRequired = {
     "ncclSend",          "ncclRecv",         "ncclGroupStart",         "ncclGroupEnd",
     "ncclGetErrorString"};
 
-TEST(NcclTable, EveryMissingRequiredEntryPointIsNamedWithTheVersionNeeded) {
+TEST(NcclTable, NamesAMissingRequiredEntryPointWithTheVersionNeeded) {
     for (const std::string& name : kRequired) {
         const auto api = nccl::api_from(fake_without({name}));
         ASSERT_FALSE(api) << name;
@@ -31,7 +31,7 @@ TEST(NcclTable, EveryMissingRequiredEntryPointIsNamedWithTheVersionNeeded) {
     EXPECT_TRUE(nccl::api_from(fake_library()));
 }
 
-TEST(NcclTable, NoOptionalEntryPointIsNeeded) {
+TEST(NcclTable, NeedsNoOptionalEntryPoint) {
     std::set<std::string> asked;
     SharedLibrary library = fake_library();
     library.resolve = [&, all = library.resolve](const char* name) -> void* {
@@ -47,11 +47,11 @@ TEST(NcclTable, NoOptionalEntryPointIsNeeded) {
               "remote process exited or there was a network error (ncclRemoteError)");
 }
 
-TEST(NcclTable, MemoryThatCouldNotBeGivenBackIsNotTaken) {
+TEST(NcclTable, DoesNotAllocateWithoutTheFunctionThatFrees) {
     EXPECT_EQ(nccl::api_from(fake_without({"ncclMemFree"}))->mem_alloc, nullptr);
 }
 
-TEST(NcclTable, ALibraryThatIsNotThereIsNamedWithTheVariableThatHelps) {
+TEST(NcclTable, NamesAMissingLibraryWithTheVariableToSet) {
     ::setenv("DDP_NCCL_LIBRARY", "/nonexistent/libnccl.so.2", 1);
     const auto api = nccl::load_api();
     ::unsetenv("DDP_NCCL_LIBRARY");
@@ -60,7 +60,7 @@ TEST(NcclTable, ALibraryThatIsNotThereIsNamedWithTheVariableThatHelps) {
                 AllOf(HasSubstr("DDP_NCCL_LIBRARY"), HasSubstr("/nonexistent/libnccl.so.2")));
 }
 
-TEST(NcclIds, OneRootServes128RanksWhereNcclCanHaveSeveral) {
+TEST(NcclIds, OneRootServes128RanksWhenNcclSupportsSeveral) {
     EXPECT_EQ(nccl::root_count(1, true), 1);
     EXPECT_EQ(nccl::root_count(128, true), 1);
     EXPECT_EQ(nccl::root_count(129, true), 2);
@@ -68,7 +68,7 @@ TEST(NcclIds, OneRootServes128RanksWhereNcclCanHaveSeveral) {
     EXPECT_EQ(nccl::root_count(1024, false), 1);
 }
 
-TEST(NcclIds, NamesHoldGenerationCommunicatorAndRoot) {
+TEST(NcclIds, KeysHoldGenerationCommunicatorAndRoot) {
     std::vector<std::string> put, got;
     BootstrapStore bootstrap;
     bootstrap.put = [&](const std::string& key, const std::string& value) {

@@ -23,7 +23,7 @@ void expect_all_well(const std::vector<std::exception_ptr>& failures) {
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
 }
 
-/// The rank's share of every failure test: a barrier, then collective #2, which FAKE_NCCL disturbs.
+/// The rank's part of every failure test: a barrier, then collective #2, which FAKE_NCCL disturbs.
 void reduce_once(NcclRank& rank) {
     Buffer buffer = rank.filled({1, 2, 3, 4});
     rank.group.all_reduce(buffer).synchronize();
@@ -63,7 +63,7 @@ TEST(NcclBackend, MessagesOfAnyLengthReachEveryRank) {
     }));
 }
 
-TEST(NcclBackend, WaitHoldsTheStreamBackAndNotTheThread) {
+TEST(NcclBackend, WaitBlocksTheStreamAndNotTheThread) {
     expect_all_well(failures_of(2,
                                 [](NcclRank& rank) {
                                     const Buffer buffer = rank.filled({1});
@@ -76,7 +76,7 @@ TEST(NcclBackend, WaitHoldsTheStreamBackAndNotTheThread) {
                                 {.faults = "1:2:delay:300"}));
 }
 
-/// Events tell the watchdog that nothing has ended, ever.
+/// Makes events tell the watchdog that nothing has ended.
 class BlindWatchdog {
   public:
     BlindWatchdog() { blind("ddp-watchdog"); }
@@ -90,7 +90,7 @@ class BlindWatchdog {
     }
 };
 
-TEST(NcclBackend, WhoeverWaitsOnTheHostAsksTheDeviceAndDoesNotWaitForTheWatchdogsNextLook) {
+TEST(NcclBackend, SynchronizePollsTheDeviceInsteadOfWaitingForTheWatchdog) {
     const BlindWatchdog blind;
     const auto failures =
         failures_of(2,
@@ -100,7 +100,7 @@ TEST(NcclBackend, WhoeverWaitsOnTheHostAsksTheDeviceAndDoesNotWaitForTheWatchdog
                         const Buffer buffer = rank.filled({1, 2});
                         Work first = rank.group.all_reduce(buffer), second = rank.group.all_reduce(buffer);
                         second.synchronize();
-                        EXPECT_TRUE(first.done()) << "it came before";
+                        EXPECT_TRUE(first.done()) << "it came earlier";
                         EXPECT_THAT(rank.values_of(buffer), ElementsAre(4, 8));
                     },
                     {.faults = "1:3:delay:50", .timeout = std::chrono::seconds(10)});
@@ -113,7 +113,7 @@ TEST(NcclBackend, WorksOnAnNcclWithoutAnyOptionalEntryPoint) {
         {.hidden = {"ncclGetLastError", "ncclCommInitRankScalable", "ncclMemAlloc", "ncclMemFree"}}));
 }
 
-TEST(NcclBackend, TellsTheLauncherWhichCollectiveItIsIn) {
+TEST(NcclBackend, ShowsItsCollectiveToTheLauncher) {
     expect_all_well(failures_of(2, [](NcclRank& rank) {
         reduce_once(rank);
         const ddprun::RankLine& line = rank.segment.line(static_cast<std::uint32_t>(rank.group.rank()));
@@ -124,7 +124,7 @@ TEST(NcclBackend, TellsTheLauncherWhichCollectiveItIsIn) {
     }));
 }
 
-TEST(NcclBackend, SaysWhatItRunsOn) {
+TEST(NcclBackend, DescribesItsLibraryAndDevice) {
     expect_all_well(failures_of(1, [](NcclRank& rank) {
         EXPECT_EQ(rank.group.describe(),
                   "nccl (NCCL 2.28.9, CUDA runtime 13.0, driver 13.1, rank 0 on device 0)");
@@ -141,7 +141,7 @@ TEST(NcclBackend, RefusesHostMemoryAndOtherDevices) {
         "all_reduce: rank 0's nccl backend takes memory of CUDA device 0, the buffer is in host memory");
 }
 
-TEST(NcclBackend, RefusesAnEnvironmentThatWouldTakeItsTimeOutsAway) {
+TEST(NcclBackend, RefusesAnEnvironmentThatWouldDisableTimeOuts) {
     ::setenv("NCCL_COMM_BLOCKING", "1", 1);
     const auto failures = failures_of(1, [](NcclRank&) {});
     ::unsetenv("NCCL_COMM_BLOCKING");
@@ -150,7 +150,7 @@ TEST(NcclBackend, RefusesAnEnvironmentThatWouldTakeItsTimeOutsAway) {
               "NCCL_COMM_BLOCKING=1: calls that block inside NCCL would have no time-out: unset it");
 }
 
-TEST(NcclBackend, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
+TEST(NcclBackend, TakesCallsFromAThreadOnAnotherDeviceAndKeepsItsDevice) {
     expect_all_well(failures_of(2, [&](NcclRank& rank) {
         const int other = rank.group.device().index + 2;
         ASSERT_EQ(cudaSetDevice(other), cudaSuccess);
@@ -168,7 +168,7 @@ TEST(NcclBackend, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere)
     }));
 }
 
-TEST(NcclBackend, TooFewDevicesIsOneLineThatSaysHowManyWorkersFit) {
+TEST(NcclBackend, SaysHowManyWorkersFitWhenThereAreTooFewDevices) {
     ::setenv("FAKE_CUDA_DEVICES", "1", 1);
     ::setenv("CUDA_VISIBLE_DEVICES", "4", 1);
     const auto failures = failures_of(2, reduce_once, {.timeout = std::chrono::milliseconds(300)});
@@ -180,7 +180,7 @@ TEST(NcclBackend, TooFewDevicesIsOneLineThatSaysHowManyWorkersFit) {
               "workers here");
 }
 
-TEST(NcclBackend, AMachineWithoutADeviceSaysSo) {
+TEST(NcclBackend, SaysThatTheMachineHasNoDevice) {
     ::setenv("FAKE_CUDA_DEVICES", "0", 1);
     const auto failures = failures_of(1, reduce_once);
     ::unsetenv("FAKE_CUDA_DEVICES");
@@ -190,9 +190,9 @@ TEST(NcclBackend, AMachineWithoutADeviceSaysSo) {
         "visible: see CUDA_VISIBLE_DEVICES and the allocation");
 }
 
-// What goes wrong while joining.
+// Failures while joining.
 
-TEST(NcclJoin, EveryErrorCodeIsExplained) {
+TEST(NcclJoin, ExplainsEveryErrorCode) {
     for (int code = 1; code <= 6; ++code) {
         for (const char* what : {"fail", "async"}) {
             const auto failures =
@@ -206,7 +206,7 @@ TEST(NcclJoin, EveryErrorCodeIsExplained) {
     }
 }
 
-TEST(NcclJoin, AnIdThatCannotBeMadeIsExplained) {
+TEST(NcclJoin, ExplainsAnIdThatCannotBeMade) {
     const auto failures =
         failures_of(2, reduce_once, {.faults = "0:id:fail:2", .timeout = std::chrono::milliseconds(300)});
     EXPECT_THAT(message_of(failures[0]),
@@ -218,7 +218,7 @@ TEST(NcclJoin, AnIdThatCannotBeMadeIsExplained) {
         "time-out");
 }
 
-TEST(NcclJoin, ARankThatHangsEndsTheWaitOfTheOthersAtTheTimeOut) {
+TEST(NcclJoin, EndsAtTheTimeOutWhenARankHangs) {
     const auto failures =
         failures_of(3, reduce_once, {.faults = "1:init:hang", .timeout = std::chrono::milliseconds(400)});
     for (const auto& failure : failures) {
@@ -228,7 +228,7 @@ TEST(NcclJoin, ARankThatHangsEndsTheWaitOfTheOthersAtTheTimeOut) {
     }
 }
 
-TEST(NcclJoin, TheLaunchersWordEndsIt) {
+TEST(NcclJoin, EndsWithTheGeneration) {
     const auto failures =
         failures_of(2, reduce_once, {.faults = "0:init:hang,1:init:hang", .generation = 4, .lost_rank = 1});
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
@@ -237,9 +237,9 @@ TEST(NcclJoin, TheLaunchersWordEndsIt) {
               "ended generation 4");
 }
 
-// What goes wrong in a collective. Number 1 is the barrier of `filled`.
+// Failures in a collective. Number 1 is the barrier of `filled`.
 
-TEST(NcclWatchdog, EveryAsynchronousErrorReachesTheWaiterWithRankCollectiveAndNumber) {
+TEST(NcclWatchdog, PassesEveryAsynchronousErrorToTheWaiterWithRankCollectiveAndNumber) {
     for (int code = 1; code <= 6; ++code) {
         const auto begin = Clock::now();
         const auto failures = failures_of(1, reduce_once, {.faults = fmt::format("0:2:async:{}", code)});
@@ -252,7 +252,7 @@ TEST(NcclWatchdog, EveryAsynchronousErrorReachesTheWaiterWithRankCollectiveAndNu
     }
 }
 
-TEST(NcclWatchdog, EveryErrorThatACallReturnsReachesTheWaiter) {
+TEST(NcclWatchdog, PassesEveryReturnedErrorToTheWaiter) {
     for (int code = 1; code <= 6; ++code) {
         const auto failures = failures_of(1, reduce_once, {.faults = fmt::format("0:2:fail:{}", code)});
         EXPECT_THAT(message_of(failures[0]),
@@ -261,7 +261,7 @@ TEST(NcclWatchdog, EveryErrorThatACallReturnsReachesTheWaiter) {
     }
 }
 
-TEST(NcclWatchdog, ACollectiveThatHangsEndsAtItsTimeOutAndSaysWhatThePeersDo) {
+TEST(NcclWatchdog, EndsAHangingCollectiveAtItsTimeOutAndShowsThePeersActivity) {
     const auto failures =
         failures_of(2, reduce_once, {.faults = "1:2:hang", .timeout = std::chrono::milliseconds(300)});
     EXPECT_TRUE(is<TimeoutError>(failures[0]));
@@ -270,7 +270,7 @@ TEST(NcclWatchdog, ACollectiveThatHangsEndsAtItsTimeOutAndSaysWhatThePeersDo) {
                       HasSubstr("rank 1 is in all_reduce #2")));
 }
 
-TEST(NcclWatchdog, ACollectiveCanHaveATimeOutOfItsOwn) {
+TEST(NcclWatchdog, EndsACollectiveAtATimeOutOfItsOwn) {
     const auto failures =
         failures_of(2,
                     [](NcclRank& rank) {
@@ -282,7 +282,7 @@ TEST(NcclWatchdog, ACollectiveCanHaveATimeOutOfItsOwn) {
     EXPECT_THAT(message_of(failures[0]), HasSubstr("did not finish within 300 ms"));
 }
 
-TEST(NcclWatchdog, ACallThatNcclNeverFinishesEndsAtTheTimeOut) {
+TEST(NcclWatchdog, EndsACallThatNcclNeverFinishesAtTheTimeOut) {
     const auto failures =
         failures_of(1, reduce_once, {.faults = "0:2:stuck", .timeout = std::chrono::milliseconds(300)});
     EXPECT_TRUE(is<TimeoutError>(failures[0]));
@@ -290,14 +290,14 @@ TEST(NcclWatchdog, ACallThatNcclNeverFinishesEndsAtTheTimeOut) {
                 HasSubstr("all_reduce #2 (4 float32, 16 B, sum): NCCL did not start it"));
 }
 
-TEST(NcclWatchdog, TheLaunchersWordEndsACollectiveLongBeforeItsTimeOut) {
+TEST(NcclWatchdog, EndsACollectiveWithTheGenerationLongBeforeItsTimeOut) {
     for (const char* fault : {"1:2:hang", "0:2:stuck,1:2:hang"}) {
         const auto failures =
             failures_of(2,
                         [](NcclRank& rank) {
                             const Buffer buffer = rank.filled({1});
                             if (rank.group.rank() == 1) {
-                                (void)rank.group.all_reduce(buffer);  // its peer never comes
+                                (void)rank.group.all_reduce(buffer);  // its peer does not call it
                                 wait_until_started(rank.segment.line(0), 2);
                                 rank.segment.header().aborted = 2;  // rank 1, plus one
                                 return;
@@ -305,7 +305,7 @@ TEST(NcclWatchdog, TheLaunchersWordEndsACollectiveLongBeforeItsTimeOut) {
                             const auto begin = Clock::now();
                             EXPECT_THROW(rank.group.all_reduce(buffer).synchronize(), PeerLostError);
                             EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
-                            rank.group.all_reduce(buffer).wait();  // a broken group says the same again
+                            rank.group.all_reduce(buffer).wait();  // a broken group throws the same again
                         },
                         {.faults = fault, .generation = 4});
         EXPECT_TRUE(is<PeerLostError>(failures[0]));
@@ -315,14 +315,14 @@ TEST(NcclWatchdog, TheLaunchersWordEndsACollectiveLongBeforeItsTimeOut) {
     }
 }
 
-TEST(NcclWatchdog, AFaultOfTheDeviceIsNamed) {
+TEST(NcclWatchdog, NamesADeviceFault) {
     const auto failures = failures_of(1, reduce_once, {.faults = "0:2:cuda:700"});
     EXPECT_EQ(message_of(failures[0]),
               "rank 0: all_reduce #2 (4 float32, 16 B, sum): an illegal memory access was encountered (CUDA "
               "error 700): a kernel crashed, this one or one before it; compute-sanitizer finds where");
 }
 
-TEST(NcclWatchdog, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
+TEST(NcclWatchdog, NamesALostDeviceAndTheGroupIsDestroyed) {
     std::optional<LostDevice> lost;
     const auto failures = failures_of(1, [&](NcclRank& rank) {
         const Buffer buffer = rank.filled({1});
@@ -334,7 +334,7 @@ TEST(NcclWatchdog, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
                 HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
 }
 
-TEST(NcclWatchdog, AnAbortThatDoesNotComeBackDoesNotHoldTheWaiterUpAndIsSaid) {
+TEST(NcclWatchdog, SaysThatAnAbortDidNotReturnAndDoesNotBlockTheWaiter) {
     const auto begin = Clock::now();
     const auto failures = failures_of(1, reduce_once, {.faults = "0:2:async:6,0:abort:hang"});
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
@@ -343,9 +343,9 @@ TEST(NcclWatchdog, AnAbortThatDoesNotComeBackDoesNotHoldTheWaiterUpAndIsSaid) {
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
 }
 
-// What goes wrong while leaving: one line, and an end.
+// Failures while shutting down: one line on standard error, and an end.
 
-TEST(NcclLeaving, APeerThatDoesNotLeaveIsWaitedForUntilTheTimeOut) {
+TEST(NcclLeaving, WaitsForAPeerUntilTheTimeOut) {
     ::testing::internal::CaptureStderr();
     expect_all_well(failures_of(2, reduce_once,
                                 {.faults = "1:finalize:hang", .timeout = std::chrono::milliseconds(500)}));
@@ -354,7 +354,7 @@ TEST(NcclLeaving, APeerThatDoesNotLeaveIsWaitedForUntilTheTimeOut) {
                           "aborted it\n"));
 }
 
-TEST(NcclLeaving, AfterAPeersAbortOnlyAbortsFromNccl231OnWhereFinalizeDoesNotComeBack) {
+TEST(NcclLeaving, OnlyAbortsAfterAPeersAbortFromNccl231OnWhereFinalizeDoesNotReturn) {
     const Variable version("FAKE_NCCL_VERSION", "23100");
     ::testing::internal::CaptureStderr();
     std::atomic<bool> is_over = false;
@@ -363,7 +363,7 @@ TEST(NcclLeaving, AfterAPeersAbortOnlyAbortsFromNccl231OnWhereFinalizeDoesNotCom
                                           const Buffer buffer = rank.filled({1});
                                           if (rank.group.rank() == 1) {
                                               while (!is_over) std::this_thread::yield();
-                                              return;  // a survivor that leaves as if nothing had been
+                                              return;  // a survivor that shuts down normally
                                           }
                                           EXPECT_THROW(rank.group.all_reduce(buffer).synchronize(), Error);
                                           is_over = true;
@@ -374,13 +374,13 @@ TEST(NcclLeaving, AfterAPeersAbortOnlyAbortsFromNccl231OnWhereFinalizeDoesNotCom
               "ddp: rank 1: leaving NCCL communicator 0: ncclCommFinalize did not return; aborted it\n");
 }
 
-TEST(NcclLeaving, AnErrorIsSaid) {
+TEST(NcclLeaving, PrintsAnError) {
     ::testing::internal::CaptureStderr();
     expect_all_well(failures_of(1, reduce_once, {.faults = "0:finalize:fail:3"}));
     EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("internal error (ncclInternalError)"));
 }
 
-TEST(NcclLeaving, WhenAllIsWellNothingIsSaid) {
+TEST(NcclLeaving, PrintsNothingOnSuccess) {
     ::testing::internal::CaptureStderr();
     expect_all_well(failures_of(2, reduce_once));
     EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");

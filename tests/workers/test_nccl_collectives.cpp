@@ -18,7 +18,7 @@ constexpr int kRanks = 3;
 constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
                             DType::BF16, DType::F16, DType::U8};
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
-/// What NCCL got with 2.28.
+/// Entry points that are new in 2.28.
 const std::vector<std::string> kNative = {"ncclAlltoAll", "ncclGather", "ncclScatter"};
 
 void expect_all_well(const std::vector<std::exception_ptr>& failures) {
@@ -44,7 +44,7 @@ Bytes slice(const Bytes& whole, int index, std::size_t each) {
     return {begin, begin + static_cast<long>(each)};
 }
 
-TEST(NcclCollectives, ReduceEveryTypeByEveryOperation) {
+TEST(NcclCollectives, ReduceAllTypesWithAllOperations) {
     expect_all_well(failures_of(kRanks, [](NcclRank& rank) {
         const int me = rank.group.rank();
         for (const DType type : kTypes) {
@@ -102,11 +102,11 @@ void move_every_type(NcclRank& rank) {
     }
 }
 
-TEST(NcclCollectives, MoveEveryTypeWithNcclsOwnCalls) {
+TEST(NcclCollectives, MoveAllTypesWithNcclsOwnCalls) {
     expect_all_well(failures_of(kRanks, move_every_type));
 }
 
-TEST(NcclCollectives, MoveEveryTypeInGroupsOfMessagesOnAnOlderNccl) {
+TEST(NcclCollectives, MoveAllTypesInGroupsOfMessagesOnAnOlderNccl) {
     expect_all_well(failures_of(kRanks, move_every_type, {.hidden = kNative}));
 }
 
@@ -130,7 +130,7 @@ TEST(NcclCollectives, TakeSlicesOfDifferentLengths) {
         rank.group.reduce_scatter_v(mine, whole, counts, ReduceOp::Product).synchronize();
         EXPECT_EQ(rank.bytes_of(mine), part(reference::reduce(inputs, DType::F16, ReduceOp::Product)));
 
-        // Rank r sends r elements to everyone.
+        // Rank r sends r elements to every rank.
         const Bytes sent = reference::random_bytes(2 * kRanks * own, 80 + static_cast<unsigned>(me));
         const Buffer got = rank.holding(Bytes(6), DType::F16);
         rank.group.all_to_all_v(got, {0, 1, 2}, rank.holding(sent, DType::F16), {own, own, own})
@@ -157,7 +157,7 @@ TEST(NcclCollectives, SendAndReceiveSeveralMessagesAtOnce) {
     }));
 }
 
-TEST(NcclCollectives, RefuseWhatDoesNotFitAtTheCall) {
+TEST(NcclCollectives, RefuseWrongBuffersAtTheCall) {
     expect_all_well(failures_of(2, [](NcclRank& rank) {
         const Buffer two = rank.filled({1, 2}), three = rank.filled({1, 2, 3});
         EXPECT_THROW((void)rank.group.reduce(two, 2), InvalidInput);
@@ -170,7 +170,7 @@ TEST(NcclCollectives, RefuseWhatDoesNotFitAtTheCall) {
     }));
 }
 
-TEST(NcclCollectives, MessagesHaveNumbersOfTheirOwn) {
+TEST(NcclCollectives, NumberMessagesSeparately) {
     expect_all_well(failures_of(3, [](NcclRank& rank) {
         const Buffer buffer = rank.filled({1});
         const ddprun::RankLine& line = rank.segment.line(static_cast<std::uint32_t>(rank.group.rank()));
@@ -183,7 +183,7 @@ TEST(NcclCollectives, MessagesHaveNumbersOfTheirOwn) {
     }));
 }
 
-/// Call 2 of the communicator, after the barrier of `filled`, is disturbed.
+/// Disturbs call 2 of the communicator, which follows the barrier of `filled`, and returns its error.
 std::string error_of(const std::function<void(NcclRank&, Buffer)>& call, const char* fault,
                      const std::vector<std::string>& hidden = {}) {
     const auto failures = failures_of(1,
@@ -194,7 +194,7 @@ std::string error_of(const std::function<void(NcclRank&, Buffer)>& call, const c
     return message_of(failures[0]);
 }
 
-TEST(NcclCollectives, EveryCallNamesItselfWhenItFails) {
+TEST(NcclCollectives, NameTheCallThatFails) {
     const auto reduce = [](NcclRank& rank, Buffer b) { rank.group.reduce(b, 0).synchronize(); };
     const auto gather = [](NcclRank& rank, Buffer b) { rank.group.gather(b, b, 0).synchronize(); };
     const auto scatter = [](NcclRank& rank, Buffer b) { rank.group.scatter(b, b, 0).synchronize(); };
@@ -208,7 +208,7 @@ TEST(NcclCollectives, EveryCallNamesItselfWhenItFails) {
         EXPECT_THAT(error_of(reduce, fault), internal("rank 0: reduce #2 (4 float32, 16 B, sum, root 0): "));
         EXPECT_THAT(error_of(gather, fault), internal("rank 0: gather #2 (4 float32, 16 B, root 0): "));
         EXPECT_THAT(error_of(scatter, fault), internal("rank 0: scatter #2 (4 float32, 16 B, root 0): "));
-        // Its second buffer took a barrier too.
+        // The second buffer took a barrier too.
         const std::string third = "0:3" + std::string(fault).substr(3);
         const auto named = internal("rank 0: all_to_all #3 (4 float32, 16 B): ");
         EXPECT_THAT(error_of(all_to_all, third.c_str()), named);
@@ -216,7 +216,7 @@ TEST(NcclCollectives, EveryCallNamesItselfWhenItFails) {
     }
 }
 
-TEST(NcclCollectives, AMessageWithoutItsReceiverEndsAtTheTimeOut) {
+TEST(NcclCollectives, EndAMessageWithoutItsReceiverAtTheTimeOut) {
     const auto failures = failures_of(2,
                                       [](NcclRank& rank) {
                                           const Buffer buffer = rank.filled({1});

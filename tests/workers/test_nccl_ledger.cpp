@@ -8,7 +8,7 @@ using namespace ddp;
 using ddprun::TimePoint;
 using std::chrono::seconds;
 
-TEST(NcclLedger, CountsTheTimeInWhichCollectivesOverlapOnce) {
+TEST(NcclLedger, CountsOverlappingCollectivesOnce) {
     nccl::SessionParts parts;
     parts.lines = nccl::SessionParts::Lines::Private;
     nccl::Ledger ledger(parts);
@@ -24,7 +24,7 @@ TEST(NcclLedger, CountsTheTimeInWhichCollectivesOverlapOnce) {
     EXPECT_EQ(ledger.communication_seconds(), 10);
     ledger.end(message, at(1), at(10));
     ledger.end(second, at(2), at(11));
-    EXPECT_EQ(ledger.communication_seconds(), 11) << "more than a rank's time cannot be communication";
+    EXPECT_EQ(ledger.communication_seconds(), 11) << "communication cannot take more than a rank's time";
 
     ledger.begin(second, at(20));
     ledger.end(second, at(20), at(21));

@@ -17,10 +17,11 @@ using ::testing::HasSubstr;
 
 int count_of(const char* name) { return reinterpret_cast<int (*)()>(fake_library().resolve(name))(); }
 
-/// Every rank allocates, reduces in it, and leaves; in the end nothing may be registered, or freed too early.
+/// Every rank allocates, reduces in that memory, and shuts down; nothing may stay registered, or be freed too
+/// early.
 struct Told {
     bool symmetric = false;
-    int registered = 0;  ///< pieces, while the group lived
+    int registered = 0;  ///< number of registrations while the group lived
 };
 Told allocate_in(const NcclWorldOptions& options, int ranks = 2) {
     Told told;
@@ -62,7 +63,7 @@ TEST(NcclMemory, IsARegisteredBufferOnAnNcclWithoutWindows) {
     }
 }
 
-TEST(NcclMemory, IsNotRegisteredByAnNcclThatCannot) {
+TEST(NcclMemory, IsNotRegisteredByAnNcclWithoutRegistration) {
     for (const char* hidden : {"ncclCommRegister", "ncclCommDeregister"}) {
         const Told told = allocate_in({.hidden = {hidden, "ncclCommWindowRegister"}});
         EXPECT_FALSE(told.symmetric) << hidden;
@@ -70,20 +71,20 @@ TEST(NcclMemory, IsNotRegisteredByAnNcclThatCannot) {
     }
 }
 
-TEST(NcclMemory, ThatGotNoWindowOnOneRankIsSymmetricOnNone) {
+TEST(NcclMemory, IsSymmetricOnNoRankWhenOneGotNoWindow) {
     const Told told = allocate_in({.faults = "1:window:null"});
     EXPECT_FALSE(told.symmetric);
-    EXPECT_EQ(told.registered, 3) << "rank 0's window, and a buffer on each";
+    EXPECT_EQ(told.registered, 3) << "rank 0's window, and a buffer on each rank";
 }
 
-TEST(NcclMemory, ThatNcclRefusesToRegisterIsUsedAllTheSame) {
+TEST(NcclMemory, IsUsedWhenNcclRefusesToRegisterIt) {
     EXPECT_FALSE(allocate_in({.faults = "0:window:fail:4"}, 1).symmetric);
     const Told told = allocate_in({.faults = "0:window:fail:4,0:buffer:fail:5"}, 1);
     EXPECT_FALSE(told.symmetric);
     EXPECT_EQ(told.registered, 0);
 }
 
-TEST(NcclMemory, WhoseRegistrationFailsLaterBreaksTheGroupWithItsReason) {
+TEST(NcclMemory, BreaksTheGroupWithTheReasonWhenItsRegistrationFailsLater) {
     for (const char* when : {"async", "early"}) {
         for (int code = 1; code <= 6; ++code) {
             const auto failures = failures_of(1, [](NcclRank& rank) { rank.group.allocate_shared(4096); },
@@ -96,7 +97,7 @@ TEST(NcclMemory, WhoseRegistrationFailsLaterBreaksTheGroupWithItsReason) {
     EXPECT_EQ(count_of("fake_nccl_registered"), 0);
 }
 
-TEST(NcclMemory, WhoseRegistrationHangsEndsAtTheTimeOut) {
+TEST(NcclMemory, EndsAtTheTimeOutWhenItsRegistrationHangs) {
     const auto failures = failures_of(2, [](NcclRank& rank) { rank.group.allocate_shared(4096); },
                                       {.faults = "1:window:hang", .timeout = std::chrono::milliseconds(400)});
     for (const auto& failure : failures) {
@@ -105,7 +106,7 @@ TEST(NcclMemory, WhoseRegistrationHangsEndsAtTheTimeOut) {
     }
 }
 
-TEST(NcclMemory, IsNotFreedWhileAnAbortHasNotComeBack) {
+TEST(NcclMemory, IsNotFreedBeforeAnAbortHasReturned) {
     const int misuses = count_of("fake_nccl_misuses");
     const auto failures = failures_of(
         1,
@@ -116,11 +117,11 @@ TEST(NcclMemory, IsNotFreedWhileAnAbortHasNotComeBack) {
         {.faults = "0:4:async:6,0:abort:delay:1500"});
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
     EXPECT_THAT(message_of(failures[0]), HasSubstr("do not free them before the process ends"));
-    while (count_of("fake_nccl_registered") > 0) std::this_thread::yield();  // until the abort has come back
-    EXPECT_EQ(count_of("fake_nccl_misuses"), misuses) << "freed what NCCL has registered";
+    while (count_of("fake_nccl_registered") > 0) std::this_thread::yield();  // until the abort has returned
+    EXPECT_EQ(count_of("fake_nccl_misuses"), misuses) << "registered memory was freed";
 }
 
-TEST(NcclMemory, OfASubGroupIsRegisteredWithTheSubGroup) {
+TEST(NcclMemory, IsRegisteredWithItsSubGroup) {
     const auto failures = failures_of(2, [](NcclRank& rank) {
         const auto part = rank.group.split(0, 0);
         EXPECT_FALSE(part->shared_memory_is_symmetric());

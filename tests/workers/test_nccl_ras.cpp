@@ -23,7 +23,7 @@ ddprun::TimePoint in(milliseconds span) {
     return ddprun::deadline_after(ddprun::MonotonicClock::now(), span);
 }
 
-/// Talks to one client as NCCL's RAS thread does.
+/// Serves one client as NCCL's RAS thread does.
 class RasServer {
   public:
     explicit RasServer(std::string answer, std::string greeting = "SERVER PROTOCOL 2\n")
@@ -35,7 +35,7 @@ class RasServer {
     RasServer(const RasServer&) = delete;
     RasServer& operator=(const RasServer&) = delete;
     [[nodiscard]] const ddprun::Endpoint& where() const { return listener_.bound; }
-    std::vector<std::string> heard;  ///< to be read once the client has its answer
+    std::vector<std::string> heard;  ///< valid once the client has its answer
 
   private:
     void serve(const std::string& greeting, const std::string& answer) {
@@ -53,26 +53,26 @@ class RasServer {
     std::thread thread_;
 };
 
-TEST(NcclRas, IsAskedAsNcclsOwnClientDoesIt) {
+TEST(NcclRas, IsQueriedLikeNcclsOwnClientDoes) {
     RasServer server("Job summary\n=== 1 rank is missing\n");
     EXPECT_EQ(nccl::query_ras(server.where(), in(milliseconds(20'000))),
               "Job summary\n=== 1 rank is missing\n");
     EXPECT_THAT(server.heard, ElementsAre("CLIENT PROTOCOL 2\n", "TIMEOUT 2\n", "STATUS\n"));
 }
 
-TEST(NcclRas, ThatIsNotThereOrSomethingElseGivesNoAnswer) {
+TEST(NcclRas, GivesNoAnswerWhenTheServerIsMissingOrAnother) {
     const ddprun::test::ReservedPort closed;
     EXPECT_EQ(nccl::query_ras(closed.endpoint(), in(milliseconds(5'000))), "");
     RasServer other("", "220 mail.example.org\n");
     EXPECT_EQ(nccl::query_ras(other.where(), in(milliseconds(20'000))), "");
 }
 
-TEST(NcclRas, ThatDoesNotAnswerIsWaitedForUntilTheDeadline) {
+TEST(NcclRas, IsAwaitedUntilTheDeadline) {
     const ddprun::Listener silent = *ddprun::listen_tcp({"127.0.0.1", 0});
     EXPECT_EQ(nccl::query_ras(silent.bound, in(milliseconds(100))), "");
 }
 
-TEST(NcclRas, IsWhereItsVariablesSay) {
+TEST(NcclRas, HasTheAddressInItsVariables) {
     ::setenv("NCCL_RAS_ADDR", "127.0.0.1:777", 1);
     EXPECT_EQ(nccl::ras_address(), (ddprun::Endpoint{"127.0.0.1", 777}));
     ::setenv("NCCL_RAS_ENABLE", "0", 1);
@@ -82,7 +82,7 @@ TEST(NcclRas, IsWhereItsVariablesSay) {
     EXPECT_EQ(nccl::ras_address(), (ddprun::Endpoint{"localhost", 28028}));
 }
 
-TEST(NcclRas, SpeaksInTheReportOfACollectiveThatHangs) {
+TEST(NcclRas, IsInTheReportOfAHangingCollective) {
     RasServer server("=== rank 1 does not answer\n");
     ::setenv("NCCL_RAS_ADDR", ddprun::to_string(server.where()).c_str(), 1);
     ::testing::internal::CaptureStderr();

@@ -32,9 +32,7 @@ void split_by_parity(NcclRank& rank) {
     EXPECT_THAT(rank.values_of(first), ElementsAre(me % 2 == 0 ? 4 : 3));
 }
 
-TEST(NcclSplit, MakesAGroupOfEveryColorInTheOrderOfTheKeys) {
-    expect_all_well(failures_of(5, split_by_parity));
-}
+TEST(NcclSplit, MakesAGroupPerColorInTheOrderOfTheKeys) { expect_all_well(failures_of(5, split_by_parity)); }
 
 TEST(NcclSplit, WorksOnAnNcclThatCannotSplit) {
     expect_all_well(failures_of(5, split_by_parity, {.hidden = {"ncclCommSplit"}}));
@@ -51,7 +49,7 @@ TEST(NcclSplit, GivesRanksOfANegativeColorNoGroup) {
     }
 }
 
-TEST(NcclSplit, OutlivesItsParentAndIsSplitAgain) {
+TEST(NcclSplit, OutlivesItsParentAndCanBeSplitAgain) {
     expect_all_well(failures_of(4, [](NcclRank& rank) {
         auto half = rank.group.split(rank.group.rank() / 2, 0);
         const auto single = half->split(half->rank(), 0);
@@ -61,7 +59,7 @@ TEST(NcclSplit, OutlivesItsParentAndIsSplitAgain) {
     }));
 }
 
-TEST(NcclSplit, DoesNotShowTheLauncherNumbersThatDoNotFitTheWorlds) {
+TEST(NcclSplit, DoesNotShowItsNumbersToTheLauncher) {
     expect_all_well(failures_of(2, [](NcclRank& rank) {
         const auto part = rank.group.split(rank.group.rank(), 0);
         const ddprun::RankLine& line = rank.segment.line(static_cast<std::uint32_t>(rank.group.rank()));
@@ -71,7 +69,7 @@ TEST(NcclSplit, DoesNotShowTheLauncherNumbersThatDoNotFitTheWorlds) {
     }));
 }
 
-TEST(NcclSplit, EveryErrorCodeIsExplainedAndBreaksTheGroup) {
+TEST(NcclSplit, ExplainsEveryErrorCodeAndBreaksTheGroup) {
     for (int code = 1; code <= 6; ++code) {
         for (const char* what : {"fail", "async"}) {
             const auto failures = failures_of(1,
@@ -87,7 +85,7 @@ TEST(NcclSplit, EveryErrorCodeIsExplainedAndBreaksTheGroup) {
     }
 }
 
-TEST(NcclSplit, ARankThatHangsInItEndsTheWaitOfTheOthersAtTheTimeOut) {
+TEST(NcclSplit, EndsAtTheTimeOutWhenARankHangs) {
     const auto failures = failures_of(3, [](NcclRank& rank) { rank.group.split(0, 0); },
                                       {.faults = "1:split:hang", .timeout = std::chrono::milliseconds(400)});
     for (const auto& failure : failures) {
@@ -97,12 +95,12 @@ TEST(NcclSplit, ARankThatHangsInItEndsTheWaitOfTheOthersAtTheTimeOut) {
     }
 }
 
-TEST(NcclSplit, TheLaunchersWordEndsItLongBeforeItsTimeOut) {
+TEST(NcclSplit, EndsWithTheGenerationLongBeforeItsTimeOut) {
     Clock::time_point told;
     const auto failures = failures_of(2,
                                       [&](NcclRank& rank) {
                                           if (rank.group.rank() == 1) {
-                                              // What split does first; then this rank is gone.
+                                              // the first part of split; then this rank is gone
                                               rank.group.all_gather_bytes(std::string(8, '\0'));
                                               told = Clock::now();
                                               rank.segment.header().aborted = 2;
@@ -116,7 +114,7 @@ TEST(NcclSplit, TheLaunchersWordEndsItLongBeforeItsTimeOut) {
     EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 1 was lost, the launcher ended generation 4"));
 }
 
-TEST(NcclSplit, AFailureInAPartNamesTheRankOfTheWorldAndLeavesTheParentAlone) {
+TEST(NcclSplit, NamesTheRankOfTheWorldInAPartsFailureAndKeepsTheParent) {
     expect_all_well(failures_of(
         2,
         [](NcclRank& rank) {
@@ -133,7 +131,7 @@ TEST(NcclSplit, AFailureInAPartNamesTheRankOfTheWorldAndLeavesTheParentAlone) {
         {.faults = "0:s1:fail:3,1:s1:fail:3"}));
 }
 
-TEST(NcclSplit, AnIdThatCannotBeMadeIsToldToAllMembers) {
+TEST(NcclSplit, TellsAllMembersOfAnIdThatCannotBeMade) {
     const auto failures = failures_of(2,
                                       [](NcclRank& rank) {
                                           ::setenv("FAKE_NCCL", "0:id:fail:2", 1);

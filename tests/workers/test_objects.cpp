@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// A user's own type.
+/// A type of the user.
 struct Shard {
     std::string file;
     std::vector<int> samples;
@@ -43,7 +43,7 @@ std::string error_of(Call call) {
     return "no error";
 }
 
-TEST(Objects, OfAllRanksAreGatheredByRank) {
+TEST(Objects, AreGatheredByRank) {
     for (int ranks = 1; ranks <= 4; ++ranks) {
         run_ranks(ranks, [ranks](ProcessGroup& group) {
             const std::vector<Shard> all = all_gather_object(group, shard_of(group.rank()));
@@ -58,7 +58,7 @@ TEST(Objects, OfAllRanksAreGatheredByRank) {
     }
 }
 
-TEST(Objects, OfTheRootReachAllOrOneEach) {
+TEST(Objects, ReachAllRanksFromTheRootOrOneRankEach) {
     run_ranks(3, [](ProcessGroup& group) {
         const std::map<std::string, std::string> settings{{"lr", group.rank() == 2 ? "0.1" : "mine"}};
         EXPECT_EQ(broadcast_object(group, settings, 2).at("lr"), "0.1");
@@ -68,7 +68,7 @@ TEST(Objects, OfTheRootReachAllOrOneEach) {
     });
 }
 
-TEST(Objects, ThatCannotGoAreToldToAllRanksAndTheGroupStaysUsable) {
+TEST(Objects, ThatCannotBeSentAreRefusedOnAllRanksAndTheGroupStaysUsable) {
     run_ranks(3, [](ProcessGroup& group) {
         const std::string text(group.rank() == 1 ? kMostObjectBytes : 3, 'x');
         EXPECT_THAT(
@@ -80,7 +80,7 @@ TEST(Objects, ThatCannotGoAreToldToAllRanksAndTheGroupStaysUsable) {
     });
 }
 
-TEST(Objects, ARootThatIsNoRankIsRefusedAtTheCall) {
+TEST(Objects, RefuseARootThatIsNoRankAtTheCall) {
     run_ranks(2, [](ProcessGroup& group) {
         for (const int root : {-1, 2, 7}) {
             const std::string why = ": root " + std::to_string(root) + " is not a rank of 0-1";

@@ -20,7 +20,7 @@ using ddp::testing::run_ranks;
 
 constexpr std::size_t kRows = 12, kColumns = 20;
 
-/// A matrix, and a bias that is sent as it is.
+/// A matrix, and a bias that is sent whole.
 struct Model {
     std::vector<float> weight = std::vector<float>(kRows * kColumns), bias = std::vector<float>(kRows);
     std::vector<Tensor> parameters() {
@@ -33,7 +33,7 @@ std::span<float> floats(const ddp::Buffer& buffer) {
     return {static_cast<float*>(buffer.data), buffer.count};
 }
 
-/// Writes value(row, column) to the gradient and ends the step. Of a Reducer, or what has one.
+/// Writes value(row, column) to the gradient of a Reducer or DistributedDataParallel and ends the step.
 template <class Gradients, class Value>
 void write_gradients(Gradients& reducer, Value value) {
     const std::span<float> weight = floats(reducer.gradient(0)), bias = floats(reducer.gradient(1));
@@ -49,7 +49,7 @@ void step(Reducer& reducer, Value value) {
     write_gradients(reducer, value);
 }
 
-/// How far the averaged matrix is from what it should be, as a share of that.
+/// The error of the averaged matrix, relative to the expected one.
 template <class Value>
 double distance(const Reducer& reducer, Value value) {
     double square = 0, length = 0;
@@ -62,12 +62,12 @@ double distance(const Reducer& reducer, Value value) {
     return std::sqrt(square / length);
 }
 
-/// Of rank two.
+/// A matrix of rank two.
 float narrow(float row, float column) {
     return std::sin(row) * (column + 1) + 0.5F * std::cos(2 * row) * std::sin(column);
 }
 
-TEST(PowerSgd, AveragesAGradientOfItsOwnRankWithoutLoss) {
+TEST(PowerSgd, AveragesAGradientOfItsRankExactly) {
     run_ranks(3, [](ProcessGroup& group) {
         Model model;
         Reducer reducer(group, model.parameters(), {});
@@ -82,7 +82,7 @@ TEST(PowerSgd, AveragesAGradientOfItsOwnRankWithoutLoss) {
     });
 }
 
-TEST(PowerSgd, AveragesAGradientOfALowerRankWithoutLoss) {
+TEST(PowerSgd, AveragesAGradientOfALowerRankExactly) {
     for (const bool feedback : {true, false}) {
         run_ranks(2, [&](ProcessGroup& group) {
             Model model;
@@ -97,7 +97,7 @@ TEST(PowerSgd, AveragesAGradientOfALowerRankWithoutLoss) {
     }
 }
 
-TEST(PowerSgd, SendsLaterWhatItDidNotSendAndGivesAllRanksTheSameBits) {
+TEST(PowerSgd, SendsErrorsLaterAndGivesAllRanksTheSameBits) {
     const auto full = [](float row, float column) { return std::sin(row * 7 + column * column); };
     for (const bool feedback : {true, false}) {
         std::mutex mutex;
@@ -118,7 +118,7 @@ TEST(PowerSgd, SendsLaterWhatItDidNotSendAndGivesAllRanksTheSameBits) {
                 square += (sum[i] / kSteps - right) * (sum[i] / kSteps - right);
                 length += right * right;
             }
-            // One direction of twelve alone cannot show it; all of them in turns do.
+            // One direction of twelve is not enough; all of them in turn are.
             EXPECT_EQ(std::sqrt(square / length) < 0.1, feedback);
             const std::span<float> last = floats(reducer.gradient(0));
             const std::lock_guard lock(mutex);
@@ -128,7 +128,7 @@ TEST(PowerSgd, SendsLaterWhatItDidNotSendAndGivesAllRanksTheSameBits) {
     }
 }
 
-TEST(PowerSgd, GetsOverGradientsOfZerosAndThoseThatAreNotFinite) {
+TEST(PowerSgd, RecoversFromZeroAndNonFiniteGradients) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model;
         Reducer reducer(group, model.parameters(), {});
@@ -144,7 +144,7 @@ TEST(PowerSgd, GetsOverGradientsOfZerosAndThoseThatAreNotFinite) {
     });
 }
 
-TEST(PowerSgd, AveragesAllOfItBeforeItsFirstStepAndWhatDoesNotShrinkEnough) {
+TEST(PowerSgd, AveragesWholeGradientsBeforeItsFirstStepAndWhenTheyShrinkTooLittle) {
     const auto full = [](float row, float column) { return std::sin(row * 7 + column * column); };
     for (const PowerSgdOptions& options :
          {PowerSgdOptions{.start_step = 2}, PowerSgdOptions{.start_step = 0, .min_compression_rate = 8}}) {
@@ -162,7 +162,7 @@ TEST(PowerSgd, AveragesAllOfItBeforeItsFirstStepAndWhatDoesNotShrinkEnough) {
     }
 }
 
-TEST(PowerSgd, GoesOnFromACheckpointWithTheBitsOfTheRunThatSavedIt) {
+TEST(PowerSgd, ResumesFromACheckpointWithTheBitsOfTheRunThatSavedIt) {
     const auto full = [](int rank, int t) {
         return [=](float row, float column) {
             return std::sin(row * 7 + column * column + static_cast<float>(rank) + static_cast<float>(3 * t));
@@ -192,7 +192,7 @@ TEST(PowerSgd, GoesOnFromACheckpointWithTheBitsOfTheRunThatSavedIt) {
     EXPECT_EQ(std::memcmp(whole.data(), resumed.data(), whole.size() * sizeof(float)), 0);
 }
 
-TEST(PowerSgd, RefusesOptionsThatMakeNoSense) {
+TEST(PowerSgd, RefusesInvalidOptions) {
     EXPECT_THROW((void)ddp::power_sgd({.rank = 0}), ddp::InvalidInput);
     EXPECT_THROW((void)ddp::power_sgd({.min_compression_rate = 0}), ddp::InvalidInput);
 }

@@ -26,7 +26,7 @@ std::unique_ptr<ProcessGroup> join_on(int segment, int rank, int ranks) {
     return ProcessGroup::create(Context(env), {.timeout = std::chrono::seconds(10)});
 }
 
-/// kRight when the group says that this rank ended; a time-out or anything else is not that.
+/// kRight when the group reports the end of this rank; a time-out or another error is a failure.
 int hear_of_the_end_of(int rank, ProcessGroup& group) {
     std::vector<float> values(10);
     try {
@@ -44,7 +44,7 @@ void await_joined(const ddprun::RankLine& line) {
     while (line.joined.load() == 0) ::sched_yield();
 }
 
-TEST(PeerLost, IsRaisedForAPeerThatEndedBeforeTheOthersCouldLookAtIt) {
+TEST(PeerLost, IsThrownForAPeerThatEndedBeforeTheOthersJoined) {
     const ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
     const SegmentMap launcher(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
     const Pipe go;
@@ -53,7 +53,7 @@ TEST(PeerLost, IsRaisedForAPeerThatEndedBeforeTheOthersCouldLookAtIt) {
         const auto group = join_on(fd.get(), rank, 3);
         return rank == 2 ? 0 : hear_of_the_end_of(2, *group);
     });
-    // Two wait for the third, and see that it has joined only when it is long gone.
+    // Two ranks wait for the third, and see that it has joined only long after its end.
     for (const int rank : {0, 1}) {
         await_joined(launcher.line(static_cast<std::uint32_t>(rank)));
         ranks.stop_one(rank);
@@ -86,7 +86,7 @@ bool may_make_pid_namespaces() {
     return trial.wait(0) == kRight;
 }
 
-TEST(PeerLost, IsRaisedForAPeerInAnotherPidNamespaceToo) {
+TEST(PeerLost, IsThrownForAPeerInAnotherPidNamespace) {
     if (!may_make_pid_namespaces()) GTEST_SKIP() << "no PID namespace may be made here";
     const ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
     ForkedRanks ranks(3, [&](int rank) {
@@ -96,7 +96,7 @@ TEST(PeerLost, IsRaisedForAPeerInAnotherPidNamespaceToo) {
             if (rank == 2) return hear_of_the_end_of(1, *group);
             std::vector<float> values(10);
             group->all_reduce(buffer_of(std::span(values))).wait();
-            ::_exit(7);  // without the end of its group
+            ::_exit(7);  // without destroying its group
         });
     });
     EXPECT_EQ(ranks.wait(1), 7);
@@ -104,7 +104,7 @@ TEST(PeerLost, IsRaisedForAPeerInAnotherPidNamespaceToo) {
     EXPECT_EQ(ranks.wait(2), kRight);
 }
 
-/// Two ranks of which only the first is of this process; the other's identity is what a test makes of it.
+/// Two ranks of which only the first is in this process; the test writes the other's identity.
 struct StrangePeer {
     static std::shared_ptr<SegmentMap> map_of(int segment) {
         return std::make_shared<SegmentMap>(ddprun::UniqueFd(::fcntl(segment, F_DUPFD_CLOEXEC, 0)));
@@ -127,27 +127,27 @@ std::uint32_t pid_of_nobody() {
     return static_cast<std::uint32_t>(pid);
 }
 
-TEST(Presence, OfAPeerInAnotherPidNamespaceIsNotAskedOfWhoeverHasItsPidHere) {
+TEST(Presence, IsNotDecidedByAnotherProcessWithThePidOfAPeerInAnotherNamespace) {
     StrangePeer peer;
     auto theirs = StrangePeer::map_of(peer.fd.get());
     ASSERT_TRUE(theirs->mark_present(1));
     peer.identity.has_mark = 1;
     peer.identity.pid = pid_of_nobody();
-    EXPECT_FALSE(cpu::is_gone(peer.arena, 1)) << "it is there, under another number";
+    EXPECT_FALSE(cpu::is_gone(peer.arena, 1)) << "it exists, with another pid";
 
     theirs.reset();
     peer.identity.pid = static_cast<std::uint32_t>(::getpid());
-    EXPECT_TRUE(cpu::is_gone(peer.arena, 1)) << "it is not there, and its number is somebody else's";
+    EXPECT_TRUE(cpu::is_gone(peer.arena, 1)) << "it is gone, and another process has its pid";
 }
 
-TEST(Presence, OfAPeerThatCouldLeaveNoMarkIsNotGuessed) {
+TEST(Presence, IsNotGuessedForAPeerWithoutAMark) {
     StrangePeer peer;
     peer.identity.has_mark = 0;
     peer.identity.pid = pid_of_nobody();
     EXPECT_FALSE(cpu::is_gone(peer.arena, 1));
 }
 
-TEST(Presence, EndsWithTheProcessEvenWhenNobodyReapsIt) {
+TEST(Presence, EndsWithTheProcessBeforeItIsReaped) {
     StrangePeer peer;
     peer.identity.pid_namespace = peer.arena.identity(0).pid_namespace;
     const Pipe end;
@@ -160,7 +160,7 @@ TEST(Presence, EndsWithTheProcessEvenWhenNobodyReapsIt) {
     EXPECT_FALSE(cpu::is_gone(peer.arena, 1));
     end.say_one();
     siginfo_t info{};
-    ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);  // ended, and still there to be reaped
+    ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);  // ended, and not yet reaped
     const bool gone = cpu::is_gone(peer.arena, 1);
     ::waitpid(pid, nullptr, 0);
     EXPECT_TRUE(gone);

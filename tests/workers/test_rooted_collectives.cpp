@@ -15,7 +15,7 @@ using reference::Bytes;
 constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
                             DType::BF16, DType::F16, DType::U8};
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
-// Around the borders: a cache line, a rank's part of an area, an area.
+// Counts around the limits: a cache line, a rank's part of an area, an area.
 constexpr std::size_t kCounts[] = {0, 1, 3, 65, 4099, 300'007};
 
 Buffer at(Bytes& bytes, DType type, std::size_t first = 0, std::size_t count = ~std::size_t{0}) {
@@ -44,7 +44,7 @@ Bytes slice(const Bytes& whole, std::size_t index, std::size_t each) {
     return {begin, begin + static_cast<long>(each)};
 }
 
-TEST(Reduce, GivesTheRootTheRankOrderedReductionAndLeavesTheOthersTheirs) {
+TEST(Reduce, GivesTheRootTheRankOrderedReductionAndKeepsTheOthersBuffers) {
     for (int ranks = 1; ranks <= 8; ++ranks) {
         run_ranks(ranks, [&](ProcessGroup& group) {
             for (const std::size_t count : kCounts) {
@@ -60,7 +60,7 @@ TEST(Reduce, GivesTheRootTheRankOrderedReductionAndLeavesTheOthersTheirs) {
     }
 }
 
-TEST(Reduce, TakesEveryTypeAndOperation) {
+TEST(Reduce, TakesAllTypesAndOperations) {
     run_ranks(3, [&](ProcessGroup& group) {
         for (const DType type : kTypes) {
             for (const ReduceOp op : kOps) {
@@ -75,7 +75,7 @@ TEST(Reduce, TakesEveryTypeAndOperation) {
     });
 }
 
-TEST(Gather, PutsEveryRanksInputAtItsPlaceOnTheRootAndNeedsNoOutputElsewhere) {
+TEST(Gather, PutsEveryRanksInputInItsPlaceOnTheRootAndNeedsNoOutputElsewhere) {
     for (int ranks = 1; ranks <= 8; ++ranks) {
         run_ranks(ranks, [&](ProcessGroup& group) {
             for (const DType type : kTypes) {
@@ -95,7 +95,7 @@ TEST(Gather, PutsEveryRanksInputAtItsPlaceOnTheRootAndNeedsNoOutputElsewhere) {
     }
 }
 
-TEST(Gather, TakesAnInputThatLiesInItsOutput) {
+TEST(Gather, TakesAnInputInsideItsOutput) {
     run_ranks(3, [](ProcessGroup& group) {
         std::vector<std::int32_t> all(3 * 700, -1);
         const auto mine = std::span(all).subspan(static_cast<std::size_t>(group.rank()) * 700, 700);
@@ -124,7 +124,7 @@ TEST(Scatter, GivesEveryRankItsSliceAndNeedsNoInputElsewhere) {
     }
 }
 
-TEST(AllToAll, GivesEveryRankItsSliceOfEverybody) {
+TEST(AllToAll, GivesEveryRankItsSliceOfAllRanks) {
     for (int ranks = 1; ranks <= 8; ++ranks) {
         run_ranks(ranks, [&](ProcessGroup& group) {
             for (const DType type : kTypes) {
@@ -144,7 +144,7 @@ TEST(AllToAll, GivesEveryRankItsSliceOfEverybody) {
     }
 }
 
-TEST(RootedCollectives, RefuseWhatDoesNotFitAtTheCall) {
+TEST(RootedCollectives, RefuseWrongBuffersAtTheCall) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<float> two(2), three(3);
         std::vector<double> wide(2);
@@ -191,7 +191,7 @@ TEST(Collectives, RefuseBuffersThatOverlapUnlessOneIsTheRanksSliceOfTheOther) {
     });
 }
 
-TEST(AllocateShared, RefusesASizeThatWrapsRound) {
+TEST(AllocateShared, RefusesASizeThatOverflows) {
     run_ranks(1, [](ProcessGroup& group) {
         EXPECT_THROW(group.allocate_shared(SIZE_MAX), InvalidInput);
         EXPECT_THROW(group.allocate_shared(SIZE_MAX - 4096), InvalidInput);
@@ -199,7 +199,7 @@ TEST(AllocateShared, RefusesASizeThatWrapsRound) {
     });
 }
 
-TEST(Testing, RefusesAWorldOfNobody) {
+TEST(Testing, RefusesAWorldWithoutRanks) {
     EXPECT_THROW(run_ranks(0, [](ProcessGroup&) {}), InvalidInput);
     EXPECT_THROW((void)ddp::testing::failures_of_ranks(-1, [](ProcessGroup&) {}), InvalidInput);
 }

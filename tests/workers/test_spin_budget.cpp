@@ -20,34 +20,35 @@ SpinBudget after_tries_in_vain(int count) {
     return budget;
 }
 
-TEST(SpinBudget, BeginsWithTriesOfFullLength) { EXPECT_EQ(allowed_spin({}, kNow), SpinBudget::kLongest); }
+TEST(SpinBudget, BeginsWithTheLongestSpin) { EXPECT_EQ(allowed_spin({}, kNow), SpinBudget::kLongest); }
 
-TEST(SpinBudget, ShrinksWithEveryTryInVainUntilItSleepsAtOnce) {
+TEST(SpinBudget, ShrinksWithEveryFailureUntilItSleepsAtOnce) {
     EXPECT_EQ(after_tries_in_vain(1).limit, SpinBudget::kLongest / 2);
     EXPECT_EQ(after_tries_in_vain(2).limit, SpinBudget::kLongest / 4);
     EXPECT_EQ(allowed_spin(after_tries_in_vain(6), kNow), kNone);
 }
 
-TEST(SpinBudget, GrowsWithEveryTryThatBringsSomething) {
+TEST(SpinBudget, GrowsWithEverySuccess) {
     const SpinBudget shorter{.limit = microseconds(5)};
     const SpinBudget longer = update_budget(shorter, {true, microseconds(1)}, kNow);
     EXPECT_EQ(longer.limit, microseconds(10));
     EXPECT_EQ(update_budget(shorter, {true, microseconds(4)}, kNow).limit, microseconds(16))
-        << "it was a close thing";
+        << "the spin took most of the limit";
     EXPECT_EQ(update_budget({}, {true, microseconds(90)}, kNow).limit, SpinBudget::kLongest)
-        << "and never beyond";
+        << "the longest spin is the limit";
 }
 
-TEST(SpinBudget, IsOverAtOnceWhenTheCoreIsTakenAwayWhateverTheTryBrought) {
+TEST(SpinBudget, IsZeroWhenTheCoreWasLostWhateverTheResult) {
     for (const bool met : {false, true}) {
         const SpinBudget resting = update_budget({}, {met, milliseconds(3)}, kNow);
         EXPECT_EQ(allowed_spin(resting, kNow), kNone);
-        EXPECT_EQ(allowed_spin(resting, kNow + milliseconds(100)), kNone) << "it was dear: not soon again";
+        EXPECT_EQ(allowed_spin(resting, kNow + milliseconds(100)), kNone)
+            << "an expensive spin is not repeated soon";
         EXPECT_EQ(allowed_spin(resting, kNow + milliseconds(200)), SpinBudget::kLongest);
     }
 }
 
-TEST(SpinBudget, ComesBackWithOneTrialThatBringsSomething) {
+TEST(SpinBudget, ReturnsAfterOneSuccessfulTrial) {
     const SpinBudget resting = update_budget({}, {false, milliseconds(3)}, kNow);
     const TimePoint later = kNow + seconds(1);
     SpinBudget budget = update_budget(resting, {true, microseconds(1)}, later);
@@ -56,7 +57,7 @@ TEST(SpinBudget, ComesBackWithOneTrialThatBringsSomething) {
     EXPECT_EQ(budget.limit, SpinBudget::kLongest);
 }
 
-TEST(SpinBudget, ThatNeverBringsAnythingTakesAFiftiethOfTheTimeAtMost) {
+TEST(SpinBudget, UsesAFiftiethOfTheTimeAtMostWhenSpinsFail) {
     for (const nanoseconds cost : {nanoseconds(microseconds(100)), nanoseconds(milliseconds(4))}) {
         SpinBudget budget;
         nanoseconds wasted{0};
@@ -71,7 +72,7 @@ TEST(SpinBudget, ThatNeverBringsAnythingTakesAFiftiethOfTheTimeAtMost) {
             budget = update_budget(budget, {false, took}, now);
         }
         EXPECT_LT(wasted, (end - kNow) / SpinBudget::kShareOfTime + 2 * cost + milliseconds(1));
-        EXPECT_GT(wasted, milliseconds(100)) << "and it does try again";
+        EXPECT_GT(wasted, milliseconds(100)) << "trials go on";
     }
 }
 
@@ -81,7 +82,7 @@ struct CountedPause {
     void operator()() const { ++*count; }
 };
 
-TEST(SpinBudget, ThatRestsLooksOnceAndGoesToSleep) {
+TEST(SpinBudget, ChecksOnceAndSleepsWhileItIsZero) {
     SpinBudget resting = update_budget({}, {false, seconds(1)}, ddprun::MonotonicClock::now());
     int looks = 0, pauses = 0;
     EXPECT_FALSE(spin_until(
@@ -92,7 +93,7 @@ TEST(SpinBudget, ThatRestsLooksOnceAndGoesToSleep) {
         resting, [] { return true; }, CountedPause{&pauses}));
 }
 
-TEST(SpinBudget, EndsATryAtItsLimitAndRemembersIt) {
+TEST(SpinBudget, EndsASpinAtItsLimitAndUpdatesItself) {
     SpinBudget budget;
     int pauses = 0;
     EXPECT_FALSE(spin_until(

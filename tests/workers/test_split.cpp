@@ -26,7 +26,7 @@ TEST(Division, OrdersByKeyAndThenByRank) {
     EXPECT_THAT(members_of(7, requests), IsEmpty());
 }
 
-TEST(Split, MakesAGroupOfEveryColorInTheOrderOfTheKeys) {
+TEST(Split, MakesAGroupPerColorInTheOrderOfTheKeys) {
     for (int ranks = 1; ranks <= 8; ++ranks) {
         run_ranks(ranks, [ranks](ProcessGroup& world) {
             const auto half = world.split(world.rank() % 2, -world.rank());
@@ -62,7 +62,7 @@ TEST(Split, CanBeSplitAgainAndOutlivesItsParent) {
     });
 }
 
-TEST(Split, DoesEveryCollectiveInItsOwnRanks) {
+TEST(Split, RunsEveryCollectiveOnItsOwnRanks) {
     run_ranks(4, [](ProcessGroup& world) {
         const auto pair = world.split(world.rank() / 2, 0);
         const float base = world.rank() < 2 ? 0.0F : 10.0F;
@@ -86,7 +86,7 @@ TEST(Split, DoesEveryCollectiveInItsOwnRanks) {
     });
 }
 
-TEST(Split, GivesItsShareBackSoThatThereCanBeAnyNumberOneAfterTheOther) {
+TEST(Split, FreesItsShareSoThatAnyNumberMayFollow) {
     run_ranks(2, [](ProcessGroup& world) {
         for (int round = 0; round < 100; ++round) {
             const auto part = world.split(0, 0);
@@ -98,7 +98,7 @@ TEST(Split, GivesItsShareBackSoThatThereCanBeAnyNumberOneAfterTheOther) {
     });
 }
 
-TEST(Split, OfTooManyGroupsIsRefusedOnAllRanksAndHarmsNoOther) {
+TEST(Split, RefusesTooManyGroupsOnAllRanksAndKeepsTheOthers) {
     run_ranks(3, [](ProcessGroup& world) {
         std::vector<std::unique_ptr<ProcessGroup>> kept;
         for (int made = 0; made < 16; ++made) kept.push_back(world.split(world.rank(), 0));  // 3 each time
@@ -116,7 +116,7 @@ TEST(Split, OfTooManyGroupsIsRefusedOnAllRanksAndHarmsNoOther) {
     });
 }
 
-TEST(Split, NamesRanksOfTheWorldWhenSomethingGoesWrong) {
+TEST(Split, NamesRanksOfTheWorldInErrors) {
     ddp::testing::RankOptions options;
     options.group.timeout = std::chrono::milliseconds(200);
     const auto failures = failures_of_ranks(
@@ -141,8 +141,9 @@ TEST(Split, NamesRanksOfTheWorldWhenSomethingGoesWrong) {
     }
 }
 
-TEST(Split, CountsTheRanksOfTheNodeOnItsCoresAndNotItsOwnAlone) {
-    // 4 ranks on 1 core, parts of 1 and 3: whoever counts itself alone thinks that it has the core.
+TEST(Split, CountsAllRanksOfTheNodeForItsCores) {
+    // 4 ranks on 1 core, in parts of 1 and 3: a part that counts only its own ranks would see a core per
+    // rank.
     ddp::testing::RankOptions options;
     options.cpus = 1;
     run_ranks(
@@ -156,7 +157,7 @@ TEST(Split, CountsTheRanksOfTheNodeOnItsCoresAndNotItsOwnAlone) {
         options);
 }
 
-// Every collective in parts of a node that together have more ranks than it has cores.
+// Runs every collective in parts of a node with more ranks than cores.
 TEST(Split, WorksOnOverloadedCores) {
     ddp::testing::RankOptions options;
     options.cpus = 2;
@@ -180,7 +181,7 @@ TEST(Split, WorksOnOverloadedCores) {
         options);
 }
 
-TEST(Split, OfAGroupWithAProgressThreadHasOneToo) {
+TEST(Split, HasAProgressThreadLikeItsParent) {
     ddp::testing::RankOptions options;
     options.group.progress = ProcessGroupOptions::Progress::Thread;
     run_ranks(

@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
                             DType::BF16, DType::F16, DType::U8};
 
-/// The fake's device memory, from the host: it is host memory.
+/// The fake's device memory, which is host memory.
 Buffer device_copy(ProcessGroup& group, const Bytes& bytes, DType type) {
     const std::span<std::byte> memory = group.allocate_shared(bytes.size());
     std::copy(bytes.begin(), bytes.end(), memory.begin());
@@ -53,7 +53,7 @@ std::vector<Bytes> inputs_of(int ranks, DType type, std::size_t count) {
     return all;
 }
 
-TEST(Staged, ReducesToTheSameBitsAsTheCpuBackendWithAnyNumberOfRanksOnOneDevice) {
+TEST(Staged, GivesTheBitsOfTheCpuBackendWithAnyNumberOfRanksOnOneDevice) {
     for (int ranks = 1; ranks <= 8; ++ranks) {
         expect_all_well(staged_failures_of(ranks, [ranks](ProcessGroup& group) {
             for (const std::size_t count : {0UL, 1UL, 1025UL, 70'001UL}) {
@@ -67,7 +67,7 @@ TEST(Staged, ReducesToTheSameBitsAsTheCpuBackendWithAnyNumberOfRanksOnOneDevice)
     }
 }
 
-/// Memory that the group has not given: it goes through the pool.
+/// Memory that the group has not allocated: it goes through the pool.
 struct Foreign {
     void* address = nullptr;
     explicit Foreign(std::size_t bytes) { cudaMalloc(&address, bytes); }
@@ -76,7 +76,7 @@ struct Foreign {
     Foreign& operator=(const Foreign&) = delete;
 };
 
-TEST(Staged, TakesDeviceMemoryThatItHasNotGiven) {
+TEST(Staged, TakesDeviceMemoryOfTheProgram) {
     expect_all_well(staged_failures_of(3, [](ProcessGroup& group) {
         constexpr std::size_t kCount = 5001;
         const Foreign memory(kCount * sizeof(float));
@@ -101,7 +101,7 @@ Bytes slice(const Bytes& whole, int index, std::size_t each) {
     return {begin, begin + static_cast<long>(each)};
 }
 
-TEST(Staged, DoesEveryCollectiveWithEveryType) {
+TEST(Staged, RunsEveryCollectiveWithEveryType) {
     expect_all_well(staged_failures_of(3, [](ProcessGroup& group) {
         const int me = group.rank();
         constexpr std::size_t kCount = 313;
@@ -160,7 +160,7 @@ TEST(Staged, DoesEveryCollectiveWithEveryType) {
     }));
 }
 
-TEST(Staged, RunsCollectivesOnOneBufferInOrderWithoutAnyWaitBetweenThem) {
+TEST(Staged, RunsCollectivesOnOneBufferInOrderWithoutWaitsBetween) {
     expect_all_well(staged_failures_of(
         2,
         [](ProcessGroup& group) {
@@ -181,7 +181,7 @@ TEST(Staged, RunsCollectivesOnOneBufferInOrderWithoutAnyWaitBetweenThem) {
         {.own_streams = true}));
 }
 
-TEST(Staged, FollowsTheUsersStreamAndHoldsItBack) {
+TEST(Staged, FollowsTheUsersStreamAndBlocksIt) {
     expect_all_well(staged_failures_of(2,
                                        [&](ProcessGroup& group) {
                                            const Buffer a = device_copy(group, Bytes(4000), DType::U8),
@@ -200,7 +200,7 @@ TEST(Staged, FollowsTheUsersStreamAndHoldsItBack) {
                                        {.own_streams = true}));
 }
 
-TEST(Staged, DoesNotBlockTheHostWhenACollectiveIsStarted) {
+TEST(Staged, DoesNotBlockTheHostWhenItStartsACollective) {
     std::atomic<bool> may_start{false};
     expect_all_well(staged_failures_of(2,
                                        [&](ProcessGroup& group) {
@@ -241,7 +241,7 @@ TEST(Staged, RefusesHostMemory) {
         "all_reduce: rank 0's staged backend takes memory of CUDA device 0, the buffer is in host memory");
 }
 
-TEST(Staged, TellsEveryRankOfAMismatchInWaitAndInSynchronize) {
+TEST(Staged, ThrowsMismatchOnEveryRankInWaitAndInSynchronize) {
     const auto failures = staged_failures_of(2, [](ProcessGroup& group) {
         const Buffer buffer = device_copy(group, Bytes(80), DType::U8);
         Work work = group.all_reduce({buffer.data, group.rank() == 0 ? 80U : 40U, DType::U8, group.device()});
@@ -255,7 +255,7 @@ TEST(Staged, TellsEveryRankOfAMismatchInWaitAndInSynchronize) {
     }
 }
 
-TEST(Staged, APeerThatDoesNotComeEndsItAtTheTimeOut) {
+TEST(Staged, EndsAtTheTimeOutWithoutAPeer) {
     const auto failures = staged_failures_of(2,
                                              [](ProcessGroup& group) {
                                                  const Buffer buffer =
@@ -268,7 +268,7 @@ TEST(Staged, APeerThatDoesNotComeEndsItAtTheTimeOut) {
                 AllOf(HasSubstr("rank 0: all_reduce #2"), HasSubstr("rank 1 finished #1")));
 }
 
-TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
+TEST(Staged, NamesADeviceFaultAndEndsTheGroup) {
     const auto failures = staged_failures_of(
         1,
         [](ProcessGroup& group) {
@@ -286,7 +286,7 @@ TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
                 HasSubstr("rank 0: all_reduce: an illegal memory access was encountered (CUDA error 700)"));
 }
 
-TEST(Staged, DoesNotSpoilACaptureInCudasDefaultModeThatTheProgramMakesMeanwhile) {
+TEST(Staged, KeepsACaptureOfTheProgramInCudasDefaultModeValid) {
     expect_all_well(staged_failures_of(
         1,
         [&](ProcessGroup& group) {
@@ -304,7 +304,7 @@ TEST(Staged, DoesNotSpoilACaptureInCudasDefaultModeThatTheProgramMakesMeanwhile)
         {.own_streams = true}));
 }
 
-TEST(Staged, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
+TEST(Staged, NamesALostDeviceAndTheGroupIsDestroyed) {
     std::optional<LostDevice> lost;
     const auto failures = staged_failures_of(1,
                                              [&](ProcessGroup& group) {
@@ -320,7 +320,7 @@ TEST(Staged, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
                 HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
 }
 
-TEST(Staged, GoesThroughThePoolWhereSharedMemoryCannotBePageLockedAndLeavesNoErrorBehind) {
+TEST(Staged, UsesThePoolWhenSharedMemoryCannotBePageLockedAndLeavesNoError) {
     const Variable refuse("FAKE_CUDA_HOST_REGISTER", "refuse");
     expect_all_well(staged_failures_of(2, [&](ProcessGroup& group) {
         const Buffer buffer = device_copy(group, Bytes(12, std::byte{1}), DType::U8);
@@ -330,7 +330,7 @@ TEST(Staged, GoesThroughThePoolWhereSharedMemoryCannotBePageLockedAndLeavesNoErr
     }));
 }
 
-TEST(Staged, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
+TEST(Staged, TakesCallsFromAThreadOnAnotherDeviceAndKeepsItsDevice) {
     const auto reduce = [&](ProcessGroup& group) {
         cudaSetDevice(1);
         const Buffer buffer = device_copy(group, Bytes(12, std::byte{1}), DType::U8);
@@ -348,7 +348,7 @@ TEST(Staged, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
 
 // ---- ranks as processes
 
-TEST(Staged, EverySurvivorHearsLongBeforeTheTimeOutOfARankThatIsKilledInAnAllReduce) {
+TEST(Staged, SurvivorsLearnOfAKilledRankLongBeforeTheTimeOut) {
 #ifdef __SANITIZE_THREAD__
     GTEST_SKIP() << "ThreadSanitizer lets no child of a process with threads start threads";
 #endif
@@ -363,7 +363,7 @@ TEST(Staged, EverySurvivorHearsLongBeforeTheTimeOutOfARankThatIsKilledInAnAllRed
         try {
             const auto segment =
                 std::make_shared<SegmentMap>(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
-            // The default stream's thread, if there is one, stayed in the parent.
+            // The default stream's thread, if any, stayed in the parent.
             cuda::Stream stream = nullptr;
             cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0);
             const auto group = make_staged_group({.segment = segment, .device = 0}, environment_of(rank, 3),
@@ -382,11 +382,11 @@ TEST(Staged, EverySurvivorHearsLongBeforeTheTimeOutOfARankThatIsKilledInAnAllRed
             ::_exit(3);
         }
     }
-    ::close(ends[1]);  // a rank that ends early is an end of file, and nothing to wait for
+    ::close(ends[1]);  // a rank that ends early is an end of file, so the read does not wait for it
     char byte;
     for (int rank = 0; rank < 3; ++rank) ASSERT_EQ(::read(ends[0], &byte, 1), 1);
     ::kill(pids[1], SIGKILL);
-    ::waitpid(pids[1], nullptr, 0);  // reaped: from now on the pid is gone
+    ::waitpid(pids[1], nullptr, 0);  // reaped: from now on the pid does not exist
     const auto killed = Clock::now();
     for (const int rank : {0, 2}) {
         int status = 0;

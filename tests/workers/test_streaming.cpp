@@ -1,8 +1,8 @@
-// What no race checker sees of the shared memory: streaming stores, and places beyond 4 GiB.
+// Tests of shared memory beyond the reach of race checkers: streaming stores, and offsets above 4 GiB.
 //
-// Under ThreadSanitizer plain copies stand in for streaming stores, which it does not know. Whether each is
-// fenced before a peer is told is shown here: on a processor where nothing that was streamed arrives before
-// the fence.
+// ThreadSanitizer does not know streaming stores, so plain copies replace them there. These tests show that
+// each is fenced before a peer is told: on a simulated processor where no streamed byte arrives before the
+// fence.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +57,7 @@ std::shared_ptr<SegmentMap> map_of(const ddprun::UniqueFd& segment) {
 }
 
 constexpr int kRanks = 3;
-/// One that fits a slot, one that fits an area, and one of several stretches.
+/// One that fits a slot, one that fits an area, and one of several ranges.
 constexpr std::size_t kCounts[] = {5, 20'001, 450'007};
 
 void run_with_late_stores(const std::function<void(CpuBackend&, std::size_t rank)>& body) {
@@ -70,7 +70,7 @@ void run_with_late_stores(const std::function<void(CpuBackend&, std::size_t rank
                 CpuBackend backend(map, ddp::testing::environment_of(rank, kRanks), std::chrono::minutes(1),
                                    Arena::Lines::OfTheNode, late_kernels());
                 body(backend, static_cast<std::size_t>(rank));
-                EXPECT_TRUE(late_stores.empty()) << "rank " << rank << " told of bytes that it never fenced";
+                EXPECT_TRUE(late_stores.empty()) << "rank " << rank << " announced bytes without a fence";
             } catch (const std::exception& error) {
                 ADD_FAILURE() << "rank " << rank << ": " << error.what();
             }
@@ -79,7 +79,7 @@ void run_with_late_stores(const std::function<void(CpuBackend&, std::size_t rank
     for (std::thread& rank : ranks) rank.join();
 }
 
-/// What rank r contributes: other numbers for every rank.
+/// The values of rank r: other numbers for every rank.
 Numbers of_rank(std::size_t rank, std::size_t count) {
     Numbers numbers(count);
     std::iota(numbers.begin(), numbers.end(), static_cast<std::int32_t>(rank * 10'000'000));
@@ -172,11 +172,11 @@ TEST(StreamingStores, AreFencedBeforeAPeerIsToldInEveryCopy) {
     });
 }
 
-// ---- beyond 4 GiB
+// ---- above 4 GiB
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 
-TEST(Pieces, CoverAStretchOnceInWholeLinesAlsoBeyond4GiB) {
+TEST(Pieces, CoverARangeOnceInWholeLinesAlsoAbove4GiB) {
     for (const std::size_t begin : {std::uint64_t{0}, 6 * kGiB}) {
         for (const std::size_t length :
              {std::uint64_t{0}, std::uint64_t{4}, std::uint64_t{4096}, 4 * kGiB - 4, 4 * kGiB + 4,
@@ -197,7 +197,7 @@ TEST(Pieces, CoverAStretchOnceInWholeLinesAlsoBeyond4GiB) {
     }
 }
 
-TEST(SharedPlace, ComesBackFromItsWordAlsoBeyond4GiB) {
+TEST(SharedPlace, IsRestoredFromItsWordAlsoAbove4GiB) {
     for (const std::uint64_t region : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{70'000}}) {
         for (const std::uint64_t offset :
              {std::uint64_t{0}, 4 * kGiB - 4, 4 * kGiB + 4, SharedPlace::kMostBytes - 4096}) {
@@ -209,8 +209,8 @@ TEST(SharedPlace, ComesBackFromItsWordAlsoBeyond4GiB) {
     }
 }
 
-TEST(Arena, GivesPiecesBeyond4GiBThatDoNotOverlapAndAreTheSameForAllRanks) {
-    // Address space, of which a few pages are touched.
+TEST(Arena, GivesPiecesAbove4GiBThatDoNotOverlapAndAreEqualOnAllRanks) {
+    // Address space, of which only a few pages are touched.
     constexpr std::uint64_t kBytes = 5 * kGiB;
     const ddprun::UniqueFd segment = ddp::make_segment({.local_world_size = 2, .world_size = 2});
     Arena one(map_of(segment), 0, Arena::Lines::OfTheNode),

@@ -58,7 +58,7 @@ TEST(TrainOptions, TakeValuesAfterASpaceOrAnEqualsSign) {
     EXPECT_FALSE(options->scale_learning_rate);
 }
 
-TEST(TrainOptions, HelpKeepsTheNamesAndTheirMeaningApart) {
+TEST(TrainOptions, HelpSeparatesNamesAndMeanings) {
     const std::string text = train::usage();
     for (const std::string_view line : ddprun::split(text, '\n')) {
         EXPECT_LE(line.size(), 100U) << line;
@@ -72,12 +72,12 @@ TEST(TrainOptions, HelpKeepsTheNamesAndTheirMeaningApart) {
         << text;
 }
 
-TEST(TrainOptions, DefaultTheLearningRateByOptimizer) {
+TEST(TrainOptions, HaveADefaultLearningRatePerOptimizer) {
     EXPECT_EQ(parse({})->base_learning_rate(), 0.02);
     EXPECT_EQ(parse({"--optimizer=adamw"})->base_learning_rate(), 0.001);
 }
 
-TEST(TrainOptions, NameTheOptionAndTheValueThatAreWrong) {
+TEST(TrainOptions, NameTheWrongOptionAndValue) {
     EXPECT_EQ(refusal({"--lr", "x"}), "--lr: 'x' is not a number");
     EXPECT_EQ(refusal({"--lr", "-1"}), "--lr: '-1' is not a number of at least 0");
     EXPECT_EQ(refusal({"--optimizer", "adam"}), "--optimizer: 'adam' is neither sgd nor adamw");
@@ -91,7 +91,7 @@ TEST(TrainOptions, NameTheOptionAndTheValueThatAreWrong) {
         EXPECT_TRUE(refusal({"--hidden", hidden}).starts_with("--hidden: ")) << refusal({"--hidden", hidden});
 }
 
-TEST(TrainOptions, RefuseWhatContradictsItself) {
+TEST(TrainOptions, RefuseContradictions) {
     EXPECT_EQ(refusal({"--device", "gpu"}), "--device: 'gpu' is none of auto, cuda, cpu");
     EXPECT_EQ(refusal({"--precision", "fp8"}), "--precision: 'fp8' is none of fp32, tf32, bf16, fp16");
     EXPECT_EQ(refusal({"--backend", "gloo"}), "--backend: 'gloo' is none of auto, nccl, staged, cpu, mpi");
@@ -128,14 +128,14 @@ train::DeviceChoice choice(std::vector<const char*> arguments, const train::Cuda
     return *train::choose_device(*parse(std::move(arguments)), facts);
 }
 
-TEST(DeviceChoice, OfItselfTakesCudaWhereItCanAndSaysWhyNotElsewhere) {
+TEST(DeviceChoice, AutoTakesCudaIfPossibleAndOtherwiseSaysWhyNot) {
     EXPECT_EQ(choice({}, kTwoDevices).device, (ddp::Device{ddp::Device::Kind::Cuda, 1}));
     EXPECT_EQ(choice({}, kTwoDevices).why, "auto: 2 CUDA devices");
     EXPECT_EQ(choice({}, kNoCuda).device, ddp::Device{});
     EXPECT_EQ(choice({}, kNoCuda).why, "auto: no driver");
 }
 
-TEST(DeviceChoice, TakesTheCpuWhereItOrItsBackendIsAskedFor) {
+TEST(DeviceChoice, TakesTheCpuWhenItOrItsBackendIsRequested) {
     EXPECT_EQ(choice({"--device=cpu"}, kTwoDevices).device, ddp::Device{});
     EXPECT_EQ(choice({"--backend=cpu"}, kTwoDevices).device, ddp::Device{});
     EXPECT_FALSE(train::may_use_cuda(*parse({"--device=cpu"})));
@@ -143,7 +143,7 @@ TEST(DeviceChoice, TakesTheCpuWhereItOrItsBackendIsAskedFor) {
     EXPECT_TRUE(train::may_use_cuda(*parse({})));
 }
 
-TEST(DeviceChoice, NamesTheOptionThatNeedsADeviceWhereThereIsNone) {
+TEST(DeviceChoice, NamesTheOptionThatNeedsAMissingDevice) {
     const auto refused = [](std::vector<const char*> arguments) {
         const auto chosen = train::choose_device(*parse(std::move(arguments)), kNoCuda);
         return chosen ? "accepted" : chosen.error().what;
@@ -175,7 +175,7 @@ std::string data_refusal(const std::string& path, const std::string& labels = ""
     return samples ? "accepted" : samples.error().what;
 }
 
-TEST(TrainData, ReadsIdxImagesWithTheLabelsBesideThem) {
+TEST(TrainData, ReadsIdxImagesWithTheirLabels) {
     const TemporaryDirectory temporary;
     write_all(temporary.file("my-images-idx3-ubyte"), idx(kImagesHeader, counting(40, 40)));
     write_all(temporary.file("my-labels-idx1-ubyte"), idx(kLabelsHeader, counting(20, 3)));
@@ -216,7 +216,7 @@ std::string names_as_labels(int rows) {
     return text;
 }
 
-TEST(TrainData, SaysWhatIsWrongWithAFile) {
+TEST(TrainData, NamesTheFaultOfAFile) {
     const TemporaryDirectory temporary;
     const auto refused = [&](const std::string& content) {
         write_all(temporary.file("x"), content);
@@ -255,7 +255,7 @@ TEST(TrainData, SaysWhatIsWrongWithAFile) {
     EXPECT_EQ(data_refusal(temporary.file("fifo")), temporary.file("fifo") + ": is a pipe, not a file");
 }
 
-TEST(TrainData, AMissingFileIsNotFound) {
+TEST(TrainData, ReportsAMissingFileAsNotFound) {
     const auto samples = train::read_samples("/nowhere/x.csv", "");
     ASSERT_FALSE(samples);
     EXPECT_EQ(samples.error().code, ddprun::Errc::NotFound);
@@ -276,7 +276,7 @@ TEST(TrainData, ReadsCsvWithAndWithoutHeaderAndWindowsLineEnds) {
     EXPECT_EQ(plain->fingerprint(), header->fingerprint());
 }
 
-TEST(TrainData, ReadsTheSameFromEveryWayToWriteATable) {
+TEST(TrainData, ReadsTheSameSamplesFromEveryFormatOfATable) {
     const TemporaryDirectory temporary;
     const auto samples_of = [&](const std::string& head, const char* format,
                                 const std::vector<const char*>& classes) {
@@ -304,10 +304,10 @@ TEST(TrainData, ReadsTheSameFromEveryWayToWriteATable) {
         samples_of("# measured by hand\n", "{0}\t{1}\t\"{3}\"\n", {"barolo", "grignolino, red", "merlot"}),
         plain);
     EXPECT_EQ(samples_of("", "{0},{1},{3}\n", {"-1", "0", "1"}), plain)
-        << "classes that are no indices are words";
+        << "classes that are not indices are words";
 }
 
-TEST(TrainData, SyntheticSamplesAreTheSameForTheSameSeedOnly) {
+TEST(TrainData, GeneratesTheSameSamplesOnlyForTheSameSeed) {
     const train::SyntheticSize size{100, 8, 3};
     const Samples samples = train::make_samples(size, 1);
     EXPECT_EQ(samples.count(), 100U);
@@ -315,12 +315,12 @@ TEST(TrainData, SyntheticSamplesAreTheSameForTheSameSeedOnly) {
     EXPECT_NE(samples.fingerprint(), train::make_samples(size, 2).fingerprint());
     for (const float value : samples.values) EXPECT_LE(std::abs(value), 1.0F);
     EXPECT_EQ(*std::max_element(samples.labels.begin(), samples.labels.end()), 2);
-    // More of them begin with the same ones.
+    // A larger set begins with the same samples.
     const Samples more = train::make_samples({150, 8, 3}, 1);
     EXPECT_TRUE(std::equal(samples.values.begin(), samples.values.end(), more.values.begin()));
 }
 
-TEST(TrainData, SaysWhatIsWrongWithASyntheticSize) {
+TEST(TrainData, NamesTheFaultOfASyntheticSize) {
     EXPECT_EQ(refusal({"--data", "synthetic:100,4"}),
               "--data: 'synthetic:100,4' is not synthetic:SAMPLES,FEATURES,CLASSES");
     EXPECT_EQ(refusal({"--data", "synthetic:x,4,2"}), "--data: samples: 'x' is not a number");
@@ -331,7 +331,7 @@ TEST(TrainData, SaysWhatIsWrongWithASyntheticSize) {
     EXPECT_EQ(refusal({"--data", "synthetic:100,4,2"}), "accepted");
 }
 
-TEST(TrainData, HoldsTheSameTenthOutEveryTime) {
+TEST(TrainData, HoldsOutTheSameTenthEveryTime) {
     const train::Split split = train::split_samples(1797);
     EXPECT_EQ(split.held_out.size(), 179U);
     EXPECT_EQ(split.training.size(), 1618U);
@@ -371,14 +371,14 @@ void expect_product(Product product, bool transpose_a, bool transpose_b) {
     }
 }
 
-TEST(Matrix, ProductsAgreeWithTheirDefinition) {
+TEST(Matrix, ProductsMatchTheirDefinition) {
     expect_product(train::multiply, false, false);
     expect_product(train::multiply_transposed_b, false, true);
     expect_product([](auto... all) { train::multiply_transposed_a(all..., train::Into::Replace); }, true,
                    false);
 }
 
-TEST(Matrix, ProductsByPlainLoopsAgreeWithTheirDefinition) {
+TEST(Matrix, PlainLoopsMatchTheirDefinition) {
     expect_product(train::plain::multiply, false, false);
     expect_product(train::plain::multiply_transposed_b, false, true);
     expect_product([](auto... all) { train::plain::multiply_transposed_a(all..., train::Into::Replace); },
@@ -396,8 +396,8 @@ TEST(Matrix, NeedsAddressSpaceForEveryThread) {
     EXPECT_EQ(train::matrix_memory_shortage(mebibytes(1600), "ulimit -d", 8), "");
 }
 
-/// The mean loss of the same perceptron in double, written for nothing but this: linear layers with ReLU
-/// between them, softmax cross-entropy at the end. parameters: weights [outputs, inputs] and biases by turns.
+/// The mean loss of the same perceptron in double, as an independent reference: linear layers with ReLU
+/// between them, softmax cross-entropy at the end. parameters: weights [outputs, inputs] and biases in turn.
 double loss_in_double(const std::vector<std::vector<double>>& parameters, const std::vector<float>& values,
                       const std::vector<std::int32_t>& labels) {
     const std::size_t inputs = values.size() / labels.size();
@@ -444,8 +444,8 @@ TEST(Mlp, GradientsAreTheSlopesOfTheLossInDoublePrecision) {
     const double loss = loss_in_double(wide, values, labels);
     EXPECT_NEAR(compute->take_score().loss_sum / 7, loss, 1e-6 * loss);
 
-    // The slopes are right to nine digits, so what is allowed is the gradients' own rounding: of sums whose
-    // terms may be as large as the largest slope there.
+    // The slopes are right to nine digits, so the tolerance is for the rounding of the gradients: sums whose
+    // terms may be as large as the largest slope.
     constexpr double kStep = 1e-5, kRounding = 1e-6;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         std::vector<double> slopes;
@@ -460,13 +460,13 @@ TEST(Mlp, GradientsAreTheSlopesOfTheLossInDoublePrecision) {
         }
         const double largest = std::abs(*std::max_element(
             slopes.begin(), slopes.end(), [](double a, double b) { return std::abs(a) < std::abs(b); }));
-        EXPECT_GT(largest, 1e-3) << parameters[i].name << ": nothing is compared";
+        EXPECT_GT(largest, 1e-3) << parameters[i].name << ": the comparison would be empty";
         for (std::size_t e = 0; e < slopes.size(); ++e)
             EXPECT_NEAR(gradients[i][e], slopes[e], kRounding * largest) << parameters[i].name << " " << e;
     }
 }
 
-TEST(Mlp, SurvivesHugeLogits) {
+TEST(Mlp, AcceptsHugeLogits) {
     const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
     Mlp mlp({1, 2}, 0, *compute);
     const std::vector<float> values = {1e30F};
@@ -476,7 +476,7 @@ TEST(Mlp, SurvivesHugeLogits) {
     EXPECT_TRUE(std::isfinite(compute->take_score().loss_sum));
 }
 
-TEST(Mlp, StartsTheSameForTheSameSeedOnly) {
+TEST(Mlp, HasTheSameFirstWeightsOnlyForTheSameSeed) {
     const auto first_weight = [](std::uint64_t seed) {
         const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
         return *static_cast<float*>(Mlp({4, 3}, seed, *compute).parameters()[0].memory.data);
@@ -485,7 +485,7 @@ TEST(Mlp, StartsTheSameForTheSameSeedOnly) {
     EXPECT_NE(first_weight(5), first_weight(6));
 }
 
-// --- together
+// --- trainer
 
 Samples two_clouds() {
     Samples samples{"clouds", 2, 2, {}, {}};
@@ -500,8 +500,8 @@ Samples two_clouds() {
     return samples;
 }
 
-/// 178 rows of 13 columns as a laboratory gives them: hundredths beside thousands. Three classes lie apart in
-/// all of them once they are brought to one scale, and nearly only in the small ones.
+/// 178 rows of 13 columns like laboratory measurements: hundredths next to thousands. The three classes
+/// differ in all columns once they have the same scale, and before that nearly only in the small ones.
 Samples measurements() {
     Samples samples{"wine", 13, 3, {}, {}, true};
     std::mt19937 random(7);
@@ -554,7 +554,7 @@ Options options_for(const TemporaryDirectory& temporary, std::size_t batch, std:
     return options;
 }
 
-TEST(Trainer, GivesTheSameLossCurveForTheSameBatchInAllOnAnyNumberOfWorkers) {
+TEST(Trainer, GivesTheSameLossCurveForTheSameJointBatchOnAnyNumberOfWorkers) {
     const TemporaryDirectory temporary;
     const Outcome alone = train_with(1, options_for(temporary, 12, 5));
     EXPECT_GT(alone.summary.held_out_accuracy, 0.95);
@@ -569,7 +569,7 @@ TEST(Trainer, GivesTheSameLossCurveForTheSameBatchInAllOnAnyNumberOfWorkers) {
     }
 }
 
-TEST(Trainer, AccumulatesToTheLossCurveOfTheSameBatchInAll) {
+TEST(Trainer, GivesTheSameLossCurveForAccumulatedBatches) {
     const TemporaryDirectory temporary;
     const Outcome at_once = train_with(1, options_for(temporary, 12, 5));
     for (const int ranks : {1, 2}) {
@@ -583,7 +583,7 @@ TEST(Trainer, AccumulatesToTheLossCurveOfTheSameBatchInAll) {
     }
 }
 
-TEST(Trainer, ScalesTheLearningRateByEverythingThatMakesTheBatchLarger) {
+TEST(Trainer, ScalesTheLearningRateWithTheJointBatch) {
     Options options;
     options.learning_rate = 0.01;
     options.accumulate = 4;
@@ -592,7 +592,7 @@ TEST(Trainer, ScalesTheLearningRateByEverythingThatMakesTheBatchLarger) {
     EXPECT_DOUBLE_EQ(train::learning_rate(options, 2), 0.01);
 }
 
-TEST(Trainer, WithAScheduleAndAClippedNormResumedEndsWithTheSameBitsAsInOneGo) {
+TEST(Trainer, ResumesToTheSameBitsWithAScheduleAndClipping) {
     const TemporaryDirectory one, two, plain;
     const auto with = [](Options options) {
         options.schedule = ddp::Schedule::Shape::Step;
@@ -635,7 +635,7 @@ TEST(Trainer, LearnsSyntheticSamples) {
     EXPECT_GT(outcome.summary.held_out_accuracy, 0.95);
 }
 
-TEST(Trainer, LearnsColumnsOfVeryDifferentScale) {
+TEST(Trainer, LearnsColumnsOfVeryDifferentScales) {
     const TemporaryDirectory temporary;
     const Outcome scaled = train_with(2, options_for(temporary, 8, 20), std::nullopt, "job1", measurements());
     EXPECT_EQ(scaled.summary.held_out_accuracy, 1.0);
@@ -650,7 +650,7 @@ TEST(Trainer, LearnsColumnsOfVeryDifferentScale) {
         << "without";
 }
 
-TEST(Trainer, ScalesByTheFactorsOfTheCheckpointThatItGoesOnFrom) {
+TEST(Trainer, ScalesWithTheFactorsOfTheResumedCheckpoint) {
     const TemporaryDirectory temporary;
     train_with(2, options_for(temporary, 8, 20), std::nullopt, "job1", measurements());
     Samples with_outliers = measurements();
@@ -665,22 +665,22 @@ TEST(Trainer, ScalesByTheFactorsOfTheCheckpointThatItGoesOnFrom) {
     EXPECT_EQ(resumed.summary.held_out_accuracy, 1.0);
 }
 
-TEST(Scaling, BringsColumnsToMeanZeroAndDeviationOneByTheTrainingRows) {
+TEST(Scaling, GivesColumnsMeanZeroAndDeviationOneOfTheTrainingRows) {
     Samples samples{"s", 2, 2, {1, 5, 3, 5, 100, 7}, {0, 1, 0}, true};
     const std::vector<std::size_t> training = {0, 1};
     train::Scaling(samples, training).apply(samples);
     EXPECT_EQ(samples.values, (std::vector<float>{-1, 0, 1, 0, 98, 0}))
-        << "a column without differences says nothing";
+        << "a constant column carries no information";
 }
 
-TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {
+TEST(Trainer, ResumesToTheSameBitsAfterAStopInAnEpoch) {
     const TemporaryDirectory temporary;
     const Samples samples = two_clouds();
     Options options = options_for(temporary, 4, 6);
     const Outcome in_one_go = train_with(2, options);
     options.checkpoint_dir = temporary.file("stopped");
     ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
-        // One rank alone hears of it, at the third vote.
+        // Only one rank learns of it, at the third vote.
         int votes = 0;
         const train::ComputeDevice device = on_the_cpu();
         train::Trainer trainer(
@@ -696,7 +696,7 @@ TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {
     EXPECT_EQ(resumed.summary.digest, in_one_go.summary.digest);
 }
 
-TEST(Trainer, ResumedEndsWithTheSameBitsAsInOneGo) {
+TEST(Trainer, ResumesToTheSameBits) {
     const TemporaryDirectory one, two;
     const Outcome whole = train_with(2, options_for(one, 6, 4));
     train_with(2, options_for(two, 6, 2));
@@ -707,14 +707,14 @@ TEST(Trainer, ResumedEndsWithTheSameBitsAsInOneGo) {
     EXPECT_EQ(resumed.summary.digest, whole.summary.digest);
 }
 
-TEST(Trainer, TakesUpOnlyWhatTheSameRunHasSavedWhenAskedTo) {
+TEST(Trainer, ResumesOnlyFromTheSameRunOnRequest) {
     const TemporaryDirectory temporary;
     train_with(1, options_for(temporary, 6, 2), std::nullopt, "job1");
     Options again = options_for(temporary, 6, 3);
     again.resume = true;
     EXPECT_EQ(train_with(1, again, "job2").summary.epochs.size(), 3U);
     EXPECT_EQ(train_with(1, again, "job1").summary.epochs.size(),
-              0U);  // job1's last is of the line above: 3 epochs
+              0U);  // job1's last checkpoint is that of the line above: 3 epochs
 }
 
 TEST(Trainer, RefusesACheckpointOfAnotherModelOnAllRanks) {
@@ -760,7 +760,7 @@ TEST(Trainer, RefusesABatchThatNoWorkerCanFill) {
     EXPECT_FALSE(train::check_fit(options, two_clouds(), 2));
 }
 
-TEST(Agreement, EndsAllRanksWithOneLineWhenAllHaveTheSameTrouble) {
+TEST(Agreement, EndsAllRanksWithOneLineWhenAllHaveTheSameError) {
     ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
         const auto agreed = train::agree(group, StartupError{ExitCode::NoInput, "x: No such file"}, {});
         ASSERT_TRUE(agreed);
@@ -770,7 +770,7 @@ TEST(Agreement, EndsAllRanksWithOneLineWhenAllHaveTheSameTrouble) {
     });
 }
 
-TEST(Agreement, NamesTheRankThatIsInTroubleAlone) {
+TEST(Agreement, NamesTheOnlyRankWithAnError) {
     ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
         const auto agreed = train::agree(
             group, group.rank() == 2 ? std::optional(StartupError{ExitCode::DataError, "bad"}) : std::nullopt,
@@ -781,7 +781,7 @@ TEST(Agreement, NamesTheRankThatIsInTroubleAlone) {
     });
 }
 
-TEST(Agreement, SeesThatARankHasReadOtherData) {
+TEST(Agreement, DetectsThatARankHasReadOtherData) {
     ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
         Samples samples = two_clouds();
         if (group.rank() == 1) samples.values[7] += 1;
@@ -798,7 +798,7 @@ TEST(Agreement, SeesThatARankHasReadOtherData) {
     });
 }
 
-TEST(Agreement, SeesEveryOptionThatARankAloneWasGiven) {
+TEST(Agreement, DetectsEveryOptionThatOnlyOneRankWasGiven) {
     const std::vector<std::vector<const char*>> alone = {
         {"--hidden", "9"}, {"--precision", "bf16"},  {"--batch-size", "3"},
         {"--epochs", "3"}, {"--optimizer", "adamw"}, {"--lr", "0.1"},
@@ -814,7 +814,7 @@ TEST(Agreement, SeesEveryOptionThatARankAloneWasGiven) {
                 group, std::nullopt, train::common_settings(group.rank() == 2 ? *theirs : *ours, samples));
             ASSERT_TRUE(agreed) << words[0];
             EXPECT_EQ(agreed->error.code, ExitCode::Usage);
-            // --optimizer changes the learning rate as well: the first that differs is named.
+            // --optimizer changes the learning rate too; the first difference is named.
             EXPECT_EQ(agreed->error.what.find(std::string(words[0]) + " is "), 0U) << agreed->error.what;
             EXPECT_NE(
                 agreed->error.what.find(std::string(words.size() > 1 ? words[1] : "yes") + " on rank 2, "),

@@ -1,5 +1,5 @@
-// train's arithmetic on a CUDA device. Here CUDA and cuBLAS are fakes over host memory (tests/support): the
-// kernels are the real ones, compiled for the host.
+// Tests of train's arithmetic on a CUDA device. CUDA and cuBLAS are fakes over host memory (tests/support);
+// the kernels are the real ones, compiled for the host.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,11 +38,11 @@ TEST(CudaCompute, CountsTheSameHitsAsTheCpu) {
     EXPECT_EQ(pass_on_cuda().score.correct, pass_on_cpu().score.correct);
 }
 
-TEST(CudaCompute, SaysSoWhenTheLibraryCannotMultiplyAtAll) {
+TEST(CudaCompute, ThrowsWhenTheLibraryCannotMultiplyAtAll) {
     const Variable variable("FAKE_CUBLAS", "refuse");
     try {
         pass_on_cuda(Precision::Fp16);
-        FAIL() << "nothing was said";
+        FAIL() << "no exception was thrown";
     } catch (const ddp::Error& error) {
         EXPECT_NE(
             std::string(error.what())
@@ -53,7 +53,7 @@ TEST(CudaCompute, SaysSoWhenTheLibraryCannotMultiplyAtAll) {
     }
 }
 
-TEST(CudaCompute, NamesTheDevicesErrorWhenTheLibraryRefusesBecauseOfIt) {
+TEST(CudaCompute, NamesTheDevicesErrorWhenItMakesTheLibraryRefuse) {
     const Variable variable("FAKE_CUBLAS", "refuse");
     const OnCuda compute;
     const auto memory = compute.put(std::vector<float>(16));
@@ -72,7 +72,7 @@ TEST(CudaCompute, NamesTheDevicesErrorWhenTheLibraryRefusesBecauseOfIt) {
     EXPECT_NE(said.find("an illegal memory access was encountered"), std::string::npos) << said;
 }
 
-TEST(CudaCompute, IsTheSameToTheBitInEveryRun) {
+TEST(CudaCompute, GivesTheSameBitsInEveryRun) {
     for (const Precision precision : {Precision::Fp32, Precision::Bf16}) {
         const Pass first = pass_on_cuda(precision);
         const Pass second = pass_on_cuda(precision);
@@ -82,7 +82,7 @@ TEST(CudaCompute, IsTheSameToTheBitInEveryRun) {
     }
 }
 
-/// A layer and the same in plain loops: `rows` samples to `outputs`.
+/// Compares a layer with plain loops: `rows` samples to `outputs`.
 void expect_layer(const OnCuda& compute, Precision precision, std::size_t rows, std::size_t outputs) {
     constexpr std::size_t kInputs = 3;
     const std::size_t stride = compute->stride_for(outputs), in_stride = compute->stride_for(kInputs);
@@ -139,7 +139,7 @@ void expect_layer(const OnCuda& compute, Precision precision, std::size_t rows, 
 }
 
 TEST(CudaCompute, AddsBiasesAndSumsColumnsOfAnyShape) {
-    // Whole packs and none, more packs than threads.
+    // The shapes have whole packs or none, and more packs than threads.
     for (const Precision precision : {Precision::Fp32, Precision::Bf16, Precision::Fp16}) {
         const OnCuda compute(precision);
         for (const std::size_t rows : {1, 15, 100, 1000})
@@ -151,7 +151,7 @@ TEST(CudaCompute, AddsBiasesAndSumsColumnsOfAnyShape) {
     }
 }
 
-TEST(CudaCompute, AddsToTheGradientsOfTheBatchBefore) {
+TEST(CudaCompute, AddsToTheGradientsOfTheLastBatch) {
     const OnCuda compute;
     const auto delta = compute.put(std::vector<float>{1, 2, 0, 0}),
                input = compute.put(std::vector<float>{3, 0, 0, 0}),
@@ -167,7 +167,7 @@ TEST(CudaCompute, AddsToTheGradientsOfTheBatchBefore) {
     EXPECT_EQ(compute.read<float>(bias_gradient.get(), 2), (std::vector<float>{2, 4}));
 }
 
-TEST(CudaCompute, ABatchOfNothingHasNoGradient) {
+TEST(CudaCompute, HasNoGradientForAnEmptyBatch) {
     const OnCuda compute;
     const auto weight_gradient = compute.put(std::vector<float>(6, 7.0F)),
                bias_gradient = compute.put(std::vector<float>(3, 7.0F)),
@@ -189,10 +189,10 @@ TEST(CudaCompute, MultipliesGradientsByTheLossScaleButNotTheLoss) {
     expect_close(pass_on_cuda(Precision::Fp16, 1024), expected, 4e-3);
 }
 
-TEST(CudaCompute, AddsUpTheScoreUntilItIsTaken) {
+TEST(CudaCompute, SumsTheScoreUntilItIsTaken) {
     const OnCuda compute;
     Mlp mlp({2, 3}, 0, *compute);
-    // More rows than the score has slots.
+    // There are more rows than the score has slots.
     constexpr std::size_t kMany = 20'000;
     const auto values = compute.put(std::vector<float>(2 * kMany, 0.0F));
     const auto labels = compute.put(std::vector<std::int32_t>(kMany, 0));
@@ -201,14 +201,14 @@ TEST(CudaCompute, AddsUpTheScoreUntilItIsTaken) {
         mlp.forward();
     }
     const train::Score score = compute->take_score();
-    // All logits are equal: the first class wins.
+    // All logits are equal: the prediction is the first class.
     EXPECT_EQ(score.correct, 2 * kMany);
     EXPECT_NEAR(score.loss_sum, 2 * kMany * std::log(3.0), 1);
     EXPECT_EQ(compute->take_score().correct, 0U);
     EXPECT_EQ(compute->take_score().loss_sum, 0);
 }
 
-TEST(CudaCompute, SurvivesHugeLogitsAndShowsInvalidOnes) {
+TEST(CudaCompute, AcceptsHugeLogitsAndShowsInvalidOnes) {
     const OnCuda compute;
     Mlp mlp({1, 2}, 0, *compute);
     const auto loss_of = [&](float value) {
@@ -224,7 +224,7 @@ TEST(CudaCompute, SurvivesHugeLogitsAndShowsInvalidOnes) {
 
 TEST(CudaCompute, TakesRowsInAnyOrder) {
     const OnCuda compute;
-    // Packs of 8 in the first, not in the second.
+    // The first width has packs of 8, the second none.
     for (const std::size_t width : {16UL, 5UL}) {
         Mlp mlp({width, 3}, 0, *compute);
         const std::vector<float> host = random_values(4 * width, 8);
@@ -248,7 +248,7 @@ TEST(CudaCompute, TakesRowsInAnyOrder) {
     }
 }
 
-TEST(CudaCompute, StartsFromTheCpusWeights) {
+TEST(CudaCompute, StartsWithTheCpusWeights) {
     const std::unique_ptr<Compute> cpu = train::make_cpu_compute();
     Mlp on_cpu(kWidths, 9, *cpu);
     const OnCuda compute;
@@ -260,7 +260,7 @@ TEST(CudaCompute, StartsFromTheCpusWeights) {
               std::vector<float>(first, first + theirs.memory.count));
 }
 
-/// One worker over NCCL on device 0, as main() sets it up.
+/// One worker over NCCL on device 0, set up like main() does.
 class Worker {
   public:
     explicit Worker(std::vector<const char*> words)
@@ -301,13 +301,13 @@ TEST(CudaLearner, DoesNotWaitForTheDeviceInAStep) {
     for (const char* precision : {"--precision=fp32", "--precision=bf16", "--precision=fp16"}) {
         for (const char* more : {"--device=cuda", "--cuda-graph", "--deterministic"}) {
             Worker worker({precision, more, "--clip=0.5"});
-            // What is allocated, laid out and captured once.
+            // Allocations, the rebuild of the buckets and the capture happen once.
             for (int step = 0; step < 5; ++step) worker.step();
             const long before = blocking_calls();
             for (int step = 0; step < 10; ++step) worker.step();
             EXPECT_EQ(blocking_calls(), before) << precision << " " << more;
             EXPECT_TRUE(std::isfinite(worker.loss()));
-            EXPECT_GT(blocking_calls(), before) << "the loss was read without waiting for it";
+            EXPECT_GT(blocking_calls(), before) << "reading the loss must wait";
         }
     }
 }
@@ -335,7 +335,7 @@ TEST(CudaLearner, LearnsTheSameFromSamplesInHostMemory) {
     EXPECT_EQ(streamed.loss(), kept.loss());
 }
 
-TEST(Cublas, NamesTheEntryPointsThatAreMissing) {
+TEST(Cublas, NamesMissingEntryPoints) {
     const ddprun::Result<train::cublas::Api> api =
         train::cublas::api_from({"libold.so", [](const char* name) -> void* {
                                      static int something;
@@ -345,7 +345,7 @@ TEST(Cublas, NamesTheEntryPointsThatAreMissing) {
     EXPECT_EQ(api.error().what, "libold.so lacks cublasGemmEx: cuBLAS 12 or newer is needed");
 }
 
-TEST(Cublas, ThatCannotBeOpenedIsNamedWithTheVariableToSet) {
+TEST(Cublas, NamesAMissingLibraryWithTheVariableToSet) {
     const char* const before = std::getenv("DDP_CUBLAS_LIBRARY");
     const std::string saved = before != nullptr ? before : "";
     {

@@ -34,7 +34,7 @@ Bytes& append(Bytes& bytes, const Bytes& more) {
     return bytes;
 }
 
-/// No two alike, with an empty one, and one beyond what goes in one piece.
+/// Different counts, among them 0 and one that exceeds one piece.
 Counts counts_of(int ranks, std::size_t longest) {
     Counts counts;
     for (int r = 0; r < ranks; ++r)
@@ -42,7 +42,7 @@ Counts counts_of(int ranks, std::size_t longest) {
     return counts;
 }
 
-TEST(Uneven, AllGatherPutsSlicesOfAllLengthsBehindEachOther) {
+TEST(Uneven, AllGatherPutsSlicesOfAllLengthsOneAfterTheOther) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
         run_ranks(ranks, [&](ProcessGroup& group) {
             const auto me = static_cast<std::size_t>(group.rank());
@@ -57,7 +57,7 @@ TEST(Uneven, AllGatherPutsSlicesOfAllLengthsBehindEachOther) {
     }
 }
 
-TEST(Uneven, AllGatherTakesAnInputThatLiesInItsOutput) {
+TEST(Uneven, AllGatherTakesAnInputInsideItsOutput) {
     run_ranks(3, [](ProcessGroup& group) {
         const Counts counts{2, 0, 5};
         std::vector<int> all(7, -1);
@@ -85,7 +85,7 @@ TEST(Uneven, ReduceScatterGivesEveryRankItsSliceOfTheReduction) {
                 group.reduce_scatter_v(whole(mine, type), whole(input, type), counts, ReduceOp::Product)
                     .wait();
                 ASSERT_EQ(mine, part(reduced, type, counts, me)) << ranks << name_of(type);
-                ASSERT_EQ(input, inputs[me]) << "its input is its own";
+                ASSERT_EQ(input, inputs[me]) << "the input is unchanged";
             }
         });
     }
@@ -115,7 +115,7 @@ TEST(Uneven, AllToAllTakesADifferentLengthForEveryPair) {
     }
 }
 
-TEST(Uneven, RanksThatCountDifferentlyAreAllToldHow) {
+TEST(Uneven, DifferentCountsThrowOnAllRanksWithBothSides) {
     const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
         const Counts counts = group.rank() == 2 ? Counts{2, 3, 4} : Counts{3, 2, 4};
         std::vector<float> all(9), mine(counts[static_cast<std::size_t>(group.rank())]);
@@ -131,7 +131,7 @@ TEST(Uneven, RanksThatCountDifferentlyAreAllToldHow) {
     }
 }
 
-TEST(Uneven, AllToAllTellsAllWhoSendsWhatNobodyExpects) {
+TEST(Uneven, AllToAllNamesUnmatchedCountsOnAllRanks) {
     const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
         Counts sent{1, 1, 1};
         if (group.rank() == 2) sent = {5, 1, 1};
@@ -148,7 +148,7 @@ TEST(Uneven, AllToAllTellsAllWhoSendsWhatNobodyExpects) {
     }
 }
 
-TEST(UnevenCall, IsNotTakenForTheEvenOne) {
+TEST(UnevenCall, DiffersFromTheEvenCall) {
     const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
         std::vector<float> all(2), mine(1);
         const Buffer output = buffer_of(std::span(all)), input = buffer_of(std::span(mine));
@@ -158,7 +158,7 @@ TEST(UnevenCall, IsNotTakenForTheEvenOne) {
     for (const auto& failure : failures) EXPECT_THROW(std::rethrow_exception(failure), MismatchError);
 }
 
-TEST(UnevenCall, RefusesWhatDoesNotFitAtTheCall) {
+TEST(UnevenCall, RefusesWrongBuffersAtTheCall) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<float> two(2), three(3);
         std::vector<double> wide(2);
@@ -177,7 +177,7 @@ TEST(UnevenCall, RefusesWhatDoesNotFitAtTheCall) {
 
 // ---- time-outs of single calls
 
-TEST(TimeoutScope, IsForTheCallsWithinIt) {
+TEST(TimeoutScope, AppliesToTheCallsInIt) {
     run_ranks(2, [](ProcessGroup& group) {
         const auto usual = group.timeout();
         {
@@ -221,7 +221,7 @@ TEST_P(Limited, CollectivesAndMessagesEndAtTheirOwnTimeOut) {
     }
 }
 
-TEST(MonitoredBarrier, NamesEveryRankThatDidNotCome) {
+TEST(MonitoredBarrier, NamesEveryMissingRank) {
     const auto failures = failures_of_ranks(5, [](ProcessGroup& group) {
         const int me = group.rank();
         if (me == 1 || me == 2 || me == 4) return;
@@ -238,7 +238,7 @@ TEST(MonitoredBarrier, NamesEveryRankThatDidNotCome) {
     }
 }
 
-TEST(MonitoredBarrier, IsABarrierWhenAllCome) {
+TEST(MonitoredBarrier, IsABarrierWhenAllArrive) {
     run_ranks(3, [](ProcessGroup& group) {
         group.monitored_barrier(std::chrono::seconds(30));
         group.barrier().wait();

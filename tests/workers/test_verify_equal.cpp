@@ -11,7 +11,7 @@ namespace {
 using ddp::NamedValue;
 using ddp::ProcessGroup;
 
-/// What every rank throws; the same on all, or the test has failed.
+/// The exception of every rank, which must be the same on all.
 std::string mismatch(int ranks, const std::function<void(ProcessGroup&)>& compare) {
     std::string what;
     for (const std::exception_ptr& failure : ddp::testing::failures_of_ranks(ranks, compare)) {
@@ -20,7 +20,7 @@ std::string mismatch(int ranks, const std::function<void(ProcessGroup&)>& compar
             std::rethrow_exception(failure);
         } catch (const ddp::MismatchError& error) {
             if (!what.empty()) {
-                EXPECT_EQ(error.what(), what) << "ranks were told different things";
+                EXPECT_EQ(error.what(), what) << "the ranks' messages differ";
             }
             what = error.what();
         }
@@ -28,7 +28,7 @@ std::string mismatch(int ranks, const std::function<void(ProcessGroup&)>& compar
     return what;
 }
 
-TEST(VerifyEqual, IsSilentWhereAllRanksHaveTheSame) {
+TEST(VerifyEqual, DoesNotThrowWhenAllRanksAgree) {
     ddp::testing::run_ranks(4, [](ProcessGroup& group) {
         ddp::verify_equal(group, "--lr", 0.1);
         ddp::verify_equal(group, "--seed", std::numeric_limits<std::uint64_t>::max());
@@ -50,7 +50,7 @@ TEST(VerifyEqual, NamesTheValueBothRanksAndBothValues) {
         "--seed is 2 on ranks 1-3, 1 on rank 0");
 }
 
-TEST(VerifyEqual, NamesTheFirstOfSeveralThatDiffer) {
+TEST(VerifyEqual, NamesTheFirstOfSeveralDifferences) {
     EXPECT_EQ(mismatch(2,
                        [](ProcessGroup& group) {
                            ddp::verify_equal(group, {{"same", "x"},
@@ -60,7 +60,7 @@ TEST(VerifyEqual, NamesTheFirstOfSeveralThatDiffer) {
               "--a is 1 on rank 1, empty on rank 0");
 }
 
-TEST(VerifyEqual, SeesTheLastBitOfANumber) {
+TEST(VerifyEqual, DetectsADifferenceInTheLastBitOfANumber) {
     EXPECT_EQ(mismatch(2,
                        [](ProcessGroup& group) {
                            ddp::verify_equal(group, "x", group.rank() == 0 ? 0.1 : std::nextafter(0.1, 1.0));
@@ -68,7 +68,7 @@ TEST(VerifyEqual, SeesTheLastBitOfANumber) {
               "x is 0.10000000000000002 on rank 1, 0.1 on rank 0");
 }
 
-TEST(VerifyEqual, ShowsTextWithBytesThatNoLineCanHold) {
+TEST(VerifyEqual, EscapesTextThatNoLineCanHold) {
     EXPECT_EQ(mismatch(2,
                        [](ProcessGroup& group) {
                            const std::string_view zero("a\0b", 3), newline("a\nb");
@@ -78,7 +78,7 @@ TEST(VerifyEqual, ShowsTextWithBytesThatNoLineCanHold) {
               "x\\x00y is a\\nb on rank 1, a\\x00b on rank 0");
 }
 
-TEST(VerifyEqual, TellsNamesAndValuesApartHoweverTheyRunTogether) {
+TEST(VerifyEqual, SeparatesNamesFromValues) {
     EXPECT_EQ(
         mismatch(
             2,

@@ -19,13 +19,13 @@
 #include "train/cuda_compute.h"
 #include "train/mlp.h"
 
-/// One pass of a small perceptron on the CPU and on a CUDA device, to be compared.
+/// One pass of a small perceptron on the CPU and on a CUDA device, for comparison.
 namespace train::testing {
 
 using ddp::cuda::Gpu;
 using ddp::testing::Variable;
 
-/// A compute on device 0 and what it lives on.
+/// A compute on device 0 with its stream.
 class OnCuda {
   public:
     explicit OnCuda(Precision precision = Precision::Fp32) {
@@ -36,7 +36,7 @@ class OnCuda {
     Compute* operator->() const { return compute_.get(); }
     [[nodiscard]] ddp::cuda::Stream stream() const { return stream_.get(); }
 
-    /// In order behind everything queued so far.
+    /// Reads values after all queued work.
     template <class T>
     std::vector<T> read(const void* from, std::size_t count) const {
         std::vector<T> values(count);
@@ -67,7 +67,7 @@ inline std::vector<float> random_values(std::size_t count, unsigned seed) {
     return values;
 }
 
-/// One batch of a small perceptron whose widths nothing divides.
+/// One batch of a small perceptron whose widths have no common divisor.
 inline const std::vector<std::size_t> kWidths = {13, 37, 18, 5};
 inline constexpr std::size_t kSamples = 11;
 inline const std::vector<float> kValues = random_values(kSamples * 13, 4);
@@ -134,7 +134,7 @@ inline Pass pass_on_cuda(Precision precision = Precision::Fp32, float loss_scale
     return pass_on(OnCuda(precision), precision, loss_scale);
 }
 
-/// `tolerance` is of the largest gradient of each parameter.
+/// `tolerance` is relative to the largest gradient of each parameter.
 inline void expect_close(const Pass& pass, const Pass& expected, double tolerance) {
     EXPECT_NEAR(pass.score.loss_sum, expected.score.loss_sum, tolerance * expected.score.loss_sum);
     ASSERT_EQ(pass.gradients.size(), expected.gradients.size());

@@ -12,9 +12,9 @@ inline constexpr int kInputs = 6, kHidden = 8, kOutputs = 3;
 
 struct Run {
     const char* name;
-    /// Of each rank's own samples, before the step.
+    /// By rank: losses of its own samples, before each step.
     std::array<std::array<float, kSteps>, kRanks> losses;
-    /// Of all ranks, at the end.
+    /// Parameters of all ranks, at the end.
     std::array<float, 110> parameters;
 };
 
