@@ -23,7 +23,6 @@ inline Count blocking_calls() { return counter("fake_cuda_blocking_calls"); }
 inline Count launches() { return counter("fake_cuda_launches"); }
 inline Count copies() { return counter("fake_cuda_copies"); }
 
-/// The device of most tests.
 inline std::shared_ptr<const cuda::Gpu> gpu() { return cuda::Gpu::of(0); }
 
 /// Normal numbers, the same for the same seed.

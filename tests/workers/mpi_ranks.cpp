@@ -3,7 +3,7 @@
 //
 //   mpi_ranks            everything that must work
 //   mpi_ranks thread     the same, in the group's own thread
-//   mpi_ranks progress FIFO  what only that thread can: calls go on while the program does something else
+//   mpi_ranks progress FIFO  a test of that thread: calls proceed while the program computes
 //   mpi_ranks uneven     rank 1 counts slices otherwise; all end with the exit code 1
 //   mpi_ranks alone      rank 1 does not come to a barrier; the others end with the exit code 1
 //   mpi_ranks killed     rank 1 kills itself while the others wait for it

@@ -15,7 +15,6 @@
 namespace ddp::testing {
 
 SharedLibrary fake_library();
-/// The fake without these entry points.
 SharedLibrary fake_without(std::vector<std::string> names);
 
 /// Makes every CUDA call fail while this object lives, as after an illegal access.
@@ -54,7 +53,6 @@ struct NcclRank {
 /// Waits until a rank has begun its collective of that number, 10 s at most.
 void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq);
 
-/// Every rank's exception, by rank; null for none.
 std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(NcclRank&)>& fn,
                                             const NcclWorldOptions& options = {});
 }  // namespace ddp::testing

@@ -38,7 +38,6 @@ class SeveralNodes {
     /// Replaces libfabric's links over the loopback.
     void set_links(std::function<std::unique_ptr<net::Link>()> open) { open_link_ = std::move(open); }
 
-    /// Every rank's exception, by rank; null for none.
     std::vector<std::exception_ptr> failures(const std::function<void(ProcessGroup&)>& fn) {
         std::vector<std::exception_ptr> failed(static_cast<std::size_t>(size_));
         std::vector<std::thread> threads;

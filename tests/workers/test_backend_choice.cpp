@@ -84,9 +84,9 @@ TEST(BackendChoice, ANewerNcclAcceptsRanksThatShareADeviceUnlessTheUserForbidsIt
     EXPECT_TRUE(choice.enable_multi_rank);
     EXPECT_TRUE(choose_backend({.requested = "nccl", .node = views}).enable_multi_rank);
 
-    const BackendChoice told = choose_backend({.device = kGpu, .node = with_multi_rank(views, true)});
-    EXPECT_EQ(told.backend, Backend::Nccl);
-    EXPECT_FALSE(told.enable_multi_rank) << "the user has set it already";
+    const BackendChoice enabled = choose_backend({.device = kGpu, .node = with_multi_rank(views, true)});
+    EXPECT_EQ(enabled.backend, Backend::Nccl);
+    EXPECT_FALSE(enabled.enable_multi_rank) << "the user has set it already";
     EXPECT_EQ(choose_backend({.device = kGpu, .node = with_multi_rank(views, false)}).backend,
               Backend::Staged);
 }
@@ -124,8 +124,6 @@ TEST(BackendChoice, AViewIsUnchangedByEncodingAndDecoding) {
     }
     EXPECT_THROW(decode_view("17\n0000"), MismatchError);
 }
-
-// ---- the modules of backend mpi
 
 std::string first_module(const std::vector<std::string>& variables) {
     const auto lookup = [&](std::string_view name) -> std::optional<std::string> {

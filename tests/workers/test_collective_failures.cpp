@@ -51,7 +51,6 @@ void reduce_floats(ProcessGroup& group, std::size_t count) {
 
 void barrier(ProcessGroup& group) { group.barrier().wait(); }
 
-/// Tests run on one node and across two.
 class Mismatch : public ddp::testing::OnNodes {
   protected:
     /// The test's second call; between nodes the rendezvous takes two calls.
@@ -363,8 +362,6 @@ TEST(RankLines, ShowTheActivityOfEveryRankToTheLauncher) {
     EXPECT_EQ(line.samples, 448U);
     EXPECT_GT(line.progress_ns, 0);
 }
-
-// ---- ranks as processes
 
 std::unique_ptr<ProcessGroup> group_on(int segment, int rank, int ranks, milliseconds timeout) {
     ddprun::WorkerEnv env = environment_of(rank, ranks);

@@ -37,8 +37,6 @@ std::string message_of(const std::function<void()>& call) {
     return "";
 }
 
-// ---- parameters of all kinds in one pass
-
 struct Kind {
     std::size_t count;
     DType gradient = DType::F32;
@@ -203,8 +201,6 @@ TEST(ManyParameters, UseEachStepsOwnListWhenTheHostRunsFarAhead) {
     EXPECT_EQ(value.values(), std::vector<float>(8, 50));
 }
 
-// ---- costs
-
 TEST(ManyParameters, NeedOneLaunchPerBatchAndNoCopy) {
     const ddp::testing::Count launches = ddp::testing::launches(), copies = ddp::testing::copies();
     if (launches == nullptr) GTEST_SKIP() << "only the fake CUDA counts launches";
@@ -250,8 +246,6 @@ TEST(ManyParameters, DoNotWaitWhenTheirListChanges) {
     }
     EXPECT_EQ(blocking_calls(), before);
 }
-
-// ---- captured steps
 
 Tensor tensor(const OnDevice<float>& values) {
     return {"w", {static_cast<std::int64_t>(values.buffer().count)}, values.buffer()};
@@ -310,8 +304,6 @@ TEST(CapturedStep, ChecksTheGradientsThatItWasCapturedWith) {
     graph->launch(stream.get());
     EXPECT_EQ(scaler.read_scale(), 8);
 }
-
-// ---- the check
 
 TEST(GradScaler, FindsTheOneBadElementAmongManyGradientsOfAllTypes) {
     const std::vector<std::size_t> sizes = {3, 0, 5000, 8193, 1};

@@ -47,7 +47,6 @@ std::int64_t step_count(const Optimizer& optimizer) {
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
-/// All variants of the optimizers.
 std::vector<Make> variants(const ddp::DeviceStepOptions& device = {}) {
     return {
         [=](auto p) { return ddp::make_sgd(std::move(p), {.learning_rate = 0.1, .device = device}); },
@@ -276,8 +275,6 @@ TEST(DeviceOptimizer, RefusesBuffersThatDoNotFit) {
     EXPECT_THROW(ddp::make_sgd({tensor(values)}, {.device = {.copies = {Buffer{}, Buffer{}}}}),
                  ddp::InvalidInput);
 }
-
-// ---- loss scale
 
 using ddp::device::GradScale;
 using ddp::device::next_scale;

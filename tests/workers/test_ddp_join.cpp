@@ -56,7 +56,6 @@ double trained_alone(int ranks, bool by_initial_world_size, double rate) {
     return parameter;
 }
 
-/// Tests run on one node and across two.
 class UnevenBatches : public ddp::testing::OnNodes {};
 INSTANTIATE_TEST_SUITE_P(, UnevenBatches, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
 

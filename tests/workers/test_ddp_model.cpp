@@ -273,7 +273,6 @@ std::string message_of(const std::exception_ptr& failure) {
     return "no failure";
 }
 
-/// Tests run on one node and across two.
 class ParallelTraining : public ddp::testing::OnNodes {};
 INSTANTIATE_TEST_SUITE_P(, ParallelTraining, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
 

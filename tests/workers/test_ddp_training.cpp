@@ -118,7 +118,6 @@ TEST(Training, StaysUnchangedWithoutACheckpoint) {
     });
 }
 
-/// Tests run on one node and across two.
 class CheckpointOfAll : public ddp::testing::OnNodes {};
 INSTANTIATE_TEST_SUITE_P(, CheckpointOfAll, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
 

@@ -168,8 +168,6 @@ TEST(Messages, EndAtTheTimeOutAndShowTheSendersActivity) {
                       HasSubstr("rank 1 finished #1 (all_reduce)")));
 }
 
-// ---- batches
-
 using enum Message::Direction;
 
 TEST(Batch, ExchangesMessagesThatFitNoChannel) {

@@ -19,12 +19,12 @@ int count_of(const char* name) { return reinterpret_cast<int (*)()>(fake_library
 
 /// Every rank allocates, reduces in that memory, and shuts down; nothing may stay registered, or be freed too
 /// early.
-struct Told {
+struct Counters {
     bool symmetric = false;
     int registered = 0;  ///< number of registrations while the group lived
 };
-Told allocate_in(const NcclWorldOptions& options, int ranks = 2) {
-    Told told;
+Counters allocate_in(const NcclWorldOptions& options, int ranks = 2) {
+    Counters seen;
     std::atomic<int> symmetric_ranks{0};
     const int misuses = count_of("fake_nccl_misuses");
     const auto failures = failures_of(
@@ -37,51 +37,51 @@ Told allocate_in(const NcclWorldOptions& options, int ranks = 2) {
             EXPECT_EQ(values[1], 2.0F * static_cast<float>(ranks));
             symmetric_ranks += rank.group.shared_memory_is_symmetric() ? 1 : 0;
             rank.group.barrier().wait();
-            if (rank.group.rank() == 0) told.registered = count_of("fake_nccl_registered");
+            if (rank.group.rank() == 0) seen.registered = count_of("fake_nccl_registered");
             rank.group.barrier().wait();
         },
         options);
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
     EXPECT_TRUE(symmetric_ranks == 0 || symmetric_ranks == ranks) << "ranks disagree about symmetry";
-    told.symmetric = symmetric_ranks == ranks;
+    seen.symmetric = symmetric_ranks == ranks;
     EXPECT_EQ(count_of("fake_nccl_registered"), 0);
     EXPECT_EQ(count_of("fake_nccl_misuses"), misuses);
-    return told;
+    return seen;
 }
 
 TEST(NcclMemory, IsASymmetricWindowOnAllRanksAndDeregisteredBeforeItIsFreed) {
-    const Told told = allocate_in({});
-    EXPECT_TRUE(told.symmetric);
-    EXPECT_EQ(told.registered, 2);
+    const Counters seen = allocate_in({});
+    EXPECT_TRUE(seen.symmetric);
+    EXPECT_EQ(seen.registered, 2);
 }
 
 TEST(NcclMemory, IsARegisteredBufferOnAnNcclWithoutWindows) {
     for (const char* hidden : {"ncclCommWindowRegister", "ncclCommWindowDeregister", "ncclMemAlloc"}) {
-        const Told told = allocate_in({.hidden = {hidden}});
-        EXPECT_FALSE(told.symmetric) << hidden;
-        EXPECT_EQ(told.registered, 2) << hidden;
+        const Counters seen = allocate_in({.hidden = {hidden}});
+        EXPECT_FALSE(seen.symmetric) << hidden;
+        EXPECT_EQ(seen.registered, 2) << hidden;
     }
 }
 
 TEST(NcclMemory, IsNotRegisteredByAnNcclWithoutRegistration) {
     for (const char* hidden : {"ncclCommRegister", "ncclCommDeregister"}) {
-        const Told told = allocate_in({.hidden = {hidden, "ncclCommWindowRegister"}});
-        EXPECT_FALSE(told.symmetric) << hidden;
-        EXPECT_EQ(told.registered, 0) << hidden;
+        const Counters seen = allocate_in({.hidden = {hidden, "ncclCommWindowRegister"}});
+        EXPECT_FALSE(seen.symmetric) << hidden;
+        EXPECT_EQ(seen.registered, 0) << hidden;
     }
 }
 
 TEST(NcclMemory, IsSymmetricOnNoRankWhenOneGotNoWindow) {
-    const Told told = allocate_in({.faults = "1:window:null"});
-    EXPECT_FALSE(told.symmetric);
-    EXPECT_EQ(told.registered, 3) << "rank 0's window, and a buffer on each rank";
+    const Counters seen = allocate_in({.faults = "1:window:null"});
+    EXPECT_FALSE(seen.symmetric);
+    EXPECT_EQ(seen.registered, 3) << "rank 0's window, and a buffer on each rank";
 }
 
 TEST(NcclMemory, IsUsedWhenNcclRefusesToRegisterIt) {
     EXPECT_FALSE(allocate_in({.faults = "0:window:fail:4"}, 1).symmetric);
-    const Told told = allocate_in({.faults = "0:window:fail:4,0:buffer:fail:5"}, 1);
-    EXPECT_FALSE(told.symmetric);
-    EXPECT_EQ(told.registered, 0);
+    const Counters seen = allocate_in({.faults = "0:window:fail:4,0:buffer:fail:5"}, 1);
+    EXPECT_FALSE(seen.symmetric);
+    EXPECT_EQ(seen.registered, 0);
 }
 
 TEST(NcclMemory, BreaksTheGroupWithTheReasonWhenItsRegistrationFailsLater) {

@@ -96,20 +96,20 @@ TEST(NcclSplit, EndsAtTheTimeOutWhenARankHangs) {
 }
 
 TEST(NcclSplit, EndsWithTheGenerationLongBeforeItsTimeOut) {
-    Clock::time_point told;
+    Clock::time_point ended;
     const auto failures = failures_of(2,
                                       [&](NcclRank& rank) {
                                           if (rank.group.rank() == 1) {
                                               // the first part of split; then this rank is gone
                                               rank.group.all_gather_bytes(std::string(8, '\0'));
-                                              told = Clock::now();
+                                              ended = Clock::now();
                                               rank.segment.header().aborted = 2;
                                               return;
                                           }
                                           rank.group.split(0, 0);
                                       },
                                       {.generation = 4});
-    EXPECT_LT(Clock::now() - told, std::chrono::seconds(10));
+    EXPECT_LT(Clock::now() - ended, std::chrono::seconds(10));
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
     EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 1 was lost, the launcher ended generation 4"));
 }

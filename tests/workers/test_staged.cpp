@@ -346,8 +346,6 @@ TEST(Staged, TakesCallsFromAThreadOnAnotherDeviceAndKeepsItsDevice) {
         {.own_streams = true}));
 }
 
-// ---- ranks as processes
-
 TEST(Staged, SurvivorsLearnOfAKilledRankLongBeforeTheTimeOut) {
 #ifdef __SANITIZE_THREAD__
     GTEST_SKIP() << "ThreadSanitizer lets no child of a process with threads start threads";

@@ -1,8 +1,8 @@
 // Tests of shared memory beyond the reach of race checkers: streaming stores, and offsets above 4 GiB.
 //
 // ThreadSanitizer does not know streaming stores, so plain copies replace them there. These tests show that
-// each is fenced before a peer is told: on a simulated processor where no streamed byte arrives before the
-// fence.
+// each is fenced before a peer sees the new state: on a simulated processor where no streamed byte arrives
+// before the fence.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
@@ -171,8 +171,6 @@ TEST(StreamingStores, AreFencedBeforeAPeerIsToldInEveryCopy) {
         }
     });
 }
-
-// ---- above 4 GiB
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 

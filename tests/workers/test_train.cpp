@@ -36,8 +36,6 @@ using train::Options;
 using train::Samples;
 using train::StartupError;
 
-// --- options
-
 ddprun::Result<Options> parse(std::vector<const char*> arguments) { return train::parse_options(arguments); }
 
 std::string refusal(std::vector<const char*> arguments) {
@@ -119,8 +117,6 @@ TEST(TrainOptions, RefuseContradictions) {
               "accepted");
 }
 
-// --- the device
-
 const train::CudaFacts kNoCuda{.devices = 0, .problem = "no driver", .local_rank = 1};
 const train::CudaFacts kTwoDevices{.devices = 2, .problem = "", .local_rank = 5};
 
@@ -153,8 +149,6 @@ TEST(DeviceChoice, NamesTheOptionThatNeedsAMissingDevice) {
     EXPECT_EQ(refused({"--cuda-graph"}), "--cuda-graph: no driver");
     EXPECT_EQ(refused({"--backend=staged"}), "--backend staged: no driver");
 }
-
-// --- data
 
 std::string idx(const std::string& header, const std::string& bytes) { return header + bytes; }
 const std::string kImagesHeader("\0\0\x08\x03\0\0\0\x14\0\0\0\x01\0\0\0\x02", 16);  // 20 images of 1x2
@@ -342,8 +336,6 @@ TEST(TrainData, HoldsOutTheSameTenthEveryTime) {
     EXPECT_EQ(train::split_samples(1797).held_out, split.held_out);
 }
 
-// --- arithmetic
-
 std::vector<float> random_values(std::size_t count, unsigned seed) {
     std::mt19937 random(seed);
     std::vector<float> values(count);
@@ -484,8 +476,6 @@ TEST(Mlp, HasTheSameFirstWeightsOnlyForTheSameSeed) {
     EXPECT_EQ(first_weight(5), first_weight(5));
     EXPECT_NE(first_weight(5), first_weight(6));
 }
-
-// --- trainer
 
 Samples two_clouds() {
     Samples samples{"clouds", 2, 2, {}, {}};

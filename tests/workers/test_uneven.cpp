@@ -175,8 +175,6 @@ TEST(UnevenCall, RefusesWrongBuffersAtTheCall) {
     });
 }
 
-// ---- time-outs of single calls
-
 TEST(TimeoutScope, AppliesToTheCallsInIt) {
     run_ranks(2, [](ProcessGroup& group) {
         const auto usual = group.timeout();

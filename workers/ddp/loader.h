@@ -23,7 +23,6 @@ class Dataset {
 
 struct LoaderOptions {
     std::size_t batch_size = 1;
-    /// Leave an incomplete last batch out.
     bool drop_last = false;
     /// Number of batches that a thread reads ahead; 0: no thread, next() reads.
     std::size_t prefetch = 2;
@@ -33,7 +32,6 @@ struct LoaderOptions {
 class Batch {
   public:
     Batch(std::size_t capacity, std::span<const std::size_t> field_bytes);
-    /// The number of samples in the batch.
     [[nodiscard]] std::size_t size() const { return size_; }
     /// Throws InvalidInput for a field that samples do not have.
     [[nodiscard]] std::span<const std::byte> bytes(std::size_t field) const;
@@ -79,7 +77,6 @@ class Loader {
     /// The next batch, valid until the next call, or nullptr at the end. Throws the data set's exception for
     /// a sample of this batch, after the batches before it; every later call throws again.
     const Batch* next();
-    /// The total number of batches.
     [[nodiscard]] std::size_t batches() const;
 
   private:
@@ -96,7 +93,6 @@ class Loader {
 
 struct DeviceLoaderOptions {
     std::size_t batch_size = 1;
-    /// Leave an incomplete last batch out.
     bool drop_last = false;
     /// Number of batches that are read and copied ahead; at least 1.
     std::size_t prefetch = 2;
@@ -136,7 +132,6 @@ class DeviceLoader {
     /// The next batch, or nullptr at the end. Work put on the user's stream from now on sees it complete. It
     /// is valid for work put there before the next call. Throws the errors of Loader::next.
     const DeviceBatch* next();
-    /// The total number of batches.
     [[nodiscard]] std::size_t batches() const;
 
   private:

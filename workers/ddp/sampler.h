@@ -44,7 +44,6 @@ class DistributedSampler {
 
     /// Starts an epoch at its beginning. Without this call every epoch has the same order.
     void set_epoch(std::uint64_t epoch) { state_ = {epoch, 0}; }
-    /// Starts the next epoch.
     void next_epoch() { set_epoch(state_.epoch + 1); }
     [[nodiscard]] std::uint64_t epoch() const { return state_.epoch; }
     /// The number of samples per rank from here to the end of the epoch; equal on all ranks.

@@ -48,7 +48,6 @@ class ScheduledRate final : public Stateful {
     void step();
     [[nodiscard]] std::uint64_t steps() const { return steps_; }
 
-    /// The tensor "schedule.steps".
     [[nodiscard]] std::vector<Tensor> state() const override;
     void state_loaded() override { set_rates(); }
 

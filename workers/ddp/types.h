@@ -41,7 +41,6 @@ class PeerLostError : public Error {
     using Error::Error;
 };
 
-/// Element types of buffers.
 enum class DType : std::uint8_t { F32, F64, I32, I64, BF16, F16, U8 };
 constexpr std::size_t size_of(DType type) {
     switch (type) {

@@ -80,7 +80,6 @@ std::optional<StartupError> check_outputs(const Options& options, const train::S
                         fmt::format("--log-json: {} cannot be written", options.log_json)};
 }
 
-/// Reads or makes the samples.
 std::optional<StartupError> load(const Options& options, train::Samples& samples) {
     if (const auto size = train::parse_synthetic(options.data); size && *size) {
         samples = train::make_samples(**size, options.seed);

@@ -28,7 +28,6 @@ const char* name_of(KeepData keep);
 /// "constant", "step", "cosine", "linear".
 const char* name_of(ddp::Schedule::Shape shape);
 
-/// The options of `train`.
 struct Options {
     std::string data;    ///< images (IDX), CSV or synthetic:...; "" the installed digits
     std::string labels;  ///< "" beside the images, named as MNIST's
@@ -67,7 +66,6 @@ struct Options {
 /// each other.
 ddprun::Result<Options> parse_options(std::span<const char* const> arguments);
 
-/// The text of --help.
 std::string usage();
 
 }  // namespace train

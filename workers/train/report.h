@@ -20,7 +20,6 @@ struct EpochResult {
     std::optional<double> waiting_share;
 };
 
-/// The result of the training.
 struct Summary {
     int world_size = 1;
     std::vector<EpochResult> epochs;

@@ -53,10 +53,8 @@ class Trainer {
     void announce() const;
     [[nodiscard]] std::string describe_compute() const;
     void print(const std::string& line) const;
-    /// Complete epochs.
     [[nodiscard]] std::uint64_t epoch() const { return sampler_.epoch(); }
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
-    /// The state for a checkpoint.
     [[nodiscard]] ddp::Training training();
     std::string save(const std::string& run_id);
 

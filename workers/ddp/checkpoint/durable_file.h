@@ -21,7 +21,6 @@ class DurableFile {
     DurableFile& operator=(const DurableFile&) = delete;
 
     void write(const void* bytes, std::size_t count);
-    /// Syncs and closes.
     void commit();
 
   private:

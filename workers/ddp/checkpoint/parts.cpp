@@ -83,7 +83,6 @@ std::vector<Tensor> without(std::span<const Tensor> all, std::span<const Tensor>
     return rest;
 }
 
-/// An open file, and the tensors to read from it.
 struct PartFile {
     SafetensorsFile file;
     std::vector<Tensor> counts;  ///< tensors that the file lacks

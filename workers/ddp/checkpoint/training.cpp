@@ -64,7 +64,6 @@ void check_names(const Training& training) {
     }
 }
 
-/// The parts that this run has.
 std::vector<CheckpointPart> parts_of(const Training& training) {
     check_names(training);
     std::vector<CheckpointPart> parts = {{kModelPart, training.model.state()},

@@ -33,7 +33,6 @@ class Gpu {
     int multiprocessors_ = 1;
 };
 
-/// Threads per block of every launch.
 inline constexpr unsigned kBlockThreads = 256;
 
 }  // namespace ddp::cuda

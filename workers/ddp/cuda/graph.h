@@ -51,7 +51,6 @@ class Capture {
 /// thread. Does not throw.
 void leave_captures_alone();
 
-/// True while `stream` is being captured.
 [[nodiscard]] bool is_capturing(Stream stream);
 
 }  // namespace ddp::cuda

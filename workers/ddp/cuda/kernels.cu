@@ -46,7 +46,7 @@ struct FindNonFinite {
     GradScale* scale;
 
     template <class T>
-    DDP_BOTH void look(std::uint64_t thread, std::uint64_t threads, const GradientArray& array) const {
+    DDP_BOTH void check(std::uint64_t thread, std::uint64_t threads, const GradientArray& array) const {
         AllFinite<T> all{static_cast<const T*>(array.values)};
         for_elements(thread, threads, array.count, all, all.values);
         // All threads write the same value, so their order does not matter.
@@ -55,9 +55,9 @@ struct FindNonFinite {
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned array) const {
         const GradientArray& mine = batch.arrays[array];
         switch (mine.type) {
-            case ElementType::F32: return look<float>(thread, threads, mine);
-            case ElementType::BF16: return look<Bf16>(thread, threads, mine);
-            case ElementType::F16: return look<F16>(thread, threads, mine);
+            case ElementType::F32: return check<float>(thread, threads, mine);
+            case ElementType::BF16: return check<Bf16>(thread, threads, mine);
+            case ElementType::F16: return check<F16>(thread, threads, mine);
         }
     }
 };
@@ -69,8 +69,6 @@ struct UpdateScale {
         if (thread == 0) *scale = next_scale(*scale, rules);
     }
 };
-
-// ---- the norm of gradients
 
 /// One warp sums one stretch. The sum does not depend on the memory's alignment or the number of warps.
 struct SumSquares {
@@ -138,8 +136,6 @@ struct UpdateClip {
         if (lanes.mine() == 0) finish_norm(*clip, sum, scale);
     }
 };
-
-// ---- optimizers
 
 struct BeginStep {
     Rule rule;

@@ -65,7 +65,6 @@ cudaError_t scale_cast(const Cast& cast, unsigned blocks, cudaStream_t stream);
 /// Sets scale->found_non_finite when an element is infinite or NaN; never clears it.
 cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsigned blocks,
                             cudaStream_t stream);
-/// Updates the scale after a step (next_scale).
 cudaError_t update_scale(GradScale* scale, GradScaleRules rules, cudaStream_t stream);
 
 /// sums[i] = the sum of squares of stretch i, for the stretches of the batch; `blocks` from

@@ -37,9 +37,9 @@ std::string nccl_problem(const std::vector<DeviceView>& node) {
 }
 
 BackendChoice nccl_for_shared(const BackendQuestion& question, std::string why) {
-    const bool told = std::all_of(question.node.begin(), question.node.end(),
-                                  [](const DeviceView& view) { return view.multi_rank.has_value(); });
-    return {Backend::Nccl, std::move(why), !told};
+    const bool all_set = std::all_of(question.node.begin(), question.node.end(),
+                                     [](const DeviceView& view) { return view.multi_rank.has_value(); });
+    return {Backend::Nccl, std::move(why), !all_set};
 }
 
 [[noreturn]] void refuse(const std::string& requested, const std::string& why) {

@@ -54,7 +54,6 @@ class GroupNumbers {
     int made_ = 0;
 };
 
-/// The state of creating a group on devices.
 struct Node {
     const WorkerEnv& env;
     const ProcessGroupOptions& options;
@@ -146,7 +145,6 @@ void announce(const Node& node, const ProcessGroup& group, const std::string& ch
                   ddprun::join(devices, ", "), network_settings());
 }
 
-/// A new group, and why it has its backend.
 struct MadeGroup {
     std::unique_ptr<ProcessGroup> group;
     std::string choice;  ///< "nccl (auto: buffers are on a CUDA device)"

@@ -18,7 +18,6 @@ enum class Sharing : std::uint8_t { Never, Allowed };
 /// InvalidInput naming the visible devices when there is none, or too few.
 int choose_device(const ddprun::WorkerEnv& env, const Device& wanted, Sharing sharing);
 
-/// The environment of a staged group.
 struct StagedParts {
     std::shared_ptr<SegmentMap> segment;  ///< this node's segment, which covers the world
     int device = 0;

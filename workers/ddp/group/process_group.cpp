@@ -115,7 +115,6 @@ void ProcessGroup::require_root(const char* call, int root) const {
     throw InvalidInput(fmt::format("{}: root {} is not a rank of 0-{}", call, root, size() - 1));
 }
 
-/// Throws unless `peer` is another rank of the group.
 void ProcessGroup::require_peer(const char* call, int peer) const {
     if (peer < 0 || peer >= size())
         throw InvalidInput(fmt::format("{}: peer {} is not a rank of 0-{}", call, peer, size() - 1));

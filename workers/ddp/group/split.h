@@ -10,7 +10,6 @@
 
 namespace ddp {
 
-/// One rank's arguments of split.
 struct SplitRequest {
     std::int32_t color = 0;
     std::int32_t key = 0;

@@ -143,8 +143,7 @@ class Group final : public ProcessGroup {
         return {memory.get(), bytes};
     }
     Work do_barrier() override {
-        return run({.operation = SegmentOp::Barrier},
-                   [this](const Call& call) { run_operations(call, {{}}); });
+        return run({.operation = SegmentOp::Barrier}, [this](const Call& call) { execute(call, {{}}); });
     }
     Work do_all_reduce(Buffer buffer, ReduceOp op) override {
         return run(call_of(SegmentOp::AllReduce, buffer, op), [=, this](const Call& call) {
@@ -172,53 +171,53 @@ class Group final : public ProcessGroup {
     }
     Work do_broadcast(Buffer buffer, int root) override {
         return run(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [=, this](const Call& call) {
-            run_operations(call, {{.kind = Kind::Broadcast,
-                                   .out = buffer.data,
-                                   .count = buffer.count,
-                                   .dtype = buffer.dtype,
-                                   .peer = root}});
+            execute(call, {{.kind = Kind::Broadcast,
+                            .out = buffer.data,
+                            .count = buffer.count,
+                            .dtype = buffer.dtype,
+                            .peer = root}});
         });
     }
     Work do_all_gather(Buffer output, Buffer input) override {
         return run(call_of(SegmentOp::AllGather, input), [=, this](const Call& call) {
             const bool in_place = input.data == slice(output, rank(), input.bytes());
-            run_operations(call, {{.kind = Kind::AllGather,
-                                   .in = in_place ? nullptr : input.data,
-                                   .out = output.data,
-                                   .count = input.count,
-                                   .dtype = input.dtype}});
+            execute(call, {{.kind = Kind::AllGather,
+                            .in = in_place ? nullptr : input.data,
+                            .out = output.data,
+                            .count = input.count,
+                            .dtype = input.dtype}});
         });
     }
     Work do_gather(Buffer output, Buffer input, int root) override {
         return run(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [=, this](const Call& call) {
             const bool in_place = rank() == root && input.data == slice(output, rank(), input.bytes());
-            run_operations(call, {{.kind = Kind::Gather,
-                                   .in = in_place ? nullptr : input.data,
-                                   .out = output.data,
-                                   .count = input.count,
-                                   .dtype = input.dtype,
-                                   .peer = root}});
+            execute(call, {{.kind = Kind::Gather,
+                            .in = in_place ? nullptr : input.data,
+                            .out = output.data,
+                            .count = input.count,
+                            .dtype = input.dtype,
+                            .peer = root}});
         });
     }
     Work do_scatter(Buffer output, Buffer input, int root) override {
         return run(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [=, this](const Call& call) {
             const bool in_place = rank() == root && output.data == slice(input, rank(), output.bytes());
-            run_operations(call, {{.kind = Kind::Scatter,
-                                   .in = input.data,
-                                   .out = in_place ? nullptr : output.data,
-                                   .count = output.count,
-                                   .dtype = output.dtype,
-                                   .peer = root}});
+            execute(call, {{.kind = Kind::Scatter,
+                            .in = input.data,
+                            .out = in_place ? nullptr : output.data,
+                            .count = output.count,
+                            .dtype = output.dtype,
+                            .peer = root}});
         });
     }
     Work do_all_to_all(Buffer output, Buffer input) override {
         const Buffer each{input.data, input.count / static_cast<std::size_t>(size()), input.dtype, {}};
         return run(call_of(SegmentOp::AllToAll, each), [=, this](const Call& call) {
-            run_operations(call, {{.kind = Kind::AllToAll,
-                                   .in = input.data,
-                                   .out = output.data,
-                                   .count = each.count,
-                                   .dtype = input.dtype}});
+            execute(call, {{.kind = Kind::AllToAll,
+                            .in = input.data,
+                            .out = output.data,
+                            .count = each.count,
+                            .dtype = input.dtype}});
         });
     }
     Work do_send(Buffer buffer, int to) override {
@@ -243,7 +242,7 @@ class Group final : public ProcessGroup {
                                       .dtype = one.buffer.dtype,
                                       .peer = one.peer});
             }
-            run_operations(named, operations);
+            execute(named, operations);
         });
     }
     Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
@@ -251,12 +250,12 @@ class Group final : public ProcessGroup {
             require_equal_counts(call, counts);
             const IntCounts& cut = temporary(IntCounts(counts));
             const bool in_place = input.data == Slices(counts, output.dtype).of(output, rank()).data;
-            run_operations(call, {{.kind = Kind::AllGatherV,
-                                   .in = in_place ? nullptr : input.data,
-                                   .out = output.data,
-                                   .count = input.count,
-                                   .dtype = input.dtype,
-                                   .out_cut = cut.cut()}});
+            execute(call, {{.kind = Kind::AllGatherV,
+                            .in = in_place ? nullptr : input.data,
+                            .out = output.data,
+                            .count = input.count,
+                            .dtype = input.dtype,
+                            .out_cut = cut.cut()}});
         });
     }
     Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
@@ -277,13 +276,13 @@ class Group final : public ProcessGroup {
             if (const std::string why = unmatched_counts(exchange_counts(call, both)); !why.empty())
                 throw MismatchError("all_to_all_v: " + why);
             const IntCounts &to = temporary(IntCounts(sent)), &from = temporary(IntCounts(received));
-            run_operations(call, {{.kind = Kind::AllToAllV,
-                                   .in = input.data,
-                                   .out = output.data,
-                                   .count = input.count,
-                                   .dtype = input.dtype,
-                                   .out_cut = from.cut(),
-                                   .in_cut = to.cut()}});
+            execute(call, {{.kind = Kind::AllToAllV,
+                            .in = input.data,
+                            .out = output.data,
+                            .count = input.count,
+                            .dtype = input.dtype,
+                            .out_cut = from.cut(),
+                            .in_cut = to.cut()}});
         });
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
@@ -292,16 +291,15 @@ class Group final : public ProcessGroup {
         run({.operation = SegmentOp::AllGather, .root = mark}, [&](const Call& call) {
             const std::uint64_t& length = temporary(std::uint64_t{mine.size()});
             std::vector<std::uint64_t>& lengths = temporary(std::vector<std::uint64_t>(ranks));
-            run_operations(
+            execute(
                 call,
                 {{.kind = Kind::AllGather, .in = &length, .out = lengths.data(), .count = sizeof length}});
             const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
             std::string &padded = temporary(std::string(mine)),
                         &joined = temporary(std::string(longest * ranks, '\0'));
             padded.resize(longest);
-            run_operations(
-                call,
-                {{.kind = Kind::AllGather, .in = padded.data(), .out = joined.data(), .count = longest}});
+            execute(call,
+                    {{.kind = Kind::AllGather, .in = padded.data(), .out = joined.data(), .count = longest}});
             for (std::size_t r = 0; r < ranks; ++r) all[r] = joined.substr(r * longest, lengths[r]);
         }).wait();
         return all;
@@ -324,11 +322,11 @@ class Group final : public ProcessGroup {
         mine.insert(mine.end(), own.begin(), own.end());
         Counts& joined = temporary(Counts(mine.size() * static_cast<std::size_t>(size())));
         static_assert(sizeof joined[0] == sizeof(std::int64_t));
-        run_operations(call, {{.kind = Kind::AllGather,
-                               .in = mine.data(),
-                               .out = joined.data(),
-                               .count = mine.size(),
-                               .dtype = DType::I64}});
+        execute(call, {{.kind = Kind::AllGather,
+                        .in = mine.data(),
+                        .out = joined.data(),
+                        .count = mine.size(),
+                        .dtype = DType::I64}});
         std::vector<Counts> all;
         for (auto at = joined.begin(); at != joined.end(); at += static_cast<long>(mine.size()))
             all.emplace_back(at, at + static_cast<long>(mine.size()));
@@ -378,7 +376,7 @@ class Group final : public ProcessGroup {
     }
 
     /// Starts all operations and waits for all of them.
-    void run_operations(const Call& call, const std::vector<Operation>& operations) {
+    void execute(const Call& call, const std::vector<Operation>& operations) {
         std::vector<Request*> open;
         for (const Operation& operation : operations)
             check(module_.begin(communicator_, &operation, &open.emplace_back()), named(call));
@@ -414,7 +412,7 @@ class Group final : public ProcessGroup {
         operation.out = result.data;
         operation.dtype = result.dtype;
         operation.op = without_division(op);
-        run_operations(call, {operation});
+        execute(call, {operation});
         const bool is_mine = operation.kind != Kind::Reduce || operation.peer == rank();
         if (!is_mine) return;
         if (op == ReduceOp::Avg)

@@ -55,7 +55,6 @@ struct Operation {
     Cut in_cut = {};              ///< for AllToAllV
 };
 
-/// Facts about the MPI library.
 struct About {
     const char* library = "";    ///< "Open MPI v4.1.4"
     bool takes_threads = false;  ///< any thread may call it at any time

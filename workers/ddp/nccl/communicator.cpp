@@ -24,8 +24,8 @@ constexpr std::chrono::seconds kDestroyLimit{5};
 /// The communicator's own state: InProgress when its call has only begun.
 Code state_of(const Api& api, Handle handle) {
     Code state = Code::Success;
-    const Code asked = api.comm_get_async_error(handle, &state);
-    return asked == Code::Success ? state : asked;
+    const Code code = api.comm_get_async_error(handle, &state);
+    return code == Code::Success ? state : code;
 }
 
 /// True once the predicate holds, false after the deadline.

@@ -24,7 +24,6 @@ Code grouped(const Api& api, Calls calls) {
     return code != Code::Success && code != Code::InProgress ? code : ended;
 }
 
-/// Runs calls until the first failure.
 class UntilFailure {
   public:
     template <class Call>
@@ -82,8 +81,6 @@ void Group::report_progress(std::uint64_t step, std::uint64_t samples) {
 Work Group::start(Call call, const Session::Enqueue& enqueue) {
     return session_->start(call, timeout(), enqueue);
 }
-
-// ---- collectives
 
 Work Group::do_all_reduce(Buffer buffer, ReduceOp op) {
     return start(call_of(SegmentOp::AllReduce, buffer, op),
@@ -292,8 +289,6 @@ Work Group::do_barrier() {
     return work;
 }
 
-// ---- sub-groups
-
 std::unique_ptr<ProcessGroup> Group::do_split(const SubGroup& part) {
     const auto own = std::find(part.members.begin(), part.members.end(), static_cast<std::uint32_t>(rank()));
     const Membership place{.rank = static_cast<int>(own - part.members.begin()),
@@ -329,8 +324,6 @@ std::shared_ptr<Communicator> Group::divide(const SubGroup& part, const Membersh
     return Communicator::join(parts_.nccl, {id}, place.rank, place.size, session_->wait_bounds(attempt),
                               attempt);
 }
-
-// ---- memory and bytes
 
 std::span<std::byte> Group::do_allocate_shared(std::size_t bytes) {
     const cuda::DeviceScope here = on_device();

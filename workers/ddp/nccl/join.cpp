@@ -59,9 +59,9 @@ UniqueId wait_for_id(const BootstrapStore& bootstrap, const Rendezvous& rendezvo
 UniqueId make_id(const Api& api, int rank) {
     UniqueId id;
     if (const Code code = api.get_unique_id(&id); code != Code::Success) {
-        const std::string words = api.explain(code, nullptr);
-        note_device_error(DeviceLibrary::Nccl, words);
-        throw Error(fmt::format("rank {}: ncclGetUniqueId: {}; NCCL_DEBUG=INFO shows more", rank, words));
+        const std::string reason = api.explain(code, nullptr);
+        note_device_error(DeviceLibrary::Nccl, reason);
+        throw Error(fmt::format("rank {}: ncclGetUniqueId: {}; NCCL_DEBUG=INFO shows more", rank, reason));
     }
     return id;
 }

@@ -110,8 +110,8 @@ std::string query_ras(const ddprun::Endpoint& where, TimePoint deadline) {
         char piece[4096];
         const ssize_t got = ::recv(socket, piece, sizeof piece, MSG_DONTWAIT);
         if (got <= 0) break;
-        const Result<std::string> words = dialogue.take({piece, static_cast<std::size_t>(got)});
-        if (!words || (!words->empty() && !send_line(socket, *words))) return "";
+        const Result<std::string> reply = dialogue.take({piece, static_cast<std::size_t>(got)});
+        if (!reply || (!reply->empty() && !send_line(socket, *reply))) return "";
     }
     return dialogue.status().substr(0, kLongestAnswer);
 }

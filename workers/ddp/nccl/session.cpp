@@ -350,7 +350,6 @@ void Session::wait_until_done(Code code, const std::string& name, TimePoint star
 
 namespace {
 
-/// The same failure, with more text.
 std::exception_ptr with_text(const std::exception_ptr& failure, const std::string& more) {
     try {
         std::rethrow_exception(failure);

@@ -280,10 +280,10 @@ void AcrossNodes::all_to_all_v(Buffer output, const Counts& received, Buffer inp
     in_call(uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, {}}), [&] {
         Counts both = sent;
         both.insert(both.end(), received.begin(), received.end());
-        const std::vector<Counts> told = exchange_counts_across_nodes(both);
-        if (const std::string why = unmatched_counts(told); !why.empty()) steps_.fail_mismatch(why);
+        const std::vector<Counts> counts = exchange_counts_across_nodes(both);
+        if (const std::string why = unmatched_counts(counts); !why.empty()) steps_.fail_mismatch(why);
         std::size_t longest = 0;
-        for (const Counts& one : told)
+        for (const Counts& one : counts)
             longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
         exchange_slices(output, Slices(received, output.dtype), input, Slices(sent, input.dtype),
                         longest * size_of(input.dtype));
@@ -323,8 +323,6 @@ void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, 
     batch.wait();
 }
 
-// ---- bytes of any length
-
 std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, std::int16_t mark) {
     std::vector<std::string> all;
     in_call({.operation = SegmentOp::AllGather, .root = mark}, [&] { all = gather_everywhere(mine); });
@@ -357,23 +355,23 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     const std::vector<std::string> by_node = unpack(gather_bytes(is_leader() ? pack(theirs) : "").front());
     std::vector<std::string> all(layout_.size());
     for (std::uint32_t node = 0; node < by_node.size(); ++node) {
-        const std::vector<std::string> words = unpack(by_node[node]);
-        for (std::uint32_t place = 0; place < words.size(); ++place)
-            all[layout_.nodes[node].at(place)] = words[place];
+        const std::vector<std::string> texts = unpack(by_node[node]);
+        for (std::uint32_t place = 0; place < texts.size(); ++place)
+            all[layout_.nodes[node].at(place)] = texts[place];
     }
     return all;
 }
 
 /// Every rank's rank in the world and its counts, in the form that unequal_counts and unmatched_counts take.
 std::vector<Counts> AcrossNodes::exchange_counts_across_nodes(const Counts& own) {
-    Counts told{static_cast<std::size_t>(env_.rank)};
-    told.insert(told.end(), own.begin(), own.end());
+    Counts counts{static_cast<std::size_t>(env_.rank)};
+    counts.insert(counts.end(), own.begin(), own.end());
     std::vector<Counts> all;
-    for (const std::string& word :
-         gather_everywhere({reinterpret_cast<const char*>(told.data()), told.size() * sizeof told[0]})) {
-        if (word.size() != told.size() * sizeof told[0])
+    for (const std::string& text : gather_everywhere(
+             {reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof counts[0]})) {
+        if (text.size() != counts.size() * sizeof counts[0])
             fail<MismatchError>(attempt() + ": other ranks called another collective");
-        std::memcpy(all.emplace_back(told.size()).data(), word.data(), word.size());
+        std::memcpy(all.emplace_back(counts.size()).data(), text.data(), text.size());
     }
     return all;
 }

@@ -31,14 +31,14 @@ constexpr std::chrono::milliseconds kClosedConnectionGrace{
 constexpr std::chrono::seconds kOtherCallGrace{
     2};  ///< time for a mismatch report of the leaders, which check when they wake up
 
-/// What a rank publishes before it has connections.
+/// The facts that a rank publishes before it has connections.
 struct Introduction {
     std::string failure;  ///< why it cannot join; "" when it can
     std::string host, secret, address;
 };
 
-Introduction parse_introduction(const std::string& word) {
-    std::vector<std::string> parts = unpack(word);
+Introduction parse_introduction(const std::string& text) {
+    std::vector<std::string> parts = unpack(text);
     if (parts.size() != 4) throw MismatchError("joining: nodes run different builds of libddp");
     return {std::move(parts[0]), std::move(parts[1]), std::move(parts[2]), std::move(parts[3])};
 }
@@ -47,9 +47,9 @@ Introduction parse_introduction(const std::string& word) {
 template <class Find>
 std::string outcome_of(Find find) {
     try {
-        std::vector<std::string> words{""};
-        for (const RankText& word : find()) words.insert(words.end(), {std::to_string(word.node), word.text});
-        return pack(words);
+        std::vector<std::string> texts{""};
+        for (const RankText& text : find()) texts.insert(texts.end(), {std::to_string(text.node), text.text});
+        return pack(texts);
     } catch (const Error&) {
         return pack({encode_failure(std::current_exception())});
     }
@@ -58,15 +58,13 @@ std::string outcome_of(Find find) {
 std::vector<RankText> texts_or_throw(const std::string& outcome) {
     const std::vector<std::string> parts = unpack(outcome);
     if (!parts.at(0).empty()) throw_encoded_failure(parts[0], "");
-    std::vector<RankText> words;
+    std::vector<RankText> texts;
     for (std::size_t i = 2; i < parts.size(); i += 2)
-        words.push_back({static_cast<int>(ddprun::parse_int(parts[i - 1]).value_or(0)), parts[i]});
-    return words;
+        texts.push_back({static_cast<int>(ddprun::parse_int(parts[i - 1]).value_or(0)), parts[i]});
+    return texts;
 }
 
 }  // namespace
-
-// ---- rendezvous
 
 AcrossNodes::AcrossNodes(std::shared_ptr<SegmentMap> segment, const WorkerEnv& env,
                          std::chrono::nanoseconds timeout, const Parts& parts)
@@ -113,29 +111,29 @@ void AcrossNodes::join_world(const Parts& parts) {
     std::string outcome;
     if (env_.local_rank == 0) {
         outcome = outcome_of([&] {
-            std::map<int, std::string> words;
+            std::map<int, std::string> texts;
             for (std::uint32_t place = 0; place < size_; ++place)
-                words[arena_.global_rank(place)] = ours[place];
+                texts[arena_.global_rank(place)] = ours[place];
             // Must end before the other ranks of the node time out.
-            const auto patience = timeout() - timeout() / 10;
+            const auto limit = timeout() - timeout() / 10;
             return gather_from_nodes(
                 parts.bootstrap,
                 {.rank = env_.rank,
                  .world_size = env_.world_size,
                  .generation = env_.generation,
                  .group = parts.group,
-                 .deadline = ddprun::deadline_after(MonotonicClock::now(), patience),
+                 .deadline = ddprun::deadline_after(MonotonicClock::now(), limit),
                  .throw_if_lost =
                      [&] { throw_if_lost(segment_->header(), fmt::format("rank {}: joining", env_.rank)); }},
-                words);
+                texts);
         });
     }
     std::vector<std::uint32_t> hosts;
     std::vector<std::string> introductions;
     std::vector<int> world_ranks;
-    for (RankText& word : texts_or_throw(CpuBackend::all_gather_bytes(outcome, kBytesMark).front())) {
-        hosts.push_back(static_cast<std::uint32_t>(word.node));
-        introductions.push_back(std::move(word.text));
+    for (RankText& text : texts_or_throw(CpuBackend::all_gather_bytes(outcome, kBytesMark).front())) {
+        hosts.push_back(static_cast<std::uint32_t>(text.node));
+        introductions.push_back(std::move(text.text));
         world_ranks.push_back(static_cast<int>(world_ranks.size()));
     }
     layout_ = Layout::of(hosts, static_cast<std::uint32_t>(env_.rank));
@@ -211,8 +209,6 @@ std::span<std::byte> AcrossNodes::allocate_shared(std::size_t bytes) {
     return region;
 }
 
-// ---- messages
-
 AcrossNodes::Batch::~Batch() {
     const auto is_done = [](const Pending& message) { return message.transfer.done; };
     if (!std::all_of(messages_.begin(), messages_.end(), is_done))
@@ -282,9 +278,9 @@ void AcrossNodes::wait_for(const Batch::Pending& message) {
 void AcrossNodes::throw_lost_or_mismatch(const Batch::Pending& message) {
     const Transfer& transfer = message.transfer;
     if (began_ns_ == 0) began_ns_ = now_ns();  // it failed at once: that is no time-out
-    const auto patience =
+    const auto limit =
         transfer.failure.empty() ? kOtherCallGrace : std::chrono::nanoseconds(kClosedConnectionGrace);
-    const auto until = MonotonicClock::now() + patience;
+    const auto until = MonotonicClock::now() + limit;
     for (; MonotonicClock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
         throw_if_failed(message.peer);
         link_->progress();
@@ -337,7 +333,6 @@ void AcrossNodes::announce_failure(const std::exception_ptr& failure) {
     failure_notice_->send(failure);
 }
 
-/// Throws a failure notice of another node.
 void AcrossNodes::throw_failure_notice() const {
     if (const auto notice = failure_notice_->received())
         throw_encoded_failure(notice->text, fmt::format("{}: {} failed: ", attempt(), name_of(notice->peer)));
@@ -351,8 +346,6 @@ void AcrossNodes::fail_group(const std::exception_ptr& why) {
     link_->abandon();
     mark_broken(why);
 }
-
-// ---- headers
 
 void AcrossNodes::send_header(std::span<const std::byte> bytes) {
     header_batch_ = std::make_unique<Batch>(*this);
@@ -394,8 +387,6 @@ void AcrossNodes::compare_headers() {
                         name_of(layout_.rank), to_string(call_), name_of(message.peer), to_string(theirs)));
     }
 }
-
-// ---- messages between two ranks
 
 /// A message between nodes: its header, with the payload when it is small, then the rest.
 struct AcrossNodes::RemoteMessage {

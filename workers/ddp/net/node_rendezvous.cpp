@@ -75,12 +75,12 @@ namespace {
 
 // The lowest rank without a text is the leader of a node that was not read yet.
 std::vector<RankText> read_all(const BootstrapStore& bootstrap, const Rendezvous& rendezvous,
-                               const std::vector<std::string>& said) {
+                               const std::vector<std::string>& own_texts) {
     std::vector<std::optional<RankText>> all(static_cast<std::size_t>(rendezvous.world_size));
     for (int node = 0; node < rendezvous.world_size; ++node) {
         if (all[static_cast<std::size_t>(node)]) continue;
         const std::vector<std::string> theirs = unpack(wait_for(bootstrap, rendezvous, node));
-        if (theirs.size() % 2 == 0 || theirs.front() != said.front()) {
+        if (theirs.size() % 2 == 0 || theirs.front() != own_texts.front()) {
             throw MismatchError(fmt::format(
                 "rank {} was started with a world of {} ranks, rank {} with {}, of which {} on its node: check "
                 "WORLD_SIZE and LOCAL_WORLD_SIZE of every worker",
@@ -99,48 +99,48 @@ std::vector<RankText> read_all(const BootstrapStore& bootstrap, const Rendezvous
             throw MismatchError(fmt::format(
                 "rank {} leads a node that it is not on: check RANK and LOCAL_RANK of every worker", node));
     }
-    std::vector<RankText> words;
-    for (std::optional<RankText>& word : all) words.push_back(*std::move(word));
-    return words;
+    std::vector<RankText> texts;
+    for (std::optional<RankText>& text : all) texts.push_back(*std::move(text));
+    return texts;
 }
 
 }  // namespace
 
 std::vector<RankText> gather_from_nodes(const BootstrapStore& bootstrap, const Rendezvous& rendezvous,
                                         const std::map<int, std::string>& ours) {
-    std::vector<std::string> said{std::to_string(rendezvous.world_size)};
-    for (const auto& [rank, text] : ours) said.insert(said.end(), {std::to_string(rank), text});
+    std::vector<std::string> own_texts{std::to_string(rendezvous.world_size)};
+    for (const auto& [rank, text] : ours) own_texts.insert(own_texts.end(), {std::to_string(rank), text});
     const std::string key = key_of(rendezvous, rendezvous.rank);
-    bootstrap.put(key, pack(said));
+    bootstrap.put(key, pack(own_texts));
     try {
-        return read_all(bootstrap, rendezvous, said);
+        return read_all(bootstrap, rendezvous, own_texts);
     } catch (const TimeoutError&) {
         withdraw(bootstrap, key);
         throw;
     }
 }
 
-std::string pack(const std::vector<std::string>& words) {
+std::string pack(const std::vector<std::string>& texts) {
     std::string packed;
-    for (const std::string& word : words) {
-        const std::uint64_t length = word.size();
+    for (const std::string& text : texts) {
+        const std::uint64_t length = text.size();
         packed.append(reinterpret_cast<const char*>(&length), sizeof length);
-        packed += word;
+        packed += text;
     }
     return packed;
 }
 
 std::vector<std::string> unpack(std::string_view packed) {
-    std::vector<std::string> words;
+    std::vector<std::string> texts;
     while (!packed.empty()) {
         std::uint64_t length = 0;
         if (packed.size() >= sizeof length) std::memcpy(&length, packed.data(), sizeof length);
         packed.remove_prefix(std::min(packed.size(), sizeof length));
         if (length > packed.size()) throw MismatchError("joining: nodes run different builds of libddp");
-        words.emplace_back(packed.substr(0, length));
+        texts.emplace_back(packed.substr(0, length));
         packed.remove_prefix(length);
     }
-    return words;
+    return texts;
 }
 
 // A name that resolves to the head's own loopback (127.0.1.1 in /etc/hosts) is useless on other hosts.

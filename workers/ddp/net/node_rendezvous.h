@@ -42,7 +42,7 @@ std::vector<RankText> gather_from_nodes(const BootstrapStore& bootstrap, const R
 
 /// Joins texts of any bytes into one, and splits it. Throws MismatchError when pack() of this release did not
 /// make it.
-std::string pack(const std::vector<std::string>& words);
+std::string pack(const std::vector<std::string>& texts);
 std::vector<std::string> unpack(std::string_view packed);
 
 /// The address of this node's interface towards the job: the source address of packets to MASTER_ADDR, where

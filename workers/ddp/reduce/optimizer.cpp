@@ -56,7 +56,6 @@ void round_all(std::span<const float> from, Half* to) {
     for (std::size_t i = 0; i < from.size(); ++i) device::round_to(from[i], to[i]);
 }
 
-/// The base of optimizers of parameters in host memory.
 class HostOptimizer : public Optimizer {
   public:
     std::vector<Tensor> state() const override {

@@ -23,7 +23,6 @@ class GradientMemory {
     virtual ~GradientMemory() = default;
     virtual void zero(std::byte* at, std::size_t bytes) = 0;
     virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
-    /// Multiplies a bucket's elements.
     virtual void scale(const Buffer& bucket, double factor) = 0;
     /// Memory of the same kind, for one rebuild of the buckets. May wait.
     virtual std::shared_ptr<std::byte> temporary(std::size_t bytes) = 0;
@@ -42,7 +41,6 @@ constexpr std::size_t padded_bucket(std::size_t bytes) {
     return (bytes + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment;
 }
 
-/// Adds the time of its scope to a total.
 class Stopwatch {
   public:
     explicit Stopwatch(double& total) : total_(total), start_(ddprun::MonotonicClock::now()) {}

@@ -90,7 +90,6 @@ void CpuBackend::sum_in_place(const std::vector<std::byte*>& buffers, std::size_
     combine(buffers[rank_] + at, sources_.data(), size(), count);
 }
 
-/// Copies this rank's bytes at `at` to all other buffers.
 void CpuBackend::copy_to_others(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length) {
     for (std::uint32_t r = 0; r < size_; ++r) {
         if (r != rank_) kernels_.stream(buffers[r] + at, buffers[rank_] + at, length);

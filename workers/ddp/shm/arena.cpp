@@ -21,7 +21,6 @@ constexpr std::uint64_t up(std::uint64_t value, std::uint64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-/// The beginning of the arena.
 struct ArenaHead {
     std::atomic<std::uint64_t> splits;  ///< one bit per share in use
     /// One std::atomic<std::uint32_t> per local rank follows: the number of groups that it has made.

@@ -92,7 +92,6 @@ void CpuBackend::stage_for_each(const Buffer& buffer, const Slices& slices, std:
     }
 }
 
-/// The bytes that `rank` has staged for this rank.
 const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
     return arena_.staging(rank, steps_.current_step()) + rank_ * piece_bytes();
 }
@@ -191,8 +190,6 @@ void CpuBackend::exchange_slices(const Buffer& output, const Slices& received, c
             }
         });
 }
-
-// ---- slices of different lengths: the first step exchanges the counts
 
 namespace {
 

@@ -79,13 +79,11 @@ void CpuBackend::report_progress(std::uint64_t step, std::uint64_t samples) {
     ddp::report_progress(segment_->line(arena_.members()[rank_]), step, samples);
 }
 
-// ---- shared buffers
-
 Call CpuBackend::allocation_of(std::size_t bytes) {
     constexpr std::uint64_t kMost = SharedPlace::kMostBytes - kSharePage;
     if (bytes <= kMost) return {.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark};
     throw InvalidInput(
-        fmt::format("allocate_shared: {} bytes are asked for, one call gives {} at most", bytes, kMost));
+        fmt::format("allocate_shared: {} bytes are requested, one call gives {} at most", bytes, kMost));
 }
 
 std::span<std::byte> CpuBackend::allocate_shared(std::size_t bytes) {
@@ -125,8 +123,6 @@ std::byte* CpuBackend::shared_buffer(std::uint32_t rank, std::uint64_t location)
 ReduceFunction CpuBackend::reduction(DType type, ReduceOp op) const {
     return kernels_.reduce[static_cast<std::size_t>(type)][static_cast<std::size_t>(op)];
 }
-
-// ---- sub-groups
 
 namespace {
 

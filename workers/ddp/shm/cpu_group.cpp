@@ -15,7 +15,7 @@ class CpuGroup final : public ProcessGroup {
     CpuGroup(std::unique_ptr<CpuBackend> backend, int world_rank, Progress wanted,
              std::chrono::nanoseconds timeout)
         : world_rank_(world_rank), wanted_(wanted), backend_(backend.release()) {
-        settle(timeout);
+        take_identity(timeout);
     }
 
     std::string describe() const override {
@@ -90,7 +90,7 @@ class CpuGroup final : public ProcessGroup {
         return std::make_unique<CpuGroup>(std::move(backend), world_rank_, wanted_, identity().timeout);
     }
 
-    void settle(std::chrono::nanoseconds timeout) {
+    void take_identity(std::chrono::nanoseconds timeout) {
         const bool has_spare_core = backend_->node_cpus().cpus >= 2 * backend_->node_cpus().ranks;
         const bool threaded =
             wanted_ == Progress::Auto ? has_spare_core && backend_->size() > 1 : wanted_ == Progress::Thread;

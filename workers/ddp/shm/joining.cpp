@@ -171,9 +171,9 @@ NodeCpus read_node_cpus(const Arena& arena) {
     CPU_ZERO(&together);
     for (std::uint32_t peer = 0; peer < arena.ranks(); ++peer)
         CPU_OR(&together, &together, &arena.identity(peer).cpus);
-    const auto told = static_cast<int>(arena.segment().header().cpus);
+    const auto launcher_cpus = static_cast<int>(arena.segment().header().cpus);
     node_cpus.cpus = std::max(1, CPU_COUNT(&together));
-    if (told > 0) node_cpus.cpus = std::min(node_cpus.cpus, told);
+    if (launcher_cpus > 0) node_cpus.cpus = std::min(node_cpus.cpus, launcher_cpus);
     node_cpus.ranks_share_cores = node_cpus.ranks > node_cpus.cpus;
     return node_cpus;
 }
@@ -203,10 +203,10 @@ std::string describe_activities(const Arena& arena, const std::vector<std::uint3
     return ddprun::join(clauses, "; ");
 }
 
-void post_failure(Control& control, const std::string& words) {
+void post_failure(Control& control, const std::string& text) {
     std::uint32_t none = 0;
     if (!control.failure_state.compare_exchange_strong(none, 1)) return;
-    std::snprintf(control.failure_text, sizeof control.failure_text, "%s", words.c_str());
+    std::snprintf(control.failure_text, sizeof control.failure_text, "%s", text.c_str());
     control.failure_state.store(2, std::memory_order_release);
 }
 

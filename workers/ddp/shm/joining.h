@@ -50,7 +50,7 @@ std::string describe_activities(const Arena& arena, const std::vector<std::uint3
 
 /// Tells all ranks of the group of a failure, encoded by encode_failure (worker/encoded_failure.h); the first
 /// one stays.
-void post_failure(Control& control, const std::string& words);
+void post_failure(Control& control, const std::string& text);
 /// Throws the posted failure with its type, "<attempt>: the group has failed: ...". Does nothing without one.
 void throw_posted_failure(const Control& control, const std::string& attempt);
 /// The text of the posted failure; "" without one.

@@ -31,7 +31,7 @@ struct VectorOf {
 template <class T, std::size_t Bytes = kVector>
 using Vector = typename VectorOf<T, Bytes>::Type;
 
-// ---- element types: in memory (at any address) and in the accumulator
+// Element types: in memory (at any address) and in the accumulator
 
 template <class T>
 struct Plain {
@@ -146,7 +146,7 @@ struct Float16 {
     }
 };
 
-// ---- reductions: written once for a vector and for one element
+// Reductions, written once for a vector and for one element
 
 struct Add {
     template <class V>
@@ -189,7 +189,7 @@ struct Least : Add {
     }
 };
 
-// ---- loops: kCount sources known at compile time, or 0; E is their type, To that of the result
+// Loops over kCount sources, known at compile time, or 0; E is their type, To that of the result
 
 template <class E, class Op, class To, int kCount>
 void reduce_counted(typename To::Stored* out, const void* const* sources, int given, std::size_t n) {
@@ -242,8 +242,6 @@ void divide(void* values, int by, std::size_t n) {
     for (; i + E::kLanes <= n; i += E::kLanes) E::store(at + i, Average::finish(E::load(at + i), by));
     for (; i < n; ++i) E::store_one(at + i, Average::finish(E::load_one(at + i), by));
 }
-
-// ---- streaming copy
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 

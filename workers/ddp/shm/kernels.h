@@ -31,7 +31,6 @@ struct Kernels {
 
 /// The best set for this CPU.
 const Kernels& kernels();
-/// Every set that this CPU can run.
 std::vector<const Kernels*> supported_kernels();
 
 }  // namespace ddp::cpu

@@ -189,7 +189,6 @@ void Lockstep::throw_if_failed() {
     if (is_late) time_out();
 }
 
-/// Throws a failure that another rank has posted.
 void Lockstep::throw_if_failure_posted() {
     if (arena_.control().failure_state.load(std::memory_order_relaxed) == 0) return;
     try {

@@ -51,7 +51,6 @@ class Lockstep {
     /// Applies to later collectives.
     void set_timeout(std::chrono::nanoseconds timeout) { timeout_ = timeout; }
     [[nodiscard]] std::chrono::nanoseconds timeout() const { return timeout_; }
-    /// The current call, with its sequence number.
     [[nodiscard]] const Call& call() const { return call_; }
     /// Records the start time: the call waits for something other than a step.
     void note_start() { note_start(now_ns()); }

@@ -89,7 +89,6 @@ bool PointToPoint::can_move(const End& end) {
                Channel::kPieces;
 }
 
-/// Puts one piece into the channel.
 void PointToPoint::put(End& end) {
     Channel& channel = end.channel;
     if (channel.refused.load() != 0) throw MismatchError(refusal(end));
@@ -105,7 +104,6 @@ void PointToPoint::put(End& end) {
     wake(end.peer);
 }
 
-/// Takes one piece out of the channel.
 void PointToPoint::take(End& end) {
     Channel& channel = end.channel;
     const std::uint32_t number = channel.read.load(std::memory_order_relaxed);

@@ -194,7 +194,7 @@ UniqueFd connect_until(const WorkerEnv& env, TimePoint deadline) {
         if (errno != ECONNREFUSED && errno != EAGAIN) throw_system(env.rank, "connect");
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(
-                fmt::format("rank {}: joining a world of {}: rank {} did not come within the time-out",
+                fmt::format("rank {}: joining a world of {}: rank {} did not arrive within the time-out",
                             env.rank, env.world_size, env.rank - env.local_rank));
         }
         // No event tells that an abstract name appears, so try again at intervals.

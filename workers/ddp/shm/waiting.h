@@ -27,7 +27,6 @@ class Sleeper {
 /// Longest sleep between two checks of the abort word and the deadline.
 inline constexpr std::chrono::milliseconds kSleepSlice{50};
 
-/// One turn of a spin loop.
 inline void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -36,8 +35,8 @@ inline void relax() {
 #endif
 }
 
-/// How long a rank spins before it sleeps. Spinning saves the sleep and the wake-up call, which cost more
-/// than a hand-over between running ranks; but on a core that other threads need, it takes time from the
+/// The time that a rank spins before it sleeps. Spinning saves the sleep and the wake-up call, which cost
+/// more than a hand-over between running ranks; but on a core that other threads need, it takes time from the
 /// awaited rank, or from this one after its wake-up. The kernel does not tell a process whether its core is
 /// needed, so the budget adapts to the results of earlier spins.
 struct SpinBudget {

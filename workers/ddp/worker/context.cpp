@@ -50,10 +50,10 @@ Result<Contract> contract_of(const LauncherChoice& choice, const EnvironmentLook
         placement = met->placement;
     }
     if (placement.job.empty()) placement.job = ddprun::launcher_process(choice.rank_variable);
-    Result<EnvironmentList> told = ddprun::to_contract(placement);
-    if (!told) return told.error();
+    Result<EnvironmentList> variables = ddprun::to_contract(placement);
+    if (!variables) return variables.error();
     // Variables from the rendezvous come first: the first value of a name counts.
-    contract.variables.insert(contract.variables.end(), told->begin(), told->end());
+    contract.variables.insert(contract.variables.end(), variables->begin(), variables->end());
     return contract;
 }
 

@@ -17,26 +17,26 @@ struct ErrorText {
 };
 
 ErrorText& text_of(DeviceLibrary library) noexcept {
-    static std::array<ErrorText, 2> words;
-    return words[library == DeviceLibrary::Nccl ? 0 : 1];
+    static std::array<ErrorText, 2> texts;
+    return texts[library == DeviceLibrary::Nccl ? 0 : 1];
 }
 
 }  // namespace
 
 void note_device_error(DeviceLibrary library, std::string_view text) noexcept {
-    ErrorText& words = text_of(library);
-    const std::lock_guard lock(words.writing);
-    const unsigned next = 1 - words.newest.load(std::memory_order_relaxed);
-    std::array<char, 1001>& place = words.places[next];
+    ErrorText& stored = text_of(library);
+    const std::lock_guard lock(stored.writing);
+    const unsigned next = 1 - stored.newest.load(std::memory_order_relaxed);
+    std::array<char, 1001>& place = stored.places[next];
     const std::size_t length = std::min(text.size(), place.size() - 1);
     std::memcpy(place.data(), text.data(), length);
     place[length] = '\0';
-    words.newest.store(next, std::memory_order_release);
+    stored.newest.store(next, std::memory_order_release);
 }
 
 const char* last_device_error(DeviceLibrary library) noexcept {
-    const ErrorText& words = text_of(library);
-    return words.places[words.newest.load(std::memory_order_acquire)].data();
+    const ErrorText& stored = text_of(library);
+    return stored.places[stored.newest.load(std::memory_order_acquire)].data();
 }
 
 const char* report_key(DeviceLibrary library) noexcept {

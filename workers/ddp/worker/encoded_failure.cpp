@@ -25,9 +25,9 @@ std::string encode_failure(const std::exception_ptr& failure) {
     }
 }
 
-void throw_encoded_failure(std::string_view words, const std::string& context) {
-    const char kind = words.empty() ? kOther : words.front();
-    const std::string what = context + std::string(words.substr(words.empty() ? 0 : 1));
+void throw_encoded_failure(std::string_view text, const std::string& context) {
+    const char kind = text.empty() ? kOther : text.front();
+    const std::string what = context + std::string(text.substr(text.empty() ? 0 : 1));
     if (kind == kTimeout) throw TimeoutError(what);
     if (kind == kMismatch) throw MismatchError(what);
     if (kind == kLost) throw PeerLostError(what);

@@ -10,6 +10,6 @@ namespace ddp {
 /// A failure as text; throw_encoded_failure throws the same type again, with `context` before its message.
 /// Never empty; the end may be cut off.
 std::string encode_failure(const std::exception_ptr& failure);
-[[noreturn]] void throw_encoded_failure(std::string_view words, const std::string& context);
+[[noreturn]] void throw_encoded_failure(std::string_view text, const std::string& context);
 
 }  // namespace ddp

@@ -73,9 +73,9 @@ const char* name_of_signal(int signal) {
 void report_crash(int signal) {
     const std::size_t length = raw_stack_trace(crash.stack.data(), crash.stack.size());
     char line[128];
-    SignalText said(line, sizeof line);
-    said.add("died of ").add(name_of_signal(signal)).add("\n");
-    if (::write(2, said.data(), said.size()) < 0) return;
+    SignalText text(line, sizeof line);
+    text.add("died of ").add(name_of_signal(signal)).add("\n");
+    if (::write(2, text.data(), text.size()) < 0) return;
     if (::write(2, crash.stack.data(), length) < 0 || crash.error_file[0] == '\0') return;
     SignalText json(crash.json.data(), crash.json.size());
     json.add(R"({"message": {"message": ")").add(name_of_signal(signal));
@@ -84,9 +84,13 @@ void report_crash(int signal) {
     ::clock_gettime(CLOCK_REALTIME, &now);
     json.add(R"(", "timestamp": ")").add_number(static_cast<std::uint64_t>(now.tv_sec)).add("\"");
     for (const DeviceLibrary library : {DeviceLibrary::Nccl, DeviceLibrary::Cuda}) {
-        const char* const words = last_device_error(library);
-        if (*words == '\0') continue;
-        json.add(", \"").add(report_key(library)).add("\": \"").add_json(words, std::strlen(words)).add("\"");
+        const char* const library_error = last_device_error(library);
+        if (*library_error == '\0') continue;
+        json.add(", \"")
+            .add(report_key(library))
+            .add("\": \"")
+            .add_json(library_error, std::strlen(library_error))
+            .add("\"");
     }
     json.add("}}}\n");
     write_whole(crash.error_file.data(), json.data(), json.size());
@@ -166,8 +170,8 @@ int run_main(std::string_view program, const std::function<int()>& body) {
 std::string error_json(std::string_view message, std::string_view stack, std::int64_t unix_seconds) {
     ddprun::Json extra = {{"py_callstack", stack}, {"timestamp", fmt::format("{}", unix_seconds)}};
     for (const DeviceLibrary library : {DeviceLibrary::Nccl, DeviceLibrary::Cuda}) {
-        const char* const words = last_device_error(library);
-        if (*words != '\0') extra.set(report_key(library), words);
+        const char* const library_error = last_device_error(library);
+        if (*library_error != '\0') extra.set(report_key(library), library_error);
     }
     const ddprun::Json report = {{"message", {{"message", message}, {"extraInfo", extra}}}};
     return to_text(report) + "\n";

@@ -14,7 +14,6 @@ namespace ddp {
 
 /// The name of a rank in the store's errors.
 std::string store_client_name(int rank);
-/// True when a launcher with a store started this process.
 bool has_job_store(const ddprun::WorkerEnv& env);
 /// Throws InvalidInput when there is no store, or its address is invalid, TimeoutError, Error.
 std::shared_ptr<ddprun::rdzv::StoreClient> connect_to_job_store(const ddprun::WorkerEnv& env,

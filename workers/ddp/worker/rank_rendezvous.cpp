@@ -41,9 +41,9 @@ using ddprun::rdzv::StoreHost;
 constexpr std::chrono::seconds kRendezvousTimeout{120};
 
 Result<TimePoint> deadline_in(const EnvironmentLookup& lookup) {
-    const std::optional<std::string> told = lookup("DDPRUN_EXCHANGE_TIMEOUT");
-    if (!told) return ddprun::deadline_after(MonotonicClock::now(), kRendezvousTimeout);
-    const Result<ddprun::Duration> span = ddprun::parse_duration(*told);
+    const std::optional<std::string> limit = lookup("DDPRUN_EXCHANGE_TIMEOUT");
+    if (!limit) return ddprun::deadline_after(MonotonicClock::now(), kRendezvousTimeout);
+    const Result<ddprun::Duration> span = ddprun::parse_duration(*limit);
     if (!span) return ddprun::Error{Errc::InvalidArgument, "DDPRUN_EXCHANGE_TIMEOUT=" + span.error().what, 0};
     return ddprun::deadline_after(MonotonicClock::now(), *span);
 }
@@ -100,26 +100,27 @@ struct Kept {
         exchange;  ///< a process that closes it cannot open another one with the launcher, nor call MPI_Init
 };
 
-Result<RankRendezvous> rendezvous_over(const ExchangeChoice& choice, const Placement& told,
+Result<RankRendezvous> rendezvous_over(const ExchangeChoice& choice, const Placement& placement,
                                        const EnvironmentLookup& lookup, Kept& kept) {
     const Result<TimePoint> deadline = deadline_in(lookup);
     if (!deadline) return deadline.error();
     std::optional<MeetingPoint> mine;
-    if (told.rank == 0) {
-        Result<Hosting> hosting = host_store(told, lookup);
+    if (placement.rank == 0) {
+        Result<Hosting> hosting = host_store(placement, lookup);
         if (!hosting) return hosting.error();
         mine = hosting->point;
         kept.store = std::move(hosting->store);
     }
-    Result<std::unique_ptr<Exchange>> opened = open_exchange(choice, told, lookup, *deadline);
+    Result<std::unique_ptr<Exchange>> opened = open_exchange(choice, placement, lookup, *deadline);
     if (!opened) return opened.error();
     std::unique_ptr<Exchange> exchange = *std::move(opened);
-    Result<ddprun::Gathered> gathered = ddprun::gather(*exchange, told, mine, ddprun::WhoIsWhere::Needed);
+    Result<ddprun::Gathered> gathered =
+        ddprun::gather(*exchange, placement, mine, ddprun::WhoIsWhere::Needed);
     if (!gathered) return gathered.error();
     MeetingPoint point = gathered->meeting;
     if (mine) point.addresses = {"127.0.0.1"};  // rank 0 uses the loopback
     ddprun::rdzv::ClientOptions options;
-    options.name = fmt::format("rank {} on {}", told.rank.value_or(0), ddprun::host_name());
+    options.name = fmt::format("rank {} on {}", placement.rank.value_or(0), ddprun::host_name());
     Result<ddprun::rdzv::Reached> reached = ddprun::rdzv::reach(*exchange, point, options, *deadline);
     if (!reached) return reached.error().with(fmt::format("rank 0's store (told by {})", choice.why));
     if (const Status met = join_in_store(*reached->client, gathered->placement, *deadline); !met)

@@ -11,7 +11,6 @@
 
 namespace ddp {
 
-/// The parameters of a new segment.
 struct SegmentShape {
     std::uint32_t local_world_size = 1;
     std::uint32_t world_size = 1;

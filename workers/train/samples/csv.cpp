@@ -84,7 +84,6 @@ Result<double> parse_number(std::string_view cell, char separator) {
     return ddprun::parse_double(with_point);
 }
 
-/// Collects the rows of a file.
 class Reader {
   public:
     explicit Reader(const std::string& path) : path_(path) { samples_.needs_scaling = true; }

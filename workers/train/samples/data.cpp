@@ -62,7 +62,7 @@ Result<Idx> parse_idx(const std::string& path, std::string_view content) {
     for (std::size_t d = 0; d < dimensions; ++d) {
         idx.shape.push_back(big_endian(content.substr(4 + 4 * d, 4)));
         if (__builtin_mul_overflow(product, idx.shape.back(), &product))
-            return wrong(path, "its IDX header speaks of too many bytes");
+            return wrong(path, "its IDX header announces too many bytes");
     }
     idx.bytes = content.substr(4 + 4 * std::size_t{dimensions});
     if (idx.bytes.size() < product)

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-/// What libddp takes from CUDA's header of this name, for machines without it: nothing is linked with the
-/// real runtime there, so only the names count (and the numbers, which messages show).
+/// The part of CUDA's header of this name that libddp uses, for machines without CUDA: nothing is linked with
+/// the real runtime there, so only names matter, and the numbers in messages.
 enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
