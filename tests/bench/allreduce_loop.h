@@ -11,8 +11,8 @@
 #include <cstddef>
 #include <vector>
 
-/// The loop that every all-reduce of the benchmark is measured by, so that only the call differs. Plain C++
-/// without our library: the peers' programs include it too.
+/// The loop that measures every all-reduce of the benchmark, so that only the call differs. Plain C++ without
+/// libddp, because the programs of the other libraries include it.
 namespace bench {
 
 inline double now_us() {
@@ -35,11 +35,11 @@ inline std::vector<std::size_t> sizes_from(int argc, char** argv) {
     return sizes;
 }
 
-/// Small messages are timed in batches: reading the clock costs as much as they do.
+/// Small messages are timed in batches, because reading the clock takes as long as they do.
 inline int batch_of(std::size_t bytes) { return bytes <= 4096 ? 64 : 1; }
 
-/// The median microseconds of `call(count)`, the buffer written anew before every timed call, as a backward
-/// pass does. Every rank makes the same number of calls.
+/// The median microseconds of `call(count)`. As in a backward pass, the buffer is written before every timed
+/// call. Every rank makes the same number of calls.
 template <class Call>
 double microseconds_per_call(float* buffer, std::size_t bytes, Call&& call) {
     const std::size_t count = bytes / sizeof(float);

@@ -1,9 +1,9 @@
 // All-reduce of float32 sums between processes of one node: libddp (buffers in shared and in private memory),
-// Open MPI, Gloo's library and PyTorch's gloo (PYTHON_EXEC names a Python that has it), in turn, several
-// passes, medians over the passes. Prints ratios and the bars they are held against; never fails on time.
+// Open MPI, Gloo's library and PyTorch's gloo (PYTHON_EXEC names a Python with PyTorch). They run in turn in
+// each pass, and medians over the passes count. Prints ratios and their bars; slow runs are no failure.
 //
-// Peers are as their users have them: Open MPI binds a rank to a core, and yields only where ranks share one;
-// gloo goes by the loopback interface, its threads on all cores.
+// The other libraries run as their users run them: Open MPI binds ranks to cores, and yields only where ranks
+// share a core; gloo uses the loopback interface, with threads on all cores.
 //
 //   bench_allreduce [--passes N] [--mpi PROGRAM] [--gloo PROGRAM] [--ddprun PROGRAM --torch SCRIPT]
 #include <fmt/core.h>
@@ -30,7 +30,7 @@ using Contestant = std::function<Times(const Sizes&)>;
 
 const Sizes kTwoRankSizes = {4,         64,      256,     1024,    4096,    16 << 10, 64 << 10, 256 << 10,
                              512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 25 << 20, 64 << 20};
-/// What gradient buckets have.
+/// Typical sizes of gradient buckets.
 const Sizes kTorchSizes = {4096, 1 << 20, 25 << 20, 64 << 20};
 const Sizes kFourRankSizes = {4, 4096, 64 << 10, 1 << 20, 16 << 20};
 
@@ -50,7 +50,7 @@ Times read_times(FILE* from) {
     return times;
 }
 
-/// Forks `ranks` processes whose rank 0 writes "bytes microseconds" to the stream it is given.
+/// Forks `ranks` processes. Rank 0 writes "bytes microseconds" to its `out`.
 Times forked(int ranks, const std::function<void(int rank, FILE* out)>& body) {
     int ends[2];
     if (::pipe(ends) != 0) return {};
@@ -105,7 +105,7 @@ Times run_command(std::string command, const Sizes& sizes) {
 }
 
 Times run_mpi(const std::string& program, int ranks, const Sizes& sizes) {
-    // Where MPICH is there too, mpirun may be its own.
+    // `mpirun` may be MPICH's where both are installed.
     const bool has_own_name = std::system("command -v mpirun.openmpi >/dev/null 2>&1") == 0;
     return run_command(
         fmt::format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {} {} -np {} {}",
@@ -115,7 +115,7 @@ Times run_mpi(const std::string& program, int ranks, const Sizes& sizes) {
         sizes);
 }
 
-/// Bytes per microsecond that two processes copy at once, together: the yardstick for large buffers.
+/// The bytes per microsecond that two processes together copy: the yardstick for large buffers.
 double copy_bandwidth() {
     constexpr std::size_t kBytes = 64 << 20;
     constexpr int kRounds = 15;
@@ -137,7 +137,7 @@ struct Table {
     std::vector<std::string> names;
     std::vector<std::map<std::size_t, std::vector<double>>> samples;
 
-    /// NaN-free: 0 where nothing was measured.
+    /// 0 without measurements.
     [[nodiscard]] double us(std::size_t contestant, std::size_t bytes) const {
         const auto found = samples[contestant].find(bytes);
         return found == samples[contestant].end() ? 0 : median(found->second);
@@ -184,7 +184,7 @@ void print_table(const Table& table, const Sizes& sizes) {
 
 const char* verdict(bool holds) { return holds ? "met" : "NOT MET"; }
 
-/// The smallest peer/ours over sizes of at least `from` bytes, and where it is.
+/// Prints the smallest ratio peer/ours over sizes of at least `from` bytes, and its size.
 void print_bar(const Table& table, const std::string& peer, Memory memory, std::size_t from, double bar,
                const Sizes& sizes) {
     const std::size_t ours = memory == Memory::Shared ? 0 : 1;
@@ -203,10 +203,10 @@ void print_bar(const Table& table, const std::string& peer, Memory memory, std::
     }
 }
 
-// The reduction must read every rank's buffer and write every rank's buffer: 2 * 64 MiB read, 2 * 64 MiB
-// written. A copy of b bytes reads b and writes b. So the least time is that of copying 2 * 64 MiB with both
-// processes at once: 2 * 64 MiB / copy bandwidth. The two are measured in turn, since what a machine copies
-// per second changes with what else it does. Private buffers must be staged, which moves twice as much.
+// The reduction must read and write every rank's buffer: 2 * 64 MiB read, 2 * 64 MiB written. A copy of b
+// bytes reads and writes b bytes. So the least time is that of two processes that together copy 2 * 64 MiB.
+// Both are measured in turn, since a machine's bandwidth changes with its other load. Private buffers must be
+// staged, which moves twice as much.
 void print_copy_bar(int passes) {
     constexpr std::size_t kBytes = 64 << 20;
     std::vector<double> bandwidths, shared, staged;
@@ -247,7 +247,7 @@ int main(int argc, char** argv) {
         if (!mpi.empty())
             all.emplace_back("mpi", [&mpi, ranks](const Sizes& sizes) { return run_mpi(mpi, ranks, sizes); });
         if (!gloo.empty()) {
-            // Gloo needs 0.3 ms for the smallest message: from 64 KiB on, or it would take most of the time.
+            // Gloo takes 0.3 ms for the smallest message, so it is measured from 64 KiB only.
             all.emplace_back("gloo", [&gloo, ranks](Sizes sizes) {
                 std::erase_if(sizes, [](std::size_t bytes) { return bytes < (64 << 10); });
                 return run_command(fmt::format("{} {}", gloo, ranks), sizes);

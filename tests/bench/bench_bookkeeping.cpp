@@ -1,7 +1,6 @@
-// What a collective costs beside moving and summing: its number, the lines that the launcher reads, the
-// clock, showing the call to the other ranks and comparing theirs; as a share of a training step of the
-// perceptron 784-1024-1024-1024-10 on the CPU (batch 128, one rank: a step of several takes longer). Bar: 1
-// %.
+// The cost of a collective's bookkeeping (sequence number, the lines that the launcher reads, the clock,
+// comparing the call with the other ranks') as a share of a training step of the perceptron
+// 784-1024-1024-1024-10 on the CPU (batch 128, one rank: more ranks make a step longer). Bar: 1 %.
 #include <fcntl.h>
 #include <fmt/core.h>
 
@@ -51,7 +50,7 @@ double median_us(std::size_t rounds, const std::function<void()>& round) {
 
 struct Step {
     double us;
-    double calls;  ///< of collectives
+    double calls;  ///< collectives per step
 };
 Step measure_step() {
     const OneRank rank;
@@ -65,14 +64,14 @@ Step measure_step() {
     const auto step = [&] {
         learner.train_batch({samples.values.data(), samples.labels.data(), nullptr, kBatch});
     };
-    step();  // lays the buckets out
+    step();  // the first step rebuilds the buckets
     const auto segment = rank.map();
     const std::uint64_t before = segment->line(0).finished_seq;
     const double us = median_us(kSteps, step);
     return {us, static_cast<double>(segment->line(0).finished_seq - before) / kSteps};
 }
 
-/// Of a collective that meets twice, as the all-reduce of a bucket does.
+/// Measures a collective with two barriers, like the all-reduce of a bucket.
 double measure_call() {
     const OneRank rank;
     ddp::cpu::Arena arena(rank.map(), 0, ddp::cpu::Arena::Lines::OfTheNode);

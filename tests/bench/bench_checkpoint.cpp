@@ -12,8 +12,8 @@
 
 #include "ddp/checkpoint.h"
 
-/// A checkpoint of 1 GB against `dd` that writes and syncs as much to the same disk, in turns: the disk's
-/// speed is the bar. Reading it back, against dd that reads, is from the page cache for both.
+/// A checkpoint of 1 GB against `dd` that writes and syncs as many bytes to the same disk, in turns. The bar
+/// is the disk's speed. Both read from the page cache.
 namespace {
 
 using namespace ddp;
@@ -60,7 +60,7 @@ void print(const char* what, Seconds ours, Seconds dd) {
 
 }  // namespace
 
-/// Its argument: the directory, on the disk that is meant.
+/// The argument is a directory on the disk to measure.
 int main(int argc, char** argv) {
     const std::string place = fmt::format("{}/bench_checkpoint.{}", argc > 1 ? argv[1] : ".", ::getpid());
     fs::create_directories(place);
@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
     const std::string raw = place + "/raw";
     std::vector<Seconds> saves, loads, writes, reads;
     for (std::uint64_t turn = 0; turn < kTurns; ++turn) {
-        // Both write anew: what was there before is removed outside of the time.
+        // Both write new files; removing the old ones is not timed.
         fs::remove_all(place + "/ours");
         fs::remove(raw);
         ::sync();

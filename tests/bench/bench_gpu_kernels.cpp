@@ -1,6 +1,6 @@
-// The bandwidth of libddp's kernels as a share of the device's own copy in the same run, and what
-// DistributedDataParallel costs the host per step. Prints the bars they are held against; never fails on
-// time. Exit code 77, with one line, where there is no GPU.
+// The bandwidth of libddp's kernels as a share of the device's own copy in the same run, and the host time
+// per step of DistributedDataParallel. Prints the bars; slow runs are no failure. Exit code 77, with one
+// line, without a GPU.
 //
 //   bench_gpu_kernels [--json FILE] [--elements N] [--repetitions N]
 #include <dlfcn.h>
@@ -42,7 +42,7 @@ using GpuPointer = std::shared_ptr<const Gpu>;
 constexpr int kUsage = 64, kSkipped = 77;
 constexpr double kShareBar = 0.85;      ///< of the copy's bandwidth
 constexpr double kBookkeepingBar = 50;  ///< microseconds per step
-/// Parameters of the rows that have more than one.
+/// The numbers of parameters of the rows with several parameters.
 constexpr std::size_t kFew = 200, kMany = 10'000;
 
 struct Options {
@@ -57,11 +57,11 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-/// The device in this process is the one of the tests: host memory, whose times mean nothing.
+/// The fake device is host memory, whose times mean nothing.
 bool is_fake() { return ::dlsym(RTLD_DEFAULT, "fake_cuda_blocking_calls") != nullptr; }
 
-/// Seconds that the device needs for what `enqueue` puts on the default stream: the median. `keep_busy` puts
-/// work in front of it, so that the device does not wait for the host in between.
+/// The median seconds of device time for the work that `enqueue` puts on the default stream. `keep_busy`
+/// queues work before it, so that the device does not wait for the host.
 double seconds_of(int repetitions, const std::function<void()>& keep_busy,
                   const std::function<void()>& enqueue) {
     const Event begin(cudaEventDefault), end(cudaEventDefault);
@@ -78,7 +78,7 @@ double seconds_of(int repetitions, const std::function<void()>& keep_busy,
     return median(times);
 }
 
-/// An array cut into so many parameters, as evenly as whole packs allow: the last one takes the rest.
+/// Divides an array into `count` parameters of equal whole packs; the last one takes the rest.
 std::vector<Tensor> parts(const Buffer& array, std::size_t count) {
     std::vector<Tensor> cut;
     const std::size_t each = std::max<std::size_t>(array.count / count / 8 * 8, 1);
@@ -103,7 +103,7 @@ struct Result {
     bool has_bar;
 };
 
-/// Arrays for all the kernels; what is in them does not matter to their speed.
+/// Arrays for all kernels, whose speed does not depend on the contents.
 class Bench {
   public:
     Bench(GpuPointer gpu, const Options& options) : gpu_(std::move(gpu)), options_(options) {
@@ -121,7 +121,7 @@ class Bench {
   private:
     void add(std::string name, std::size_t bytes_per_element, bool has_bar,
              const std::function<void()>& body) {
-        // About half a millisecond of an H100: more than the host needs for a step of 10,000 parameters.
+        // This takes an H100 about 0.5 ms: more than the host needs for a step of 10,000 parameters.
         const auto keep_busy = [this] {
             for (int i = 0; i < 4; ++i) arrays_[3].clear(nullptr);
         };
@@ -144,7 +144,7 @@ class Bench {
             [&] { ddp::cuda::scale_cast(*gpu_, a, f16, 0.5F, nullptr); });
     }
 
-    /// The same elements as one parameter and as many: both have the bar.
+    /// The same elements as one parameter and as many; the bar holds for both.
     void measure_optimizers() {
         for (const std::size_t count : {std::size_t{1}, kFew, kMany}) {
             if (options_.elements < count) continue;
@@ -170,7 +170,7 @@ class Bench {
         }
     }
 
-    /// What train does beside its products: layers of 4096 neurons in bfloat16.
+    /// The kernels of train beside its products, for layers of 4096 neurons in bfloat16.
     void measure_layers() {
         constexpr std::size_t kColumns = 4096;
         if (options_.elements < kColumns) return;
@@ -197,7 +197,7 @@ class Bench {
     std::vector<Result> results_;
 };
 
-/// What one step of a model costs the host: everything, and without what starts the collectives.
+/// The host time of one step of a model: in all, and without starting collectives.
 struct Bookkeeping {
     std::string model;
     double all_us, own_us;
@@ -222,7 +222,7 @@ Bookkeeping bookkeeping(ddp::ProcessGroup& group, const GpuPointer& gpu, std::st
         model.finish();
         const double seconds = std::chrono::duration<double>(ddprun::MonotonicClock::now() - begin).count();
         ddp::cuda::check(cudaDeviceSynchronize(), "waiting for the device");
-        if (step == 0) continue;  // the first one lays the buckets out anew
+        if (step == 0) continue;  // the first step rebuilds the buckets
         all.push_back(seconds * 1e6);
         own.push_back((seconds - (model.statistics().blocked_seconds - blocked)) * 1e6);
     }
@@ -241,7 +241,7 @@ std::vector<Bookkeeping> measure_bookkeeping(const GpuPointer& gpu) {
     return results;
 }
 
-/// What the optimizer's part of a step costs the host. It has no bar.
+/// The host time of the optimizer's part of a step. It has no bar.
 struct StepCost {
     std::string part;
     double us;
@@ -268,7 +268,8 @@ std::vector<StepCost> measure_step_costs(const GpuPointer& gpu) {
             const double seconds =
                 std::chrono::duration<double>(ddprun::MonotonicClock::now() - begin).count();
             ddp::cuda::check(cudaDeviceSynchronize(), "waiting for the device");
-            if (i > 0) times.push_back(seconds * 1e6);  // the first one brings the gradients' places along
+            if (i > 0)
+                times.push_back(seconds * 1e6);  // the first step also uploads the addresses of the gradients
         }
         return StepCost{part, median(times)};
     };
@@ -318,7 +319,7 @@ Json print_bookkeeping(const std::vector<Bookkeeping>& results) {
     return rows;
 }
 
-/// The line that says most.
+/// The summary line.
 std::string summary(const std::vector<Result>& kernels, const std::vector<Bookkeeping>& hosts) {
     const Result* slowest = nullptr;
     for (const Result& result : kernels) {

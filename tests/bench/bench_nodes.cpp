@@ -1,7 +1,7 @@
 // All-reduce of float32 sums between two hosts with two ranks each (network namespaces of this machine, TCP):
-// libddp (buffers in shared memory, as DDP's buckets), PyTorch's gloo and Open MPI, in turns, each by its own
-// launcher or ddprun. Prints medians over the passes of each program's median, 0 for what was not there
-// (PYTHON_EXEC names a Python with PyTorch) or did not end in three minutes; asserts nothing. Then libddp's
+// libddp (buffers in shared memory, as DDP's buckets), PyTorch's gloo and Open MPI, in turns, each started by
+// its own launcher or ddprun. Prints medians over the passes of each program's median; 0 for a program that
+// is missing (PYTHON_EXEC names a Python with PyTorch) or takes more than three minutes. Then libddp's
 // reduce_scatter and all_gather of as many bytes in all. usage: bench_nodes DDPRUN HOST_INIT ON_HOST
 // TORCH_SCRIPT [--mpi PROGRAM]
 #include <fmt/core.h>
@@ -32,7 +32,7 @@ const std::vector<std::string> kSizes{"4096", "65536", "1048576", "2097152", "41
 
 using Times = std::map<std::string, std::vector<double>>;  ///< microseconds of each pass, by size
 
-/// One rank of ours: OPERATION SIZE...
+/// One rank of libddp: OPERATION SIZE...
 int be_rank(int argc, char** argv) {
     const std::string operation = argv[1];
     const auto group = ddp::ProcessGroup::create(ddp::Context::from_env());

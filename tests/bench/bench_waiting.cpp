@@ -1,5 +1,5 @@
-// Waiting as libddp does it against the same ranks told to sleep at once: 2 ranks on 2 cores, alone and
-// beside two loops that never end. In turns, so that what else the machine does meets both.
+// libddp's waiting against ranks that sleep at once: 2 ranks on 2 cores, alone and beside two busy loops. The
+// two run in turns, so that other load of the machine affects both.
 //
 //   bench_waiting [--passes N]
 #include <fmt/core.h>
@@ -47,7 +47,7 @@ void stay_on_two_cores() {
     ::sched_setaffinity(0, sizeof two, &two);
 }
 
-/// Work of so much processor time, not of so much time: whoever is off its core makes no progress.
+/// Burns CPU time, not wall time.
 void compute(std::chrono::nanoseconds time) {
     static const double turns_per_ns = [] {
         const auto before = MonotonicClock::now();
@@ -58,7 +58,7 @@ void compute(std::chrono::nanoseconds time) {
     for (long i = 0; i < turns; ++i) asm volatile("" : : : "memory");
 }
 
-/// Processes that take what they can get, until this object ends.
+/// Processes that burn CPU time until this object ends.
 class BusyLoops {
   public:
     explicit BusyLoops(int count) {
@@ -80,7 +80,7 @@ class BusyLoops {
     std::vector<pid_t> pids_;
 };
 
-/// Microseconds for each step of the load. All ranks see the end in the same sum.
+/// Microseconds per step of the load. A positive sum ends all ranks in the same step.
 double run_rank(int segment, int rank, const Load& load) {
     ddprun::WorkerEnv env = ddp::testing::environment_of(rank, 2);
     env.segment_fd = segment;
@@ -88,7 +88,7 @@ double run_rank(int segment, int rank, const Load& load) {
     const std::size_t count = load.bytes / sizeof(float);
     const auto region = group->allocate_shared(load.bytes);
     const std::span<float> values(reinterpret_cast<float*>(region.data()), count);
-    compute(microseconds(1));  // learns how long that takes
+    compute(microseconds(1));  // the first call calibrates the loop
     group->barrier().wait();
     const auto begin = MonotonicClock::now();
     for (double steps = 1;; ++steps) {
@@ -128,7 +128,7 @@ void print_table(const std::vector<Load>& loads, int busy_loops, int passes) {
         std::vector<double> ours, asleep, ratios;
         for (int pass = 0; pass < passes; ++pass) {
             ours.push_back(step_us(load, 0));
-            asleep.push_back(step_us(load, 1));  // more ranks than cores: told to sleep
+            asleep.push_back(step_us(load, 1));  // more ranks than cores, so ranks sleep at once
             ratios.push_back(ours.back() / asleep.back());
         }
         const double ratio = median(ratios);

@@ -1,5 +1,5 @@
-// Gloo's side of bench_allreduce (its TCP transport, what PyTorch uses by default on Linux): started by it,
-// forks the ranks, prints "bytes microseconds". Arguments: the number of ranks, then the sizes.
+// Gloo's side of bench_allreduce (its TCP transport, PyTorch's default on Linux). Forks the ranks and prints
+// "bytes microseconds". Arguments: the number of ranks, then the sizes.
 #include <gloo/allreduce.h>
 #include <gloo/math.h>
 #include <gloo/rendezvous/context.h>

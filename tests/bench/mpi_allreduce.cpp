@@ -1,4 +1,4 @@
-// Open MPI's side of bench_allreduce: started by it under mpirun, prints "bytes microseconds".
+// Open MPI's side of bench_allreduce, which starts it with mpirun. Prints "bytes microseconds".
 #include <mpi.h>
 
 #include "allreduce_loop.h"

@@ -5,7 +5,7 @@
 
 namespace bench {
 
-/// A Python with PyTorch: PYTHON_EXEC, or python3. "" where that has none.
+/// The Python in PYTHON_EXEC, or python3; "" if it has no PyTorch.
 inline std::string torch_python() {
     const char* const chosen = std::getenv("PYTHON_EXEC");
     const std::string python = chosen != nullptr ? chosen : "python3";

@@ -51,8 +51,8 @@ bool take(void* library, const char* name, Function*& slot, std::string& why) {
     return slot != nullptr;
 }
 
-/// Where calls of this thread began, the innermost last. A call that had begun before we listened is not
-/// there.
+/// The starts of this thread's open calls, the innermost last. Calls that began before the subscription are
+/// missing.
 struct Begun {
     std::array<std::uint64_t, 16> starts;
     std::size_t depth = 0;
@@ -71,7 +71,7 @@ void note(TraceLog& log, const cupti::CallbackData& call, const char* kernel) {
         log.add(static_cast<int>(begun.depth), begun.starts[begun.depth], call.function_name, kernel);
 }
 
-/// Only launches have a valid symbol.
+/// The symbol is valid for launches only.
 bool is_launch(const char* function) {
     return std::string_view(function).find("Launch") != std::string_view::npos &&
            std::string_view(function).find("Kernel") != std::string_view::npos;

@@ -1,4 +1,4 @@
-// Compiled where cupti.h is there; produces nothing but errors.
+// Compiled where cupti.h exists; a mismatch is a compile error.
 #include <cupti.h>
 
 #include "ddp/cuda/abi_check.h"

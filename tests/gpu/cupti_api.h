@@ -13,20 +13,20 @@ enum class Code : int { Success = 0 };
 enum class Domain : int { Driver = 1, Runtime = 2, Synchronize = 4 };
 enum class Site : int { Enter = 0, Exit = 1 };
 
-/// What a callback of the domains Driver and Runtime is given.
+/// The data of callbacks of the domains Driver and Runtime.
 struct CallbackData {
     Site site;
     const char* function_name;
     const void* function_params;
     void* function_return_value;
-    const char* symbol_name;  ///< of launches: the kernel's name as it is in the module; else not valid
+    const char* symbol_name;  ///< the kernel's mangled name; valid for launches only
     void* context;
     std::uint32_t context_uid;
     std::uint64_t* correlation_data;
     std::uint32_t correlation_id;
 };
 
-/// Of the domain Synchronize: a stream, or all of a context, was waited for.
+/// The data of the domain Synchronize: a wait for a stream, or for a whole context.
 inline constexpr std::uint32_t kStreamSynchronized = 1, kContextSynchronized = 2;
 
 using Callback = void (*)(void* user, Domain domain, std::uint32_t id, const void* data);

@@ -1,9 +1,8 @@
-// The device tests of tests/workers on whatever device there is: on a GPU machine on its GPU, also under
-// compute-sanitizer. Exit code 77, with one line, where there is none.
+// The device tests of tests/workers on the device of the machine, also under compute-sanitizer. Exit code 77,
+// with one line, without a device.
 //
-//   gpu_kernel_test --out-of-bounds   has a kernel write past the end of its memory: for compute-sanitizer to
-//   find. What
-//                                     it writes is padding of the allocator's, so that nothing else notices
+//   gpu_kernel_test --out-of-bounds   a kernel writes past the end of its memory, for compute-sanitizer to
+//                                     find; only padding of the allocator is overwritten
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -21,7 +20,7 @@ constexpr int kSkipped = 77;
 
 std::string why_not_here() {
     try {
-        // A device that the program has no code for refuses the first kernel.
+        // A device without code in the program refuses the first kernel.
         const auto gpu = ddp::cuda::Gpu::of(0);
         const ddp::cuda::DeviceMemory memory(gpu, sizeof(float));
         const ddp::Buffer one{memory.get(), 1, ddp::DType::F32, {ddp::Device::Kind::Cuda, 0}};

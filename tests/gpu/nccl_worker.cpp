@@ -1,7 +1,7 @@
 // A worker over NCCL for tests/gpu/test_nccl_job.cpp: all-reduces its rank STEPS times.
 //   nccl_worker STEPS [RANK STEP]     that rank kills itself before that step, in its first life
-// WORKER_BACKEND is the backend it asks for: nccl without it.
-// With the fake NCCL device memory is host memory, so that it can fill and print it.
+// WORKER_BACKEND names the backend; the default is nccl. The fake NCCL's device memory is host memory, so
+// that the worker can fill and print it.
 #include <fmt/core.h>
 #include <signal.h>
 
@@ -53,14 +53,14 @@ int run(const ddp::Context& context, int steps, int dying_rank, int dying_step) 
 }  // namespace
 
 int main(int argc, char** argv) {
-    // The launcher stops survivors: this one lives on to tell what it heard.
+    // The launcher stops survivors, but this one ignores the signal to print its error.
     ::signal(SIGTERM, SIG_IGN);
     const auto number = [&](int at) { return argc > at ? std::atoi(argv[at]) : -1; };
     try {
         return run(ddp::Context::from_env(), number(1), number(2), number(3));
     } catch (const ddp::Error& error) {
         say(fmt::format("heard at {}: {}", now_ms(), error.what()));
-        // As a program does that has its own words for every failure.
+        // The program replaces the message, as some programs do.
         ddp::write_error_report("the training step failed");
         return 1;
     }

@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
         fmt::print(stderr, "usage: survivor_worker BACKEND STEPS RANK STEP\n");
         return 64;
     }
-    // The launcher stops survivors: this one lives on to tell what it heard.
+    // The launcher stops survivors, but this one ignores the signal to print its error.
     ::signal(SIGTERM, SIG_IGN);
     if (const std::string why = why_no_device(); !why.empty()) {
         say("skipped: " + why);

@@ -1,5 +1,5 @@
-// cuda-trace.so over a CUPTI that a test plays, and check_trace.py over traces made up here. The whole of it
-// over the fake CUDA is in test_run_script.cpp.
+// cuda-trace.so over a fake CUPTI, and check_trace.py over made-up traces. test_run_script.cpp runs both over
+// the fake CUDA.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 using ::testing::StartsWith;
 
-/// A process that CUDA has loaded cuda-trace.so into. Only in the child of a death test.
+/// A process with cuda-trace.so loaded; only for the child of a death test.
 class Injected {
   public:
     Injected() {
@@ -76,10 +76,10 @@ class CudaTrace : public ::testing::Test {
 };
 using CudaTraceDeathTest = CudaTrace;
 
-TEST_F(CudaTraceDeathTest, WritesEveryCallWithWhatTheRuntimeDidForItAndTheKernelsName) {
+TEST_F(CudaTraceDeathTest, WritesEveryCallWithTheDriverCallsInsideAndTheNameOfTheKernel) {
     const auto program = [] {
         Injected cuda;
-        cuda.exit(Domain::Driver, "cuInit");  // began before anyone listened
+        cuda.exit(Domain::Driver, "cuInit");  // began before the subscription
         cuda.enter(Domain::Driver, "cuLaunchKernel", "BeginStep");
         cuda.exit(Domain::Driver, "cuLaunchKernel", "BeginStep");
         cuda.enter(Domain::Runtime, "cudaStreamSynchronize");
@@ -99,7 +99,7 @@ TEST_F(CudaTraceDeathTest, WritesEveryCallWithWhatTheRuntimeDidForItAndTheKernel
                                        "1 cuStreamSynchronize", "0 cudaStreamSynchronize", "0 cuEventQuery"));
 }
 
-TEST_F(CudaTraceDeathTest, GivesEachProcessAFileOfItsOwnWhereTheNameAsksForIt) {
+TEST_F(CudaTraceDeathTest, WritesAFileForEachProcessIfTheNameHasAPlaceholder) {
     ::setenv("CUDA_TRACE_FILE", directory_.file("trace-%p").c_str(), 1);
     const auto program = [] {
         Injected cuda;
@@ -111,7 +111,7 @@ TEST_F(CudaTraceDeathTest, GivesEachProcessAFileOfItsOwnWhereTheNameAsksForIt) {
     EXPECT_THAT(run({"/bin/sh", "-c", "ls " + directory_.path()}).out, MatchesRegex("trace-[0-9]+\n"));
 }
 
-TEST_F(CudaTraceDeathTest, LetsTheProgramRunOnWhenItCannotTraceAndSaysWhy) {
+TEST_F(CudaTraceDeathTest, LetsTheProgramRunAndPrintsTheReasonWhenItCannotTrace) {
     const auto program = [] {
         const Injected cuda;
         std::exit(0);
@@ -130,7 +130,7 @@ TEST_F(CudaTraceDeathTest, LetsTheProgramRunOnWhenItCannotTraceAndSaysWhy) {
     EXPECT_FALSE(read_file(file_, 1).has_value());
 }
 
-/// A trace line by line; each call takes 5 us, and the next begins 10 us after it began.
+/// The lines of a trace; each call takes 5 us, and calls begin 10 us apart.
 class MadeUpTrace {
   public:
     MadeUpTrace& call(const std::string& name, int thread = 1, int depth = 0) {
@@ -175,10 +175,10 @@ class CheckTrace : public ::testing::Test {
     TemporaryDirectory directory_;
 };
 
-TEST_F(CheckTrace, PassesATrainingWhoseStepsOnlyQueueWork) {
+TEST_F(CheckTrace, AcceptsATrainingWhoseStepsOnlyQueueWork) {
     MadeUpTrace trace;
     trace.steps(20, kStep).call("cudaMalloc").steps(200, kStep);
-    // After the last step the host may wait: that is the end of the epoch.
+    // The host may wait after the last step, at the end of the epoch.
     trace.call("cudaStreamSynchronize_v3020").call("cuMemFree_v2");
     const Outcome outcome = check(trace);
     EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
@@ -227,7 +227,7 @@ TEST_F(CheckTrace, FindsEveryCallThatWaits) {
                                        " calls wait for the device in 100 steps: "));
 }
 
-TEST_F(CheckTrace, TakesNoCallForAWaitThatOnlyQueuesOrAsks) {
+TEST_F(CheckTrace, AcceptsCallsThatOnlyQueueOrQuery) {
     MadeUpTrace trace;
     trace.steps(60, kStep)
         .steps(1, {"cuEventQuery",
@@ -257,7 +257,7 @@ TEST_F(CheckTrace, TakesNoCallForAWaitThatOnlyQueuesOrAsks) {
     EXPECT_EQ(outcome.status, 0) << outcome.out;
 }
 
-TEST_F(CheckTrace, JudgesACopyOfTheRuntimeByWhatTheDriverWasAskedFor) {
+TEST_F(CheckTrace, JudgesACopyByTheDriverCallInsideTheRuntimeCall) {
     MadeUpTrace on_device, to_host;
     on_device.steps(60, kStep).call("cudaMemcpyAsync").call("cuMemcpyDtoDAsync_v2", 1, 1).steps(61, kStep);
     EXPECT_EQ(check(on_device).status, 0);
@@ -275,7 +275,7 @@ TEST_F(CheckTrace, FindsAWaitInsideAnotherCallAndOnAnotherThread) {
     EXPECT_THAT(check(elsewhere).out, HasSubstr("1 cudaStreamSynchronize (another thread)"));
 }
 
-TEST_F(CheckTrace, FindsAStepThatWaitsByAskingAgainAndAgain) {
+TEST_F(CheckTrace, FindsAStepThatWaitsByPolling) {
     std::vector<std::string> step = kStep;
     step.insert(step.end(), 2, "cuEventQuery");
     MadeUpTrace looks, polls;
@@ -286,10 +286,10 @@ TEST_F(CheckTrace, FindsAStepThatWaitsByAskingAgainAndAgain) {
         HasSubstr("FAILED: a step asks the device 22 times whether it is done: that is to wait for it"));
 }
 
-TEST_F(CheckTrace, CountsGraphLaunchesWhereStepsAreGraphs) {
+TEST_F(CheckTrace, CountsGraphLaunchesAsStepsInGraphMode) {
     const std::vector<std::string> step = {"cuLaunchKernel train_stage_f32", "cudaGraphLaunch_v10000"};
     MadeUpTrace trace;
-    // The steps before the capture, which itself instantiates a graph.
+    // Steps before the capture; the capture itself instantiates a graph.
     trace.steps(3, kStep).call("cudaGraphInstantiateWithFlags").steps(150, step);
     const Outcome outcome = check(trace, {"--graph"});
     EXPECT_EQ(outcome.status, 0) << outcome.out;
@@ -297,7 +297,7 @@ TEST_F(CheckTrace, CountsGraphLaunchesWhereStepsAreGraphs) {
     EXPECT_THAT(check(trace).out, StartsWith("FAILED: the trace shows 0 steps after the first 20, not 100"));
 }
 
-TEST_F(CheckTrace, FailsWhereTheTraceShowsTooLittle) {
+TEST_F(CheckTrace, FailsIfTheTraceHasTooFewSteps) {
     MadeUpTrace few;
     few.steps(50, kStep);
     EXPECT_EQ(check(few).out, "FAILED: the trace shows 29 steps after the first 20, not 100\n");

@@ -42,21 +42,21 @@ std::vector<long> times_of(const std::string& text, const std::string& words) {
     return times;
 }
 
-TEST(NcclJob, RanksMeetThroughTheLaunchersStoreAndReduce) {
+TEST(NcclJob, RanksJoinThroughTheStoreOfTheLauncher) {
     const Outcome outcome = run_job({"--nproc-per-node=4"}, {"10"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(count(outcome.out, "life 0 sum 46"), 4) << outcome.out;
     EXPECT_THAT(outcome.out, HasSubstr("rank 0 on device 0); backend nccl (asked for)"));
 }
 
-TEST(NcclJob, EverySurvivorHearsOfADeadRankWithinTheGrace) {
+TEST(NcclJob, EverySurvivorLearnsOfADeadRankWithinTheGracePeriod) {
     const Outcome outcome = run_job({"--nproc-per-node=4"}, {"100000", "2", "50"});
     EXPECT_EQ(outcome.status, 128 + SIGKILL);
     const std::vector<long> killed = times_of(outcome.out, "killed"), heard = times_of(outcome.out, "heard");
     ASSERT_EQ(killed.size(), 1u) << outcome.out;
     ASSERT_EQ(heard.size(), 3u) << outcome.out;
     for (const long at : heard) EXPECT_LT(at - killed[0], 5000);
-    // Rank 2 dies before #53; another may still be leaving #52 then.
+    // Rank 2 dies before #53, while another rank may still be leaving #52.
     for (const int rank : {0, 1, 3}) {
         EXPECT_THAT(outcome.out, ContainsRegex("rank " + std::to_string(rank) +
                                                ": all_reduce #5[23] \\(1 float32, 4 B, sum\\): "
@@ -65,13 +65,13 @@ TEST(NcclJob, EverySurvivorHearsOfADeadRankWithinTheGrace) {
     EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 2"));
 }
 
-TEST(NcclJob, ARestartMeetsUnderTheNamesOfItsOwnGeneration) {
+TEST(NcclJob, ARestartUsesTheKeysOfItsOwnGeneration) {
     const Outcome outcome = run_job({"--nproc-per-node=3", "--max-restarts=1"}, {"60", "1", "30"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(count(outcome.out, "life 1 sum 183"), 3) << outcome.out;
 }
 
-TEST(NcclJob, TheReportHasNcclsAndCudasLastWordsWhateverTheProgramSays) {
+TEST(NcclJob, TheReportHasTheLastErrorsOfNcclAndCuda) {
     const Outcome nccl = run_job({"--nproc-per-node=2"}, {"10"}, {"FAKE_NCCL=1:4:async:3"});
     EXPECT_EQ(nccl.status, 1) << nccl.err;
     EXPECT_THAT(nccl.err,
@@ -83,7 +83,7 @@ TEST(NcclJob, TheReportHasNcclsAndCudasLastWordsWhateverTheProgramSays) {
                 AllOf(HasSubstr("last CUDA error: rank 1: all_reduce #"), HasSubstr("(CUDA error 719)")));
 }
 
-TEST(NcclJob, WithoutTheLibraryTheRefusalNamesIt) {
+TEST(NcclJob, AMissingLibraryIsNamed) {
     const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=1", path_of("NCCL_WORKER"), "1"},
                                 with_environment({"DDP_NCCL_LIBRARY=/nonexistent/libnccl.so"}));
     EXPECT_EQ(outcome.status, 1);
@@ -91,7 +91,7 @@ TEST(NcclJob, WithoutTheLibraryTheRefusalNamesIt) {
                 AllOf(HasSubstr("backend nccl: loading NCCL"), HasSubstr("/nonexistent/libnccl.so")));
 }
 
-TEST(NcclJob, MoreWorkersThanDevicesIsSaidBeforeAnythingWaits) {
+TEST(NcclJob, MoreWorkersThanDevicesFailBeforeAnyRankWaits) {
     const Outcome outcome = run_job({"--nproc-per-node=2"}, {"1"}, {"FAKE_CUDA_DEVICES=1"});
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.out, HasSubstr("rank 1: local rank 1 needs CUDA device 1, 1 device is visible"));
@@ -100,7 +100,7 @@ TEST(NcclJob, MoreWorkersThanDevicesIsSaidBeforeAnythingWaits) {
 
 // Several ranks on one device.
 
-TEST(StagedJob, AutoTakesItWhereRanksShareADeviceThatTheirNcclDoesNotShare) {
+TEST(StagedJob, AutoChoosesItForRanksThatShareADeviceWithAnOldNccl) {
     const Outcome outcome =
         run_job({"--nproc-per-node=4"}, {"10"}, {"WORKER_BACKEND=auto", "FAKE_CUDA_DEVICES=1"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -111,7 +111,7 @@ TEST(StagedJob, AutoTakesItWhereRanksShareADeviceThatTheirNcclDoesNotShare) {
     EXPECT_EQ(count(outcome.err, "ddp: backend staged (auto: "), 1) << outcome.err;
 }
 
-TEST(StagedJob, EverySurvivorHearsOfADeadRankWithinTheGrace) {
+TEST(StagedJob, EverySurvivorLearnsOfADeadRankWithinTheGracePeriod) {
     const Outcome outcome = run_job({"--nproc-per-node=4"}, {"100000", "2", "50"},
                                     {"WORKER_BACKEND=staged", "FAKE_CUDA_DEVICES=1"});
     EXPECT_EQ(outcome.status, 128 + SIGKILL);
@@ -123,7 +123,7 @@ TEST(StagedJob, EverySurvivorHearsOfADeadRankWithinTheGrace) {
     EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 2"));
 }
 
-TEST(StagedJob, GivesWayToAnNcclThatTakesSeveralRanksPerDevice) {
+TEST(StagedJob, AutoPrefersAnNcclThatAcceptsRanksThatShareADevice) {
     const std::vector<std::string> newer{"FAKE_CUDA_DEVICES=1", "FAKE_NCCL_VERSION=23007",
                                          "WORKER_BACKEND=auto"};
     const Outcome outcome = run_job({"--nproc-per-node=2"}, {"10"}, newer);
@@ -140,7 +140,7 @@ TEST(StagedJob, GivesWayToAnNcclThatTakesSeveralRanksPerDevice) {
                           "forbids NCCL that)"));
 }
 
-TEST(NcclJob, RanksThatShareADeviceAreRefusedWithWhatHelps) {
+TEST(NcclJob, RanksThatShareADeviceAreRefusedWithTheRemedy) {
     const Outcome outcome =
         run_job({"--nproc-per-node=2", "--", "env", "CUDA_VISIBLE_DEVICES=0"}, {"1"},
                 {"FAKE_CUDA_DEVICES=1", "FAKE_NCCL_VERSION=23007", "NCCL_MULTI_RANK_GPU_ENABLE=0"});
@@ -162,7 +162,7 @@ Outcome run_without_launcher(const std::string& world, const std::string& local)
                                                        "NCCL_SOCKET_IFNAME=ib7"}));
 }
 
-TEST(NcclJob, RanksOfOneNodeMeetWithoutDdprun) {
+TEST(NcclJob, RanksOfOneNodeJoinWithoutDdprun) {
     const Outcome outcome = run_without_launcher("3", "3");
     EXPECT_EQ(count(outcome.out, "life 0 sum 33"), 3) << outcome.out << outcome.err;
     EXPECT_THAT(outcome.err,
@@ -171,7 +171,7 @@ TEST(NcclJob, RanksOfOneNodeMeetWithoutDdprun) {
                           "0000:02:00.0, rank 2 0000:03:00.0; NCCL_SOCKET_IFNAME=ib7\n"));
 }
 
-TEST(NcclJob, RanksOfSeveralNodesAreToldToUseDdprun) {
+TEST(NcclJob, RanksOfSeveralNodesAreReferredToDdprun) {
     const Outcome outcome = run_without_launcher("6", "3");
     EXPECT_EQ(count(outcome.out, "there is none: start the program with ddprun"), 3) << outcome.out;
 }

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The verification script of GPU machines, over the programs of this build.
+/// The verification script for GPU machines, over the programs of this build.
 class GpuRunScript : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -35,7 +35,7 @@ class GpuRunScript : public ::testing::Test {
     TemporaryDirectory directory_;
 };
 
-TEST_F(GpuRunScript, WithoutAGpuEveryGpuStepSaysSoAndTheFilesComeOut) {
+TEST_F(GpuRunScript, SkipsEveryGpuStepWithTheReasonWithoutAGpu) {
     const Outcome outcome = verify({"--no-gpu", "--only",
                                     "versions,kernels,all_reduce_nccl_1,train_nccl_1,killed_rank_nccl,"
                                     "memcheck,bench_kernels,bench_train_torch"});
@@ -51,8 +51,8 @@ TEST_F(GpuRunScript, WithoutAGpuEveryGpuStepSaysSoAndTheFilesComeOut) {
     EXPECT_THAT(content("summary.md"), HasSubstr("| memcheck | skipped | 0 | skipped: no GPU (--no-gpu) |"));
 }
 
-TEST_F(GpuRunScript, RunsItsStepsAndGoesOnAfterAFailure) {
-    // The doctor of a machine that is out of order must not keep the others from running.
+TEST_F(GpuRunScript, ContinuesAfterAFailedStep) {
+    // A doctor that finds faults must not stop the other steps.
     const Outcome outcome = verify(
         {"--fake", "--only",
          "doctor,all_reduce_nccl_1,all_reduce_staged_2,trace_step,trace_graph,killed_rank_staged,killed_rank_nccl"});
@@ -70,8 +70,8 @@ TEST_F(GpuRunScript, RunsItsStepsAndGoesOnAfterAFailure) {
     EXPECT_EQ(outcome.status, json["failures"] == 0 ? 0 : 1);
 }
 
-TEST_F(GpuRunScript, ItsTraceShowsATrainingThatWaitsInEveryStep) {
-    // Staged collectives go through the host: what the step "trace_step" would have to find if a step waited.
+TEST_F(GpuRunScript, TheTraceShowsATrainingThatWaitsInEveryStep) {
+    // Staged collectives wait for the host in every step: the fault that the step "trace_step" looks for.
     const std::string fake = path_of("BUILD_ROOT") + "/tests/support/fake_nccl/fake-nccl.so";
     RunOptions options;
     options.environment.push_back("DDP_CUBLAS_LIBRARY=" + fake);
@@ -89,14 +89,14 @@ TEST_F(GpuRunScript, ItsTraceShowsATrainingThatWaitsInEveryStep) {
     EXPECT_THAT(checked.out, HasSubstr("calls wait for the device in 159 steps: "));
 }
 
-TEST_F(GpuRunScript, HasAnErrorToPlantForTheSanitizerThatHarmsNobody) {
+TEST_F(GpuRunScript, HasAHarmlessErrorForTheSanitizerToFind) {
     const Outcome outcome =
         run({path_of("BUILD_ROOT") + "/tests/over_fakes/gpu_kernel_test", "--out-of-bounds"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "wrote 64 elements into memory of 1\n");
 }
 
-TEST_F(GpuRunScript, SaysWhatIsWrongWithItsCommandLine) {
+TEST_F(GpuRunScript, ExplainsAWrongCommandLine) {
     EXPECT_EQ(verify({"--fast"}).status, 64);
     EXPECT_EQ(verify({"--minutes", "x"}).status, 64);
     const Outcome no_python = verify({"--python", "/nonexistent/python"});

@@ -1,5 +1,5 @@
 // `ddprun train --device cuda` as a user starts it. CUDA, cuBLAS and NCCL are fakes over host memory; the
-// kernels are the real ones, compiled for the host. Nothing here says that a GPU was used.
+// kernels are the real ones, compiled for the host. No GPU is used.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ class TrainJob : public ::testing::Test {
         options.environment = variables;
         return run(words, options);
     }
-    /// What a run of that name wrote; it must succeed. `workers` share 32 samples per step.
+    /// The log of a run with that name, which must succeed. The workers share 32 samples per step.
     Json train(const std::string& name, int workers, const Words& arguments, const Words& variables = {}) {
         Words all{"--no-scale-lr", "--lr=0.05", "--batch-size=" + std::to_string(32 / workers),
                   "--log-json=" + name, "--checkpoint-dir=" + name + ".checkpoints"};
@@ -56,7 +56,7 @@ class TrainJob : public ::testing::Test {
     std::string out_;  ///< of the last run
 };
 
-TEST_F(TrainJob, HasTheCpusLossCurveInEveryPrecision) {
+TEST_F(TrainJob, MatchesTheLossOfTheCpuInEveryPrecision) {
     const Json cpu = train("cpu", 1, {"--device=cpu", "--epochs=4"});
     expect_curve(train("fp32", 1, {"--device=cuda", "--epochs=4"}), cpu, 1e-4);
     EXPECT_THAT(out_, HasSubstr("on CUDA device 0 (asked for)"));
@@ -67,7 +67,7 @@ TEST_F(TrainJob, HasTheCpusLossCurveInEveryPrecision) {
     expect_curve(train("bf16", 1, {"--precision=bf16", "--epochs=4"}), cpu, 5e-2);
 }
 
-TEST_F(TrainJob, TwoWorkersOverNcclHaveTheCurveOfOneAndTheSameBits) {
+TEST_F(TrainJob, TwoWorkersOverNcclMatchOneWorker) {
     const Json one = train("one", 1, {"--device=cuda", "--epochs=3"});
     const Json two = train("two", 2, {"--device=cuda", "--backend=nccl", "--epochs=3"});
     expect_curve(two, one, 1e-4);
@@ -86,14 +86,14 @@ TEST_F(TrainJob, TwoWorkersShareADeviceThroughTheStagedBackend) {
     EXPECT_THAT(out_, HasSubstr("parameters are bitwise equal on 2 workers"));
 }
 
-TEST_F(TrainJob, ARunThatTurnsOutToBeStagedRefusesAGraphBeforeItBegins) {
+TEST_F(TrainJob, AStagedRunRefusesAGraphBeforeItBegins) {
     const Outcome outcome = start(2, {"--device=cuda", "--cuda-graph"}, {"FAKE_CUDA_DEVICES=1"});
     EXPECT_EQ(outcome.status, 64) << outcome.out << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("--cuda-graph: backend staged"));
     EXPECT_THAT(outcome.out, Not(HasSubstr("epoch")));
 }
 
-TEST_F(TrainJob, ACheckpointOfEitherDeviceIsGoneOnFromByTheOther) {
+TEST_F(TrainJob, ACheckpointOfEitherDeviceResumesOnTheOther) {
     const Json whole = train("whole", 2, {"--device=cpu", "--epochs=6"});
     train("first", 2, {"--device=cpu", "--epochs=2", "--checkpoint-dir=shared"});
     train("second", 2, {"--device=cuda", "--epochs=4", "--checkpoint-dir=shared", "--resume"});
@@ -107,7 +107,7 @@ TEST_F(TrainJob, ACheckpointOfEitherDeviceIsGoneOnFromByTheOther) {
     }
 }
 
-TEST_F(TrainJob, ResumedEndsWithTheSameBitsAsInOneGoInLowPrecisionToo) {
+TEST_F(TrainJob, AResumedRunIsBitwiseEqualInLowPrecision) {
     for (const std::string precision : {"fp16", "bf16"}) {
         const std::string device = "--precision=" + precision, place = "--checkpoint-dir=" + precision;
         const Json whole = train("whole", 2, {device, "--epochs=4", "--checkpoint-dir=whole-" + precision});
@@ -117,7 +117,7 @@ TEST_F(TrainJob, ResumedEndsWithTheSameBitsAsInOneGoInLowPrecisionToo) {
     }
 }
 
-TEST_F(TrainJob, WhereTheSamplesAreKeptChangesNoBit) {
+TEST_F(TrainJob, ThePlaceOfTheSamplesDoesNotChangeTheResult) {
     const Json device = train("device", 2, {"--device=cuda", "--epochs=2", "--keep-data=device"});
     EXPECT_THAT(out_, HasSubstr("samples on the device"));
     const Json host = train("host", 2, {"--device=cuda", "--epochs=2", "--keep-data=host"});
@@ -126,7 +126,7 @@ TEST_F(TrainJob, WhereTheSamplesAreKeptChangesNoBit) {
     EXPECT_EQ(device["epochs"][1]["loss"], host["epochs"][1]["loss"]);
 }
 
-TEST_F(TrainJob, StepsInAGraphChangeNoBit) {
+TEST_F(TrainJob, StepsInAGraphDoNotChangeTheResult) {
     for (const std::string precision : {"fp32", "fp16"}) {
         const std::string wanted = "--precision=" + precision;
         const Json eager = train("eager", 2, {"--device=cuda", wanted, "--epochs=2"});
@@ -138,7 +138,7 @@ TEST_F(TrainJob, StepsInAGraphChangeNoBit) {
     }
 }
 
-TEST_F(TrainJob, ClippedAndAccumulatedHasTheCpusCurveAndInAGraphTheSameBits) {
+TEST_F(TrainJob, ClippingAndAccumulationMatchTheCpuAndAreTheSameInAGraph) {
     const Words options = {"--epochs=3", "--clip=0.3", "--accumulate=2"};
     const auto with = [&](const std::string& name, Words more) {
         more.insert(more.end(), options.begin(), options.end());
@@ -159,13 +159,13 @@ TEST_F(TrainJob, ClippedAndAccumulatedHasTheCpusCurveAndInAGraphTheSameBits) {
     }
 }
 
-TEST_F(TrainJob, EndsWhereAClippedNormIsNotFinite) {
+TEST_F(TrainJob, EndsIfAClippedNormIsNotFinite) {
     const Outcome outcome = start(2, {"--device=cuda", "--lr=1e30", "--clip=1e30", "--epochs=2"});
     EXPECT_EQ(outcome.status, 1) << outcome.out;
     EXPECT_THAT(outcome.err, HasSubstr("--clip: the norm of the gradients was not finite in "));
 }
 
-TEST_F(TrainJob, WithoutADeviceSaysWhyAndTakesTheCpuUnlessCudaIsAskedFor) {
+TEST_F(TrainJob, WithoutADeviceAutoUsesTheCpuAndCudaFails) {
     const Outcome asked = start(2, {"--device=cuda"}, {"FAKE_CUDA_DEVICES=0"});
     EXPECT_EQ(asked.status, 69) << asked.err;
     EXPECT_THAT(asked.err,
@@ -175,17 +175,17 @@ TEST_F(TrainJob, WithoutADeviceSaysWhyAndTakesTheCpuUnlessCudaIsAskedFor) {
                 HasSubstr("on the CPU (auto: counting CUDA devices: no CUDA-capable device is detected"));
 }
 
-TEST_F(TrainJob, SaysWhichLibraryIsMissing) {
+TEST_F(TrainJob, NamesTheMissingLibrary) {
     const Outcome outcome = start(1, {"--precision=bf16"}, {"DDP_CUBLAS_LIBRARY=/nowhere/libcublas.so"});
     EXPECT_EQ(outcome.status, 69) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("--precision bf16: "));
     EXPECT_THAT(outcome.err, HasSubstr("/nowhere/libcublas.so"));
 }
 
-TEST_F(TrainJob, TheProgramForTheComparisonWithPyTorchWritesThePassItIsAskedFor) {
+TEST_F(TrainJob, TheProgramForTheComparisonWithPyTorchWritesAPass) {
     RunOptions options;
     options.directory = directory_.path();
-    // Of the size that a GPU gets, products take minutes on a fake under a sanitizer.
+    // Larger products take minutes on a fake under a sanitizer.
     const Outcome outcome = run({path_of("TRAIN_GRADIENTS"), "pass", "bf16", "35,48,64,33,10"}, options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("pass: cuBLAS 13.1.0, bf16"));

@@ -1,9 +1,9 @@
 // One pass of the train program's perceptron on a CUDA device, written to a file for train_check.py: the
-// inputs, the weights that were multiplied, and the loss and gradients that came out.
+// inputs, the weights of the products, the loss and the gradients.
 //
 //   train_gradients FILE fp32|tf32|bf16|fp16 [SAMPLES,WIDTH,...,WIDTH]
 //
-// Exit code 77, with one line, where there is no device.
+// Exit code 77, with one line, without a device.
 #include <fmt/core.h>
 
 #include <array>
@@ -23,7 +23,7 @@ namespace {
 constexpr int kSkipped = 77;
 /// One batch, and the widths of the perceptron's layers.
 struct Size {
-    // Widths that 16 bytes divide, and ones that nothing divides.
+    // Some widths are multiples of 16 bytes, some are odd.
     std::size_t samples = 515;
     std::vector<std::size_t> widths = {784, 1000, 513, 10};
 };
@@ -47,7 +47,7 @@ ddprun::Result<Size> parse_size(std::string_view text) {
     return Size{numbers.front(), {numbers.begin() + 1, numbers.end()}};
 }
 
-/// Gradients in the parameters' type and places of their own.
+/// Gradients of the parameters' type, in memory of their own.
 class Gradients {
   public:
     Gradients(train::Compute& compute, const std::vector<ddp::Tensor>& parameters) {

@@ -1,9 +1,11 @@
-// A worker of libddp that gets into trouble on rank 1, for the system tests:
-//   lag      makes 3 collectives, then rank 1 sleeps for ever while the others go on to the fourth
-//   place    says where it is, and counts all ranks in the job's store
-//   await    in the first generation all wait for a key that nobody sets, and say what they hear; later all
-//   meet in the store join     makes a group with a time-out of 2 s throw    rank 1 throws in a named
-//   function       segv     rank 1 crashes
+// A worker of libddp for the system tests, with a fault on rank 1. Modes:
+//   lag      makes 3 collectives, then rank 1 sleeps for ever while the others call the fourth
+//   place    prints its rank, local rank and node, and counts all ranks in the job's store
+//   await    in the first generation all wait for a key that is never set, and print the error; in later
+//            ones they meet in the store
+//   join     creates a group with a timeout of 2 s
+//   throw    rank 1 throws in a named function
+//   segv     rank 1 crashes
 #include <unistd.h>
 
 #include <array>

@@ -10,29 +10,29 @@
 
 namespace fake {
 
-/// What streams were given while they were captured, in the order in which it was given: one that every
-/// dependency allows, since all of them point back.
+/// The work given to captured streams, in the order of the calls. Every dependency points backwards, so that
+/// order satisfies all of them.
 class Capture {
   public:
-    /// How far along each stream something is known to be done: what a captured event carries.
+    /// A captured event: how much of each stream is done when the event is reached.
     using Clock = std::map<const Stream*, std::size_t>;
     using Tasks = std::vector<std::function<void()>>;
 
     explicit Capture(std::shared_ptr<Stream> origin);
     void record(const Stream& stream, std::function<void()> task);
     [[nodiscard]] Clock clock_of(const Stream& stream);
-    /// `stream` waits for a captured event, and belongs to the capture from now on.
+    /// Adds `stream`, which waits for a captured event, to the capture.
     void join(const std::shared_ptr<Stream>& stream, const Clock& event,
               const std::shared_ptr<Capture>& self);
     void invalidate(int code);
-    /// Lets all streams go. 0, or why there is no graph. By the thread that began it, on the stream where it
-    /// began: else nothing happens.
+    /// Ends the capture of all streams. Returns 0, or the reason why there is no graph. Has no effect unless
+    /// the thread and the stream are those that began the capture.
     int end(const Stream& ending, Tasks& tasks);
 
   private:
     std::mutex mutex_;
     const std::thread::id beginner_ = std::this_thread::get_id();
-    std::vector<std::shared_ptr<Stream>> members_;  ///< the origin first
+    std::vector<std::shared_ptr<Stream>> members_;  ///< the origin is first
     std::map<const Stream*, Clock> clocks_;
     Tasks tasks_;
     int invalid_ = 0;

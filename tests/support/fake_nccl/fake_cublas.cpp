@@ -1,7 +1,7 @@
-// The entry points of cuBLAS that train calls, over host memory and the streams of fake_cuda. Products in
-// plain loops; what train never asks for is refused, and said on stderr.
+// The entry points of cuBLAS that train calls, over host memory and the streams of fake_cuda. Products are
+// plain loops. Calls that train never makes are refused with a line on stderr.
 //
-// FAKE_CUBLAS=refuse   no product is started
+// FAKE_CUBLAS=refuse   every product fails to start
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -34,14 +34,14 @@ Code refuse(Code code, const char* why) {
     return code;
 }
 
-/// Column-major, as it lies in memory.
+/// A column-major matrix in memory.
 struct Operand {
     const void* data;
     DataType type;
     int leading;
     bool transposed;
 
-    /// As a product sees it.
+    /// The element after transposition.
     [[nodiscard]] float at(int row, int column) const {
         const int along = transposed ? row : column, down = transposed ? column : row;
         const auto i = static_cast<std::size_t>(along) * static_cast<std::size_t>(leading) +
@@ -66,7 +66,7 @@ void store_at(void* memory, DataType type, std::size_t at, float value) {
     }
 }
 
-/// To the ten bits of fraction that a TF32 product looks at.
+/// Rounds to the 10 fraction bits of a TF32 product.
 float to_tf32(float value) {
     using namespace ddp::device;
     return float_of((bits_of(value) + 0x1000U) & ~0x1FFFU);
@@ -79,7 +79,7 @@ struct Product {
     int ldc;
     bool tf32, adds;
 
-    /// Each sum in order; of a column all at once, which the compiler makes fast.
+    /// Each sum runs in order; a column is summed at once, so that the compiler can vectorize.
     void run() const {
         const auto rows = static_cast<std::size_t>(m);
         const auto seen = [this](float value) { return tf32 ? to_tf32(value) : value; };
@@ -116,7 +116,7 @@ Code cublasCreate_v2(blas::Handle* handle) {
 Code cublasDestroy_v2(blas::Handle handle) { return delete &fake::handle_of(handle), Code::Success; }
 Code cublasGetVersion_v2(blas::Handle, int* version) { return *version = 130100, Code::Success; }
 Code cublasSetStream_v2(blas::Handle handle, ddp::cuda::Stream stream) {
-    // The workspace is the library's own again, as the real one's.
+    // The workspace becomes the library's own, as in cuBLAS.
     return fake::handle_of(handle) = {stream, false, fake::handle_of(handle).adds_in_float32}, Code::Success;
 }
 Code cublasSetWorkspace_v2(blas::Handle handle, void* workspace, std::size_t bytes) {

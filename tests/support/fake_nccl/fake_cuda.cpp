@@ -1,21 +1,20 @@
-// The CUDA runtime that programs over fakes are linked with in place of the real one, over host memory. As
-// strict as CUDA: what it refuses, what it keeps as a thread's last error, and what it takes for the wrong
-// device, is refused and kept here.
+// The CUDA runtime that programs over fakes are linked with, over host memory. It is as strict as CUDA about
+// refused calls, a thread's last error and the current device.
 //
-// FAKE_CUDA_DEVICES        how many devices there are; 0 answers cudaErrorNoDevice
-// FAKE_CUDA_HOST_REGISTER  "refuse": cudaHostRegister answers cudaErrorNotSupported
-// FAKE_CUDA_TRACE          a file to write every call into (fake_trace.h)
+// FAKE_CUDA_DEVICES        the number of devices; 0 gives cudaErrorNoDevice
+// FAKE_CUDA_HOST_REGISTER  "refuse": cudaHostRegister returns cudaErrorNotSupported
+// FAKE_CUDA_TRACE          a file that receives every call (fake_trace.h)
 //
 // int fake_cuda_fail(stream, code)
-//     events recorded on that stream answer with that error once it comes to them
+//     events recorded on that stream fail with that error
 // int fake_cuda_lose_device(code)
-//     from now on every call answers with it, as after an illegal access; 0 ends it
+//     every later call returns that error, as after an illegal access; 0 ends it
 // void fake_cuda_blind(thread)
-//     to threads of that name no event is ever reached; null ends it
+//     threads of that name never see an event reached; null ends it
 // long fake_cuda_blocking_calls()
-//     how often the calling thread had to wait for a device so far
+//     how often the calling thread has waited for a device
 // long fake_cuda_launches(), fake_cuda_copies()
-//     how many kernels it has launched, and copies started
+//     how many kernels and copies the calling thread has started
 #include "tests/support/fake_nccl/fake_cuda.h"
 
 #include <pthread.h>
@@ -38,14 +37,14 @@ namespace {
 
 /// One recording of an event.
 struct Mark {
-    std::atomic<int> reached{0};  ///< 0 not yet, else 1 + what cudaEventQuery answers
+    std::atomic<int> reached{0};  ///< 0: not yet; else 1 + the result of cudaEventQuery
     std::chrono::steady_clock::time_point at;
 };
 struct Event {
     const int device = current_device();
     std::mutex mutex;
     std::shared_ptr<Mark> mark;
-    std::shared_ptr<Capture> capture;  ///< recorded on a captured stream: no mark, but
+    std::shared_ptr<Capture> capture;  ///< set instead of `mark` on a captured stream
     Capture::Clock clock;
 
     std::shared_ptr<Mark> get() {
@@ -63,7 +62,7 @@ using Graph = std::shared_ptr<const Capture::Tasks>;
 
 void count_blocking_call() { ++this_thread().blocking_calls; }
 
-/// What may not be asked of a captured stream, or by a thread that captures one.
+/// Refuses calls that CUDA forbids on a captured stream, or by a thread that captures one.
 int refuse_in_capture(Stream& stream) {
     if (const auto capture = stream.capture()) {
         capture->invalidate(kCaptureInvalidated);
@@ -78,7 +77,7 @@ int refuse_in_capture(Event& event) {
     }
     return refuse_unsafe();
 }
-/// The device as a whole is waited for: none of its streams may be captured.
+/// Refuses a wait for the whole device while one of its streams is captured.
 int refuse_in_capture_of_device(int device) {
     int refused = refuse_unsafe();
     for (const auto& stream : all_streams()) {
@@ -147,7 +146,7 @@ int record(Event& event, Stream& stream) {
     }
     const auto mark = std::make_shared<Mark>();
     event.mark = mark;
-    // The stream by a plain pointer: a task in its own queue must not keep it alive.
+    // The task holds a plain pointer: a reference in its own queue would keep the stream alive.
     stream.post([mark, on = &stream] {
         mark->at = std::chrono::steady_clock::now();
         mark->reached.store(1 + on->error.load());
@@ -156,7 +155,7 @@ int record(Event& event, Stream& stream) {
     return 0;
 }
 
-/// The name of threads to which no event is ever reached; null: none.
+/// The name of threads that never see an event reached; null: none.
 std::atomic<const char*> blind_thread{nullptr};
 
 int query(Event& event) {
@@ -190,7 +189,7 @@ int elapsed(float* milliseconds, Event& from, Event& to) {
     return 0;
 }
 
-// Host memory that is not page-locked: the call returns when the copy is done.
+// The call blocks until the copy is done where host memory is not page-locked.
 int copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
     ++this_thread().copies;
     const bool waits = !kind_of(to) || !kind_of(from);
@@ -263,9 +262,9 @@ const char* text_of(int code) {
 int launch(void* stream, unsigned blocks, const char* kernel, std::function<void()> run) {
     const TracedCall traced("cudaLaunchKernelExC", kernel);
     const std::shared_ptr<Stream> on = stream_of(stream);
-    if (blocks == 0) return told(kInvalidConfiguration);
-    if (on->device != current_device()) return told(kInvalidHandle);
-    if (const int lost = lost_device()) return told(lost);
+    if (blocks == 0) return keep_error(kInvalidConfiguration);
+    if (on->device != current_device()) return keep_error(kInvalidHandle);
+    if (const int lost = lost_device()) return keep_error(lost);
     ++this_thread().launches;
     on->post(std::move(run));
     return 0;
@@ -295,20 +294,20 @@ const char* cudaGetErrorString(int code) { return text_of(code); }
 
 int cudaGetDeviceCount(int* count) {
     *count = device_count();
-    return told(*count > 0 ? 0 : kNoDevice);
+    return keep_error(*count > 0 ? 0 : kNoDevice);
 }
-int cudaGetDevice(int* device) { return *device = current_device(), told(0); }
+int cudaGetDevice(int* device) { return *device = current_device(), keep_error(0); }
 int cudaSetDevice(int device) {
-    if (device < 0 || device >= device_count()) return told(kInvalidDevice);
-    return set_current_device(device), told(0);
+    if (device < 0 || device >= device_count()) return keep_error(kInvalidDevice);
+    return set_current_device(device), keep_error(0);
 }
 int cudaDeviceGetAttribute(int* value, int attribute, int device) {
-    if (device < 0 || device >= device_count()) return told(kInvalidDevice);
+    if (device < 0 || device >= device_count()) return keep_error(kInvalidDevice);
     constexpr int kMultiprocessors = 16, kCapabilityMajor = 75;
     *value = attribute == kMultiprocessors ? 4 : attribute == kCapabilityMajor ? 9 : 0;
-    return told(0);
+    return keep_error(0);
 }
-// A context is its device's number, and one.
+// Each device has one context, with the device's number.
 int cuCtxGetCurrent(void** context) {
     *context =
         this_thread().has_context ? reinterpret_cast<void*>(std::intptr_t{current_device()} + 1) : nullptr;
@@ -319,123 +318,125 @@ int cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned, u
     const bool is_known = std::string_view(name) == "cuCtxGetCurrent";
     *entry = is_known ? reinterpret_cast<void*>(&cuCtxGetCurrent) : nullptr;
     *found = is_known ? 0 : 1;
-    return told(0);
+    return keep_error(0);
 }
 int cudaDeviceGetPCIBusId(char* text, int length, int device) {
     std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
-    return told(0);
+    return keep_error(0);
 }
-int cudaMemGetInfo(std::size_t* free, std::size_t* total) { return *free = *total = kDeviceBytes, told(0); }
-// Ranks may be threads on one device, where a GPU would see processes: another rank's streams are not waited
-// for, they may wait for this one.
+int cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+    return *free = *total = kDeviceBytes, keep_error(0);
+}
+// Ranks may be threads on one device, where a GPU would see processes. Streams of other ranks may wait for
+// this one, so this call does not wait for them.
 int cudaDeviceSynchronize() {
     const TracedCall traced("cudaDeviceSynchronize");
-    return told(synchronize_device());
+    return keep_error(synchronize_device());
 }
 int cudaRuntimeGetVersion(int* version) { return *version = 13000, 0; }
 int cudaDriverGetVersion(int* version) { return *version = 13010, 0; }
 int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-    return *least = 0, *greatest = -5, told(0);
+    return *least = 0, *greatest = -5, keep_error(0);
 }
 
 int cudaStreamCreateWithPriority(void** stream, unsigned, int) {
     const TracedCall traced("cudaStreamCreateWithPriority");
-    if (const int lost = lost_device()) return told(lost);
+    if (const int lost = lost_device()) return keep_error(lost);
     *stream = new std::shared_ptr<Stream>(Stream::start());
     return 0;
 }
 int cudaStreamDestroy(void* stream) {
     const TracedCall traced("cudaStreamDestroy");
-    if (stream == nullptr) return told(kInvalidHandle);
+    if (stream == nullptr) return keep_error(kInvalidHandle);
     auto* const handle = static_cast<std::shared_ptr<Stream>*>(stream);
     (*handle)->close();
     delete handle;
-    return told(0);
+    return keep_error(0);
 }
 int cudaStreamSynchronize(void* stream) {
     const TracedCall traced("cudaStreamSynchronize");
-    return told(synchronize(*stream_of(stream)));
+    return keep_error(synchronize(*stream_of(stream)));
 }
 int cudaStreamWaitEvent(void* stream, void* event, unsigned) {
     const TracedCall traced("cudaStreamWaitEvent");
-    return told(wait_for_event(stream_of(stream), event_of(event)));
+    return keep_error(wait_for_event(stream_of(stream), event_of(event)));
 }
 
 int cudaEventCreateWithFlags(void** event, unsigned) {
     const TracedCall traced("cudaEventCreateWithFlags");
-    if (const int lost = lost_device()) return told(lost);
+    if (const int lost = lost_device()) return keep_error(lost);
     return *event = new Event, 0;
 }
 int cudaEventDestroy(void* event) {
     const TracedCall traced("cudaEventDestroy");
-    if (event == nullptr) return told(kInvalidHandle);
-    return delete &event_of(event), told(0);
+    if (event == nullptr) return keep_error(kInvalidHandle);
+    return delete &event_of(event), keep_error(0);
 }
 int cudaEventRecord(void* event, void* stream) {
     const TracedCall traced("cudaEventRecord");
-    return told(fake::record(event_of(event), *stream_of(stream)));
+    return keep_error(fake::record(event_of(event), *stream_of(stream)));
 }
 int cudaEventQuery(void* event) {
     const TracedCall traced("cudaEventQuery");
-    return told(query(event_of(event)));
+    return keep_error(query(event_of(event)));
 }
 int cudaEventSynchronize(void* event) {
     const TracedCall traced("cudaEventSynchronize");
-    return told(synchronize(event_of(event)));
+    return keep_error(synchronize(event_of(event)));
 }
 int cudaEventElapsedTime(float* milliseconds, void* from, void* to) {
-    return told(elapsed(milliseconds, event_of(from), event_of(to)));
+    return keep_error(elapsed(milliseconds, event_of(from), event_of(to)));
 }
 
 int cudaMalloc(void** address, std::size_t bytes) {
     const TracedCall traced("cudaMalloc");
-    return told(allocate_into(address, bytes, Memory::Device));
+    return keep_error(allocate_into(address, bytes, Memory::Device));
 }
 int cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
     const TracedCall traced("cudaHostAlloc");
-    return told(allocate_into(address, bytes, Memory::Pinned));
+    return keep_error(allocate_into(address, bytes, Memory::Pinned));
 }
 int cudaFree(void* address) {
     const TracedCall traced("cudaFree");
-    return told(free_memory(address, Memory::Device));
+    return keep_error(free_memory(address, Memory::Device));
 }
-int cudaFreeHost(void* address) { return told(free_memory(address, Memory::Pinned)); }
+int cudaFreeHost(void* address) { return keep_error(free_memory(address, Memory::Pinned)); }
 int cudaHostRegister(void* address, std::size_t bytes, unsigned) {
     const TracedCall traced("cudaHostRegister");
-    return told(register_host(address, bytes));
+    return keep_error(register_host(address, bytes));
 }
 int cudaHostUnregister(void* address) {
     const TracedCall traced("cudaHostUnregister");
-    return told(unlock_pages(address));
+    return keep_error(unlock_pages(address));
 }
 int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, void* stream) {
     const TracedCall traced("cudaMemcpyAsync");
-    return told(copy(to, from, bytes, *stream_of(stream)));
+    return keep_error(copy(to, from, bytes, *stream_of(stream)));
 }
 int cudaMemsetAsync(void* address, int value, std::size_t bytes, void* stream) {
     const TracedCall traced("cudaMemsetAsync");
     stream_of(stream)->post([=] { std::memset(address, value, bytes); });
-    return told(0);
+    return keep_error(0);
 }
 
 int cudaStreamBeginCapture(void* stream, CaptureMode mode) {
     const TracedCall traced("cudaStreamBeginCapture");
-    return told(begin_capture(stream, mode));
+    return keep_error(begin_capture(stream, mode));
 }
 int cudaStreamEndCapture(void* stream, void** graph) {
     const TracedCall traced("cudaStreamEndCapture");
-    return told(end_capture(stream, graph));
+    return keep_error(end_capture(stream, graph));
 }
 int cudaThreadExchangeStreamCaptureMode(CaptureMode* mode) {
-    return std::swap(*mode, this_thread().capture_mode), told(0);
+    return std::swap(*mode, this_thread().capture_mode), keep_error(0);
 }
 int cudaStreamIsCapturing(void* stream, int* status) {
     const TracedCall traced("cudaStreamIsCapturing");
-    return *status = stream_of(stream)->capture() != nullptr ? 1 : 0, told(0);
+    return *status = stream_of(stream)->capture() != nullptr ? 1 : 0, keep_error(0);
 }
 int cudaGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
     const TracedCall traced("cudaGraphInstantiateWithFlags");
-    if (const int lost = lost_device()) return told(lost);
+    if (const int lost = lost_device()) return keep_error(lost);
     *exec = new Graph(*static_cast<Graph*>(graph));
     return 0;
 }
@@ -444,15 +445,15 @@ int cudaGraphLaunch(void* exec, void* stream) {
     stream_of(stream)->post([tasks = *static_cast<Graph*>(exec)] {
         for (const auto& task : *tasks) task();
     });
-    return told(0);
+    return keep_error(0);
 }
 int cudaGraphDestroy(void* graph) {
     const TracedCall traced("cudaGraphDestroy");
-    return delete static_cast<Graph*>(graph), told(0);
+    return delete static_cast<Graph*>(graph), keep_error(0);
 }
 int cudaGraphExecDestroy(void* exec) {
     const TracedCall traced("cudaGraphExecDestroy");
-    return delete static_cast<Graph*>(exec), told(0);
+    return delete static_cast<Graph*>(exec), keep_error(0);
 }
 
 }  // extern "C"

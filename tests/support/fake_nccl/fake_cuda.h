@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-/// Streams over host memory: each runs what it is given, in order, on a thread of its own.
+/// Streams over host memory: each runs its tasks in order on its own thread.
 namespace fake {
 
-/// cudaError_t, as far as the fake answers with it.
+/// The values of cudaError_t that the fake returns.
 inline constexpr int kInvalidValue = 1, kMemoryAllocation = 2, kInvalidConfiguration = 9, kNoDevice = 100,
                      kInvalidDevice = 101, kInvalidHandle = 400, kNotReady = 600,
                      kHostMemoryAlreadyRegistered = 712, kHostMemoryNotRegistered = 713, kNotSupported = 801,
@@ -27,18 +27,18 @@ class Capture;
 
 class Stream {
   public:
-    /// On the calling thread's device.
+    /// Starts a stream on the calling thread's device.
     static std::shared_ptr<Stream> start();
-    /// Runs it behind everything before it; while the stream is captured, only records it.
+    /// Runs `task` after all earlier ones; while the stream is captured, only records it.
     void post(std::function<void()> task);
-    /// Also while it is captured.
+    /// Queues `task` even while the stream is captured.
     void post_now(std::function<void()> task);
-    /// Ends the thread once the queue is empty; returns at once, as cudaStreamDestroy does.
+    /// Ends the thread once the queue is empty; does not block, like cudaStreamDestroy.
     void close();
     [[nodiscard]] bool is_closed() const;
     std::thread::id maker;
     int device = 0;
-    std::atomic<int> error{0};  ///< what events recorded from now on answer; 0 none
+    std::atomic<int> error{0};  ///< the result of events recorded from now on; 0: success
 
     [[nodiscard]] std::shared_ptr<Capture> capture() const;
     void set_capture(std::shared_ptr<Capture> capture);
@@ -52,32 +52,30 @@ class Stream {
     bool closed_ = false;
 };
 
-/// The stream behind a cudaStream_t; null is the default stream of the calling thread's device.
+/// Returns the stream of a cudaStream_t; null is the default stream of the calling thread's device.
 std::shared_ptr<Stream> stream_of(void* handle);
-/// Every stream there is now.
 std::vector<std::shared_ptr<Stream>> all_streams();
-/// Waits until it has run everything that it was given so far. What went wrong on it.
+/// Waits for all tasks posted so far. Returns the stream's error.
 int drain(Stream& stream);
 
-/// The calling thread's device.
 int current_device();
 void set_current_device(int device);
 int device_count();
-/// Runs a kernel on that cudaStream_t; cudaError_t.
+/// Runs a kernel on a cudaStream_t. Returns a cudaError_t.
 int launch(void* stream, unsigned blocks, const char* kernel, std::function<void()> run);
 
-/// Memory that counts as a device's (by cudaMalloc; by ncclMemAlloc), or as page-locked (by cudaHostAlloc; by
-/// cudaHostRegister): copies to and from any other block the caller.
+/// The kinds of memory: of a device (cudaMalloc, ncclMemAlloc), or page-locked (cudaHostAlloc,
+/// cudaHostRegister). Copies to and from any other memory block the caller.
 enum class Memory { Device, Nccl, Pinned, Registered };
 void* allocate(std::size_t bytes, Memory kind);
 void release(void* address);
-/// Once every stream has done what it was given so far: cudaFree waits for the device, this does not. False:
-/// that is no address of an allocation of this kind.
+/// Releases the memory once all streams have run their current tasks; unlike cudaFree, does not block. False:
+/// no allocation of this kind has that address.
 bool release_when_idle(void* address, Memory kind);
-/// Page-locks memory of somebody else's; cudaError_t.
+/// Page-locks existing memory. Returns a cudaError_t.
 int lock_pages(void* address, std::size_t bytes);
 int unlock_pages(void* address);
-/// None: it is the host's, and a copy waits for it.
+/// nullopt for other host memory, for which a copy blocks.
 std::optional<Memory> kind_of(const void* address);
 
 }  // namespace fake

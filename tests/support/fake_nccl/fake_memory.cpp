@@ -10,7 +10,7 @@ namespace fake {
 
 namespace {
 
-/// What was allocated or registered, by its address.
+/// Allocated and registered memory, by address.
 struct Allocations {
     struct Piece {
         std::size_t bytes;
@@ -19,14 +19,14 @@ struct Allocations {
     std::mutex mutex;
     std::map<std::uintptr_t, Piece> pieces;
 
-    /// Whether registered memory has a byte of [begin, end).
+    /// True if registered memory has a byte of [begin, end).
     bool has_registered(std::uintptr_t begin, std::uintptr_t end) const {
         return std::any_of(pieces.begin(), pieces.end(), [&](const auto& one) {
             return one.second.kind == Memory::Registered && one.first < end &&
                    one.first + one.second.bytes > begin;
         });
     }
-    /// True when it was there, as memory of that kind.
+    /// True if the address was known as memory of that kind.
     bool erase(void* address, Memory kind) {
         const auto found = pieces.find(reinterpret_cast<std::uintptr_t>(address));
         if (found == pieces.end() || found->second.kind != kind) return false;
@@ -73,7 +73,7 @@ int lock_pages(void* address, std::size_t bytes) {
     if (address == nullptr || bytes == 0) return kInvalidValue;
     const auto begin = reinterpret_cast<std::uintptr_t>(address);
     const std::lock_guard lock(allocations().mutex);
-    // Whole pages, each by one only.
+    // Registration covers whole pages, each at most once.
     if (allocations().has_registered(begin / kPage * kPage, (begin + bytes + kPage - 1) / kPage * kPage))
         return kHostMemoryAlreadyRegistered;
     allocations().pieces[begin] = {bytes, Memory::Registered};

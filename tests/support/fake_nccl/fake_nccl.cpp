@@ -1,9 +1,9 @@
-// The entry points of libnccl that libddp calls, over host memory and tests/support/fake_nccl/fake_cuda. What
-// each answers, and when, is what NCCL 2.28.9 does for non-blocking communicators, 2.31 where it
-// says so. What goes wrong, and where, is said by FAKE_NCCL (fault.h).
+// The entry points of libnccl that libddp calls, over host memory and tests/support/fake_nccl/fake_cuda.
+// Results and their timing are those of NCCL 2.28.9 with non-blocking communicators, or of 2.31 where a
+// comment names it. FAKE_NCCL plants faults (fault.h).
 //
-// FAKE_NCCL_VERSION  what ncclGetVersion answers; 22809 without it
-// FAKE_NCCL_NETWORK  what it says with NCCL_DEBUG=INFO that it uses; Socket without it
+// FAKE_NCCL_VERSION  the result of ncclGetVersion; 22809 by default
+// FAKE_NCCL_NETWORK  the network named under NCCL_DEBUG=INFO; Socket by default
 #include <pthread.h>
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ using ddp::nccl::UniqueId;
 
 namespace {
 
-/// What would have crashed or corrupted NCCL.
+/// The number of calls that would have crashed or corrupted NCCL.
 std::atomic<int> misuses{0};
 
 struct Comm {
@@ -47,19 +47,19 @@ struct Comm {
     const int device = current_device();
     std::vector<Fault> faults = faults_from_environment();
     std::atomic<Code> state{Code::InProgress};  ///< of the last call
-    std::atomic<Code> found{Code::Success};     ///< by the network, later; told while no call is going on
-    Code upcoming = Code::Success;              ///< of the call going on, once it was asked how far it is
+    std::atomic<Code> found{Code::Success};     ///< a network error, visible between calls
+    Code upcoming = Code::Success;              ///< the result of the current call, once it was queried
     std::atomic<bool> aborted{false};
-    std::atomic<int> running{0};  ///< collectives on a device now, and threads that start something
+    std::atomic<int> running{0};  ///< collectives on a device, and threads that start one
     std::atomic<int> graphs{0};   ///< captured collectives that still exist
     std::atomic<bool> inside{false};
     std::unique_ptr<Meeting> meeting;
     int collectives = 0;
-    std::atomic<int> registered{0};  ///< pieces of memory
+    std::atomic<int> registered{0};  ///< the number of registrations
     bool joined = false, finalizing = false;
 
     std::optional<Fault> fault(const std::string& where) const { return find(faults, rank, where); }
-    /// ncclCommGetAsyncError's answer.
+    /// The result of ncclCommGetAsyncError.
     Code answer() const {
         if (finalizing && (graphs != 0 || !meeting->all_finalized())) return Code::InProgress;
         const Code now = state;
@@ -68,7 +68,7 @@ struct Comm {
 };
 using Shared = std::shared_ptr<Comm>;
 
-/// The communicator of a call. Two calls at a time are one too many: NCCL is not thread-safe.
+/// The communicator of a call. A second concurrent call is a misuse: NCCL is not thread-safe.
 class Entry {
   public:
     explicit Entry(Handle handle) : comm_(*reinterpret_cast<Shared*>(handle)) {
@@ -84,7 +84,7 @@ class Entry {
     const Shared comm_;
 };
 
-/// What has failed says so again, and what is in progress takes no calls.
+/// A failed communicator returns its error again; one with a call in progress accepts no other.
 Code refusal(const Comm& comm) {
     const Code code = comm.answer();
     if (code != Code::InProgress) return code;
@@ -92,7 +92,7 @@ Code refusal(const Comm& comm) {
     return Code::InvalidArgument;
 }
 
-/// A collective that is refused spoils the communicator.
+/// A refused collective makes the communicator unusable.
 Code spoil(Comm& comm, Code code) { return comm.state = code; }
 
 void wait_for_abort(const Comm& comm) {
@@ -104,8 +104,8 @@ int version() {
     return set != nullptr ? std::atoi(set) : 22809;
 }
 
-/// From 2.31 on whoever finalizes or destroys a communicator that a peer has aborted never comes back, until
-/// it aborts it too. True once it did.
+/// Since 2.31, finalizing or destroying a communicator that a peer has aborted blocks until this rank aborts
+/// it, too. True if it did.
 bool hangs_after_an_abort(const Comm& comm) {
     if (version() < 23100 || !comm.meeting->somebody_aborted()) return false;
     wait_for_abort(comm);
@@ -117,11 +117,11 @@ void sleep_unless_aborted(const Comm& comm, int milliseconds) {
     while (!comm.aborted && std::chrono::steady_clock::now() < until) nap();
 }
 
-/// What a rank does on the device, until it ends or the communicator is aborted.
+/// The work of a rank on the device, until it ends or the communicator is aborted.
 using Task = std::function<void(Comm&)>;
 using Combine = std::function<void(const Comm&)>;
 
-/// All ranks show what they send, and each makes its result of it.
+/// All ranks publish their inputs, and each computes its own result.
 Task meet(const void* in, std::size_t bytes, Combine combine) {
     return [=, sent = std::span(static_cast<const std::byte*>(in), bytes)](Comm& comm) {
         std::copy(sent.begin(), sent.end(), comm.meeting->area(comm.rank));
@@ -143,7 +143,7 @@ void run(Comm& comm, const std::optional<Fault>& fault, const Task& task, Stream
     task(comm);
 }
 
-/// Keeps the communicator from ending, until the graph goes that a collective was captured into.
+/// Keeps the communicator alive as long as a graph with its collectives.
 std::shared_ptr<void> reference_of_graph(const Shared& comm, const Stream& stream) {
     if (comm->ranks == 1 || stream.capture() == nullptr) return nullptr;
     ++comm->graphs;
@@ -196,7 +196,7 @@ Group& current_group() {
     return *group;
 }
 
-/// Into the group of this thread, or onto the stream where there is none.
+/// Adds the call to this thread's group, or starts it on the stream without a group.
 Code call(const Shared& comm, void* stream, std::vector<Task> Group::*calls, Task task) {
     Group& group = current_group();
     if (group.depth == 0) return put_on_stream(comm, stream, std::move(task));
@@ -218,7 +218,7 @@ Code collective(Handle handle, void* stream, const void* in, std::size_t bytes, 
     return call(*comm, stream, &Group::collectives, meet(in, bytes, std::move(combine)));
 }
 
-/// A group is one task; what it sends goes first, so that no rank waits for another's turn.
+/// A group is one task. Its sends go first, so that no rank waits for another's.
 Code end_group(Group& group) {
     if (group.comm == nullptr) return Code::Success;
     std::vector<Task> all = std::exchange(group.sends, {});
@@ -236,7 +236,7 @@ bool is_non_blocking(const Config* config) {
            config->blocking == 0;
 }
 
-/// A line of NCCL's own words, where NCCL_DEBUG asks for them: to NCCL_DEBUG_FILE, else to standard output.
+/// Writes a line of NCCL's log where NCCL_DEBUG asks for it: to NCCL_DEBUG_FILE, else to stdout.
 void say(const std::string& words) {
     const char* level = std::getenv("NCCL_DEBUG");
     if (level == nullptr || std::string(level) != "INFO") return;
@@ -280,13 +280,13 @@ Code join(Handle* handle, int ranks, int rank, const UniqueId& id, const Config*
     return Code::InProgress;
 }
 
-/// What the ranks show each other in a split.
+/// A rank's arguments of a split.
 struct Wish {
     int color = 0, key = 0;
     char name[64] = {};
 };
 
-/// The ranks of one color in their new order, and where they meet.
+/// The ranks of one color in their new order, and the name of their meeting.
 struct Part {
     std::vector<int> members;
     std::string name;
@@ -316,8 +316,8 @@ std::vector<Fault> faults_of_part(const std::vector<Fault>& all) {
     return faults;
 }
 
-/// Every rank makes a meeting; that of the new rank 0 is used. The others remove theirs at exit. False: the
-/// parent was aborted on the way.
+/// Every rank creates a meeting, and the new rank 0's is used; the others are removed at exit. False: the
+/// parent was aborted meanwhile.
 bool join_part(const Comm& comm, Comm& made, Wish wish) {
     if (wish.color >= 0) Meeting::create().copy(wish.name, sizeof wish.name - 1);
     std::memcpy(comm.meeting->area(comm.rank), &wish, sizeof wish);
@@ -339,8 +339,8 @@ bool join_part(const Comm& comm, Comm& made, Wish wish) {
     return true;
 }
 
-/// The child is handed out at the very end, and also half made: whoever aborts the parent has to abort it
-/// too.
+/// The child's handle is set last, even for an unfinished child. A caller that aborts the parent must abort
+/// the child, too.
 Code split(const Shared& comm, int color, int key, Handle* handle) {
     *handle = nullptr;
     if (const Code refused = refusal(*comm); refused != Code::Success) return refused;
@@ -356,10 +356,10 @@ Code split(const Shared& comm, int color, int key, Handle* handle) {
         if (done) comm->state = Code::Success;
         --comm->running;
     }).detach();
-    return Code::Success;  // as NCCL answers: it has only begun
+    return Code::Success;  // NCCL, too, returns Success once the call has begun
 }
 
-/// Memory that communicators of this process know of.
+/// Memory that is registered with communicators of this process.
 class Registrations {
   public:
     void* add(void* address, const Shared& comm) {
@@ -388,7 +388,7 @@ class Registrations {
         const std::lock_guard lock(mutex_);
         return static_cast<int>(all_.size());
     }
-    /// What an aborted communicator knew.
+    /// Forgets the registrations of an aborted communicator.
     void drop(const Shared& comm) {
         const std::lock_guard lock(mutex_);
         std::erase_if(all_, [&](const Entry& one) { return one.comm == comm; });
@@ -402,7 +402,7 @@ class Registrations {
     std::mutex mutex_;
     std::vector<Entry> all_;
     std::vector<std::unique_ptr<Entry>>
-        handles_;  ///< kept: those of an aborted communicator are not given back by everybody
+        handles_;  ///< kept, because handles of an aborted communicator may never be returned
 };
 Registrations& registrations() {
     static auto* const all = new Registrations;
@@ -453,7 +453,7 @@ Code ncclCommGetAsyncError(Handle handle, Code* state) {
     if (comm->upcoming != Code::Success) comm->state = std::exchange(comm->upcoming, Code::Success);
     return Code::Success;
 }
-// While another thread is inside: allowed. Waits for every graph with collectives of this communicator.
+// Another thread may be inside a call. Blocks until all graphs with this communicator's collectives are gone.
 Code ncclCommAbort(Handle handle) {
     const Shared comm = *reinterpret_cast<Shared*>(handle);
     if (const auto fault = comm->fault("abort")) {
@@ -580,8 +580,7 @@ Code ncclMemAlloc(void** address, std::size_t bytes) {
     return *address != nullptr ? Code::Success : Code::UnhandledCudaError;
 }
 
-// Which memory is registered, in which communicator. Windows are collective, as NCCL's are, and of NCCL's
-// memory only.
+// Registered memory and its communicator. As in NCCL, windows are collective and need memory of ncclMemAlloc.
 Code ncclCommWindowRegister(Handle handle, void* address, std::size_t, Window* window, int) {
     const Entry entry(handle);
     const Shared comm = *entry;
@@ -601,7 +600,7 @@ Code ncclCommWindowRegister(Handle handle, void* address, std::size_t, Window* w
         }
         --comm->running;
     }).detach();
-    return Code::Success;  // as NCCL answers: it has only begun
+    return Code::Success;  // NCCL, too, returns Success once the call has begun
 }
 Code ncclCommWindowDeregister(Handle, Window window) { return registrations().remove(window); }
 Code ncclCommRegister(Handle handle, void* address, std::size_t, void** registered) {
@@ -612,11 +611,11 @@ Code ncclCommRegister(Handle handle, void* address, std::size_t, void** register
 }
 Code ncclCommDeregister(Handle, void* registered) { return registrations().remove(registered); }
 
-/// How often NCCL would have crashed, or gone on with what is not there any more: two calls of a communicator
-/// at a time, a call while another is in progress, memory freed or a communicator destroyed with a
-/// registration still there, and the like.
+/// The number of calls that would have crashed NCCL or used freed objects: concurrent calls of a
+/// communicator, a call while another is in progress, memory freed or a communicator destroyed while still
+/// registered, and the like.
 int fake_nccl_misuses() { return misuses; }
-/// Pieces of memory that are registered now: windows, and others.
+/// The number of current registrations: windows and others.
 int fake_nccl_registered() { return registrations().count(); }
 
 Code ncclMemFree(void* address) {

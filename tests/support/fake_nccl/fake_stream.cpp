@@ -8,7 +8,6 @@ namespace fake {
 
 namespace {
 
-/// Every stream there is.
 class Streams {
   public:
     void add(const std::shared_ptr<Stream>& stream) {
@@ -110,7 +109,7 @@ void Stream::run() {
 
 std::shared_ptr<Stream> stream_of(void* handle) {
     if (handle != nullptr) return *static_cast<std::shared_ptr<Stream>*>(handle);
-    // Never freed: the default streams, one per device, live as long as the process.
+    // Default streams, one per device, live until the process ends.
     static std::mutex mutex;
     static auto* const defaults = new std::map<int, std::shared_ptr<Stream>>;
     const std::lock_guard lock(mutex);

@@ -10,7 +10,7 @@ namespace {
 
 using ddprun::test::TraceLog;
 
-/// Null: nobody asked for a trace.
+/// Null without FAKE_CUDA_TRACE.
 TraceLog* trace() {
     static TraceLog* const log = [] {
         const char* const file = std::getenv("FAKE_CUDA_TRACE");

@@ -5,12 +5,11 @@
 
 namespace fake {
 
-/// With FAKE_CUDA_TRACE=FILE: one line in that file for an entry point of CUDA, from here to the end of the
-/// scope, as cuda-trace.so (tests/gpu) writes it of the real one. First in the entry point; nothing
-/// otherwise.
+/// With FAKE_CUDA_TRACE=FILE, writes one line for a CUDA call from construction to the end of the scope, in
+/// the format of cuda-trace.so (tests/gpu). Must be the first object of the entry point.
 class TracedCall {
   public:
-    /// Both must outlive it. `kernel`: of launches.
+    /// Both texts must outlive the object. `kernel` is set for launches.
     explicit TracedCall(std::string_view function, std::string_view kernel = {});
     ~TracedCall();
     TracedCall(const TracedCall&) = delete;

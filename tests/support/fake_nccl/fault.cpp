@@ -21,7 +21,7 @@ std::vector<Fault> faults_from_environment() {
     std::vector<Fault> faults;
     for (const std::string& entry : split(text != nullptr ? text : "", ',')) {
         const std::vector<std::string> parts = split(entry, ':');
-        if (parts.size() < 3) std::abort();  // a test that is written wrong
+        if (parts.size() < 3) std::abort();  // the test is wrong
         faults.push_back(
             {std::stoi(parts[0]), parts[1], parts[2], parts.size() > 3 ? std::stoi(parts[3]) : 0});
     }

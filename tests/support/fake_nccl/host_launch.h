@@ -7,7 +7,7 @@
 
 #include "tests/support/fake_nccl/fake_cuda.h"
 
-/// In place of ddp/cuda/launch.cuh: kernels run in loops on the stream's thread, where device memory is host
+/// Replaces ddp/cuda/launch.cuh: kernels run as loops on the stream's thread, and device memory is host
 /// memory.
 namespace ddp::device {
 
@@ -23,8 +23,8 @@ struct Lanes {
     static std::uint32_t min(std::uint32_t value) { return value; }
 };
 
-/// No result may depend on how many threads there are, so a few do: enough to show a kernel that forgets to
-/// share the work, or does some of it twice.
+/// Results must not depend on the number of threads. Six are enough to show a kernel that does not divide the
+/// work, or does some of it twice.
 inline constexpr std::uint64_t kHostThreads = 6;
 
 template <class Kernel>

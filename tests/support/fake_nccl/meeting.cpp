@@ -27,7 +27,7 @@ struct Meeting::Shared {
 
 namespace {
 
-/// Names this process made: those that nobody removed go at exit.
+/// Names created by this process; the remaining ones are removed at exit.
 struct Names {
     std::mutex mutex;
     std::vector<std::string> made;

@@ -10,21 +10,22 @@ namespace fake {
 
 inline constexpr int kMaxRanks = 16;
 inline constexpr std::size_t kAreaBytes = 1 << 20;        ///< the largest message of a collective
-inline constexpr std::size_t kMailboxBytes = 256 * 1024;  ///< and of one between two
+inline constexpr std::size_t kMailboxBytes = 256 * 1024;  ///< the largest message between two ranks
 
 /// Shared memory in which the ranks of a communicator meet, whether they are threads or processes.
 class Meeting {
   public:
-    /// Makes the file; the name goes into the unique id. Removed at exit if nobody came.
+    /// Creates the file and returns its name for the unique id. The file is removed at exit if no rank has
+    /// mapped it.
     static std::string create();
-    /// Maps it. The last of `ranks` to come removes the name.
+    /// Maps the file. The last of `ranks` to map it removes the name.
     Meeting(const std::string& name, int rank, int ranks);
     ~Meeting();
     Meeting(const Meeting&) = delete;
     Meeting& operator=(const Meeting&) = delete;
 
     [[nodiscard]] bool complete() const;
-    /// Waits for all ranks at the next step. False when `aborted` became true.
+    /// Waits for all ranks at the next step. False: `aborted` became true.
     bool arrive(const std::atomic<bool>& aborted);
     [[nodiscard]] std::byte* area(int rank) const;
     void finalize();
@@ -32,7 +33,7 @@ class Meeting {
     void note_abort();
     [[nodiscard]] bool somebody_aborted() const;
 
-    /// A mailbox holds one message. Each waits for the other side; false when `aborted` became true.
+    /// A mailbox holds one message; both calls wait for the other side. False: `aborted` became true.
     bool post(int to, std::span<const std::byte> message, const std::atomic<bool>& aborted);
     bool fetch(int from, std::span<std::byte> message, const std::atomic<bool>& aborted);
 
@@ -44,7 +45,7 @@ class Meeting {
     std::uint64_t step_ = 0;
 };
 
-/// Lets others run for a moment.
+/// Yields the processor briefly.
 void nap();
 
 }  // namespace fake

@@ -9,7 +9,7 @@ namespace fake {
 
 std::size_t bytes_of(ddp::nccl::Type type);
 
-/// Whose areas hold what is reduced.
+/// The ranks whose areas hold the inputs.
 struct Ranks {
     const Meeting& meeting;
     int count;

@@ -25,8 +25,8 @@ GlobalCaptures& global_captures() {
 
 }  // namespace
 
-// Not thread_local: ThreadSanitizer takes the freeing of a loaded module's variables at the end of a thread
-// for a race.
+// A thread_local would do, but ThreadSanitizer reports a race when a loaded module's variables are freed at
+// the end of a thread.
 ThreadState& this_thread() {
     static const pthread_key_t key = [] {
         pthread_key_t made;
@@ -38,7 +38,7 @@ ThreadState& this_thread() {
     return *state;
 }
 
-int told(int code) {
+int keep_error(int code) {
     if (code == 0) code = lost;
     if (code != 0) this_thread().last_error = code;
     return code;

@@ -4,33 +4,33 @@
 #include <thread>
 #include <vector>
 
-/// What CUDA keeps for each thread of a process.
+/// CUDA's state of each thread.
 namespace fake {
 
 class Capture;
 
-/// cudaStreamCaptureMode. A capture in the global one forbids unsafe calls to all threads, except to those
-/// that are in another one themselves.
+/// cudaStreamCaptureMode. A Global capture forbids unsafe calls to all threads, except to those that are in
+/// another mode themselves.
 enum class CaptureMode : int { Global = 0, ThreadLocal = 1, Relaxed = 2 };
 
 struct ThreadState {
     int device = 0;
-    bool has_context = false;  ///< cudaSetDevice makes it
-    int last_error = 0;        ///< for cudaGetLastError
+    bool has_context = false;  ///< set by cudaSetDevice
+    int last_error = 0;        ///< the result of cudaGetLastError
     long blocking_calls = 0, launches = 0, copies = 0;
     CaptureMode capture_mode = CaptureMode::Global;
-    std::vector<std::shared_ptr<Capture>> captures;  ///< those that this thread began and has not ended
+    std::vector<std::shared_ptr<Capture>> captures;  ///< begun by this thread and not ended
 };
 ThreadState& this_thread();
 
-/// What an entry point of the runtime returns: every error becomes the thread's last one, a mere "not ready"
-/// too.
-int told(int code);
-/// What went wrong with the device for good: every call says so again. 0: nothing.
+/// Stores an error as the thread's last one ("not ready" too) and returns `code`. Every entry point of the
+/// runtime returns through it.
+int keep_error(int code);
+/// The permanent error of a lost device, which every call returns; 0: none.
 int lost_device();
 void lose_device(int code);
 
-/// For unsafe calls: captures that forbid them to this thread are spoilt. 0: there is none.
+/// Called by unsafe calls: invalidates the captures that forbid the call to this thread. 0: no such capture.
 int refuse_unsafe();
 void begin_capture(const std::shared_ptr<Capture>& capture, CaptureMode mode);
 void end_capture(const std::shared_ptr<Capture>& capture);
