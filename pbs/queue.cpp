@@ -45,15 +45,15 @@ QueuedJob job_of(std::string id, const Attributes& attributes) {
 }
 
 Result<QueuedJob> job_in_json(const Json& answer) {
-    const std::vector<Json::Member>& jobs = answer["Jobs"].members();
-    if (jobs.empty() || !jobs.front().value.is_object()) return no_such_job();
+    const Json::object_t& jobs = members(member(answer, "Jobs"));
+    if (jobs.empty() || !jobs.front().second.is_object()) return no_such_job();
     Attributes attributes;
-    for (const Json::Member& one : jobs.front().value.members()) {
+    for (const auto& [name, value] : members(jobs.front().second)) {
         // OpenPBS writes some numbers with quotes and some without.
-        if (one.value.is_text()) attributes[one.name] = one.value.text();
-        else if (one.value.is_number()) attributes[one.name] = to_text(one.value);
+        if (const Result<std::string> text = as<std::string>(value)) attributes[name] = *text;
+        else if (value.is_number()) attributes[name] = to_text(value);
     }
-    return job_of(jobs.front().name, attributes);
+    return job_of(jobs.front().first, attributes);
 }
 
 /// A long value goes on in the next line, behind a tab.
@@ -88,7 +88,7 @@ std::string_view number_of(std::string_view id) { return id.substr(0, id.find('.
 }  // namespace
 
 Result<QueuedJob> parse_job(std::string_view answer) {
-    if (const std::optional<Json> json = parse_json_object(answer)) return job_in_json(*json);
+    if (const Result<Json> json = parse_json_object(answer)) return job_in_json(*json);
     return job_in_text(answer);
 }
 

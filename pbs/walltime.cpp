@@ -28,21 +28,18 @@ Error not_understood(std::string_view what) { return {Errc::Protocol, fmt::forma
 
 /// The object of the only job, or of the first; null where there is none.
 const Json* first_job(const Json& answer) {
-    const std::vector<Json::Member>& jobs = answer["Jobs"].members();
-    return jobs.empty() || !jobs.front().value.is_object() ? nullptr : &jobs.front().value;
+    const Json::object_t& jobs = members(member(answer, "Jobs"));
+    return jobs.empty() || !jobs.front().second.is_object() ? nullptr : &jobs.front().second;
 }
 
 /// A value as text; OpenPBS writes some numbers with quotes and some without.
-std::optional<std::string> text_of(const Json& object, const char* key) {
-    const Json& found = object[key];
-    if (found.is_text()) return found.text();
-    return found.is_number() ? std::optional(to_text(found)) : std::nullopt;
+std::string text_or_number(const Json& object, std::string_view name) {
+    const Json& found = member(object, name);
+    return found.is_number() ? to_text(found) : text_of(object, name);
 }
 
-std::optional<Duration> walltime_in(const Json& job, const char* resources) {
-    const std::optional<std::string> text = text_of(job[resources], "walltime");
-    if (!text) return std::nullopt;
-    const Result<Duration> span = parse_walltime(*text);
+std::optional<Duration> walltime_in(const Json& job, std::string_view resources) {
+    const Result<Duration> span = parse_walltime(text_or_number(member(job, resources), "walltime"));
     return span ? std::optional(*span) : std::nullopt;
 }
 
@@ -80,15 +77,14 @@ Result<Duration> parse_walltime(std::string_view text) {
 }
 
 Result<JobTime> parse_qstat(std::string_view json, std::optional<Duration> age) {
-    const std::optional<Json> answer = parse_json_object(json);
+    const Result<Json> answer = parse_json_object(json);
     if (!answer) return not_understood("its answer is not JSON");
     const Json* job = first_job(*answer);
     if (job == nullptr) return not_understood("it does not know the job");
     const std::optional<Duration> limit = walltime_in(*job, "Resource_List");
     if (!limit) return Error{Errc::NotFound, "the job has no walltime"};
-    const std::optional<std::int64_t> started = epoch_of(text_of(*job, "stime").value_or(""));
-    const Result<std::int64_t> now =
-        parse_int_between(text_of(*answer, "timestamp").value_or(""), 0, kMostEpoch);
+    const std::optional<std::int64_t> started = epoch_of(text_of(*job, "stime"));
+    const Result<std::int64_t> now = parse_int_between(text_or_number(*answer, "timestamp"), 0, kMostEpoch);
     if (!started || !now) return Error{Errc::NotFound, "the job has not started"};
 
     const std::optional<Duration> used = walltime_in(*job, "resources_used");

@@ -94,49 +94,43 @@ void FieldReader::fail(std::string_view what) {
     if (!error_) error_ = Error{Errc::Protocol, fmt::format("{}: {}", message_name(frame_.type), what), 0};
 }
 
-const Json* FieldReader::find(const char* key) {
-    const Json* const found = object_.find(key);
-    if (found == nullptr) fail(fmt::format("'{}' is missing", key));
-    return found;
-}
-
-bool FieldReader::is(bool as_expected, const char* key, const Json& found, std::string_view expected) {
-    if (!as_expected) fail(fmt::format("'{}' is {}, expected {}", key, found.kind(), expected));
-    return as_expected;
+template <class T>
+std::optional<T> FieldReader::read(const char* key) {
+    const auto found = object_.find(key);
+    const Result<T> value = found == object_.end() ? Error::protocol("is missing") : as<T>(*found);
+    if (value) return *value;
+    fail(fmt::format("'{}' {}", key, value.error().what));
+    return std::nullopt;
 }
 
 void FieldReader::operator()(const char* key, std::string& value) {
-    const Json* const found = find(key);
-    if (found != nullptr && is(found->is_text(), key, *found, "text")) value = found->text();
+    if (std::optional<std::string> text = read<std::string>(key)) value = *std::move(text);
 }
 
-void FieldReader::operator()(const char* key, bool& value) {
-    const Json* const found = find(key);
-    if (found != nullptr && is(found->is_bool(), key, *found, "true or false")) value = *found->as_bool();
-}
+void FieldReader::operator()(const char* key, bool& value) { value = read<bool>(key).value_or(value); }
 
 void FieldReader::operator()(const char* key, std::vector<std::string>& values) {
-    const Json* const found = find(key);
-    if (found == nullptr || !is(found->is_list(), key, *found, "a list")) return;
+    const Json& found = member(object_, key);
+    if (!found.is_array()) {
+        return fail(object_.contains(key) ? fmt::format("'{}' is {}, expected a list", key, found.type_name())
+                                          : fmt::format("'{}' is missing", key));
+    }
     values.clear();
-    for (const Json& element : found->elements()) {
-        if (!is(element.is_text(), key, element, "text")) return;
-        values.push_back(element.text());
+    for (const Json& element : elements(found)) {
+        const Result<std::string> text = as<std::string>(element);
+        if (!text) return fail(fmt::format("'{}' {}", key, text.error().what));
+        values.push_back(*text);
     }
 }
 
 void FieldReader::operator()(const char* key, std::uint64_t& value) {
-    const Json* const found = find(key);
-    if (found == nullptr || !is(found->is_whole(), key, *found, "a whole number")) return;
-    if (const std::optional<std::uint64_t> number = found->as_uint64()) value = *number;
-    else fail(fmt::format("'{}' is out of range", key));
+    value = read<std::uint64_t>(key).value_or(value);
 }
 
 void FieldReader::whole(const char* key, std::int64_t& value, std::int64_t least, std::int64_t most) {
-    const Json* const found = find(key);
-    if (found == nullptr || !is(found->is_whole(), key, *found, "a whole number")) return;
-    const std::optional<std::int64_t> number = found->as_int64();
-    if (number && *number >= least && *number <= most) value = *number;
+    const std::optional<std::int64_t> number = read<std::int64_t>(key);
+    if (!number) return;
+    if (*number >= least && *number <= most) value = *number;
     else fail(fmt::format("'{}' is out of range", key));
 }
 

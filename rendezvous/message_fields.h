@@ -102,8 +102,9 @@ class FieldReader final : public Fields {
   private:
     void whole(const char* key, std::int64_t& value, std::int64_t least, std::int64_t most) override;
     bool goes_on(const char* key, bool) override { return object_.contains(key); }
-    const Json* find(const char* key);
-    bool is(bool as_expected, const char* key, const Json& found, std::string_view expected);
+    /// The field as a T; nullopt where it is missing or wrong, which is then told.
+    template <class T>
+    std::optional<T> read(const char* key);
 
     Frame frame_;
     Json object_ = Json::object();

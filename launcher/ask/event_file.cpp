@@ -33,7 +33,7 @@ std::string to_json(const EventOrigin& origin, const JobEventLine& line, double 
     Json json = {{"time", format_utc(seconds)}, {"event", line.event}, {"job", origin.job},
                  {"run_id", origin.run_id},     {"host", origin.host}, {"generation", line.generation}};
     for (const auto& [key, value] : line.fields) {
-        std::visit([&json, &name = key](const auto& one) { json.set(name, one); }, value);
+        std::visit([&json, &name = key](const auto& one) { json[name] = one; }, value);
     }
     return to_text(json) + '\n';
 }

@@ -68,7 +68,7 @@ class Metrics {
 /// Appends what `read` makes of each object of a list.
 template <class T>
 void take_list(const Json& json, const char* name, std::vector<T>& into, T (*read)(const Json&)) {
-    for (const Json& entry : json[name].elements()) {
+    for (const Json& entry : elements(member(json, name))) {
         if (entry.is_object()) into.push_back(read(entry));
     }
 }
@@ -111,27 +111,27 @@ Json json_of(const WorkerStatus& worker) {
     Json json;
     each_worker_member(worker, member_writer(json));
     if (!worker.gpus.indices.empty()) {
-        json.set("gpus", worker.gpus.indices);
-        json.set("gpus_presumed", worker.gpus.is_presumed);
-        json.set("gpu_bytes", worker.gpus.used_bytes);
+        json["gpus"] = worker.gpus.indices;
+        json["gpus_presumed"] = worker.gpus.is_presumed;
+        json["gpu_bytes"] = worker.gpus.used_bytes;
     }
-    if (worker.reports_steps) json.set("step", worker.step);
+    if (worker.reports_steps) json["step"] = worker.step;
     if (!worker.uses_libddp) return json;
-    json.set("comm_seconds", worker.comm_seconds);
-    json.set("collective", worker.collective);
+    json["comm_seconds"] = worker.comm_seconds;
+    json["collective"] = worker.collective;
     return json;
 }
 
 Json json_of(const HostStatus& host) {
     Json json = {{"host", host.host}};
     if (!host.trouble.empty()) {
-        json.set("trouble", host.trouble);
+        json["trouble"] = host.trouble;
         return json;
     }
-    json.set("pid", host.pid);
-    json.set("phase", host.phase);
-    json.set("log_directory", host.log_directory);
-    if (!host.gpus.empty()) json.set("gpus", json_of(host.gpus));
+    json["pid"] = host.pid;
+    json["phase"] = host.phase;
+    json["log_directory"] = host.log_directory;
+    if (!host.gpus.empty()) json["gpus"] = json_of(host.gpus);
     return json;
 }
 
@@ -142,15 +142,15 @@ HostStatus host_from(const Json& json) {
     take(json, "phase", host.phase);
     take(json, "log_directory", host.log_directory);
     take(json, "trouble", host.trouble);
-    host.gpus = gpu_usage_from(json["gpus"]);
+    host.gpus = gpu_usage_from(member(json, "gpus"));
     return host;
 }
 
 WorkerStatus worker_from(const Json& json) {
     WorkerStatus worker;
     each_worker_member(worker, member_reader(json));
-    for (const Json& index : json["gpus"].elements()) {
-        const std::optional<int> number = index.as_int();
+    for (const Json& index : elements(member(json, "gpus"))) {
+        const Result<int> number = as<int>(index);
         if (number && *number >= 0) worker.gpus.indices.push_back(static_cast<unsigned>(*number));
     }
     take(json, "gpus_presumed", worker.gpus.is_presumed);
@@ -384,15 +384,14 @@ std::string render_metrics(const JobStatus& status) {
 std::string to_json(const JobStatus& status) {
     Json json = {{"ok", true}};
     each_job_member(status, member_writer(json));
-    if (status.uid) json.set("uid", *status.uid);
-    json.set("hosts", json_list(status.hosts, [](const HostStatus& host) { return json_of(host); }));
-    json.set("workers",
-             json_list(status.workers, [](const WorkerStatus& worker) { return json_of(worker); }));
+    if (status.uid) json["uid"] = *status.uid;
+    json["hosts"] = json_list(status.hosts, [](const HostStatus& host) { return json_of(host); });
+    json["workers"] = json_list(status.workers, [](const WorkerStatus& worker) { return json_of(worker); });
     return to_text(json) + '\n';
 }
 
 Result<JobStatus> job_status_from_json(std::string_view line) {
-    const std::optional<Json> object = parse_json_object(line);
+    const Result<Json> object = parse_json_object(line);
     if (!object) return Error{Errc::Protocol, "the answer is not a JSON object", 0};
     const Json& json = *object;
     bool ok = false;

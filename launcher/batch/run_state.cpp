@@ -30,7 +30,7 @@ std::string render_run_state(const RunState& state) {
 Result<RunState> parse_run_state(std::string_view text) {
     const Result<Json> json = parse_json(text);
     if (!json) return json.error();
-    if (!json->is_object() || (*json)["version"].as_int() != 1)
+    if (as<int>(*json, "version").value_or(0) != 1)
         return Error{Errc::InvalidArgument, "not a state of version 1", 0};
     RunState state;
     each_member(state, member_reader(*json));

@@ -25,14 +25,20 @@ std::string names_of_built_in() {
     return join(built_in_sites(), ", ", [](const SiteProfile& site) { return site.name; });
 }
 
+Status take_word(const Json& value, std::string& into) {
+    const Result<std::string> text = as<std::string>(value);
+    if (!text || text->find('\n') != std::string::npos) return Error::invalid("expected a text of one line");
+    into = *text;
+    return {};
+}
+
 Status take_lines(const Json& value, std::vector<std::string>& into) {
     std::vector<std::string> lines;
-    for (const Json& one : value.elements()) {
-        if (!one.is_text() || one.text().find('\n') != std::string::npos)
+    for (const Json& one : elements(value)) {
+        if (!take_word(one, lines.emplace_back()))
             return Error::invalid("expected a list of texts, each one line");
-        lines.push_back(one.text());
     }
-    if (!value.is_list()) return Error::invalid("expected a list of texts");
+    if (!value.is_array()) return Error::invalid("expected a list of texts");
     into = std::move(lines);
     return {};
 }
@@ -40,44 +46,38 @@ Status take_lines(const Json& value, std::vector<std::string>& into) {
 Status take_environment(const Json& value, std::vector<std::pair<std::string, std::string>>& into) {
     if (!value.is_object()) return Error::invalid("expected an object of texts");
     into.clear();
-    for (const Json::Member& one : value.members()) {
-        if (!one.value.is_text()) return Error::invalid(fmt::format("{}: expected a text", one.name));
-        into.emplace_back(one.name, one.value.text());
+    for (const auto& [name, one] : members(value)) {
+        const Result<std::string> text = as<std::string>(one);
+        if (!text) return Error::invalid(fmt::format("{}: expected a text", name));
+        into.emplace_back(name, *text);
     }
     return {};
 }
 
 Status take_count(const Json& value, int& into) {
-    const std::optional<int> count = value.as_int();
+    const Result<int> count = as<int>(value);
     if (!count || *count < 0 || *count > kMostPerNode)
         return Error::invalid(fmt::format("expected a number from 0 to {}", kMostPerNode));
     into = *count;
     return {};
 }
 
-Status take_word(const Json& value, std::string& into) {
-    if (!value.is_text() || value.text().find('\n') != std::string::npos)
-        return Error::invalid("expected a text of one line");
-    into = value.text();
-    return {};
-}
-
-Status take_field(const Json::Member& field, SiteProfile& site) {
-    if (field.name == "like") return {};  // read before
-    if (field.name == "name") return take_word(field.value, site.name);
-    if (field.name == "cpus_per_node") return take_count(field.value, site.cpus_per_node);
-    if (field.name == "gpus_per_node") return take_count(field.value, site.gpus_per_node);
-    if (field.name == "memory") return take_word(field.value, site.memory);
-    if (field.name == "queue") return take_word(field.value, site.queue);
-    if (field.name == "place") return take_word(field.value, site.place);
-    if (field.name == "select") return take_word(field.value, site.select);
-    if (field.name == "filesystems") return take_word(field.value, site.filesystems);
-    if (field.name == "keep") return take_word(field.value, site.keep);
-    if (field.name == "gpu_type") return take_word(field.value, site.gpu_type);
-    if (field.name == "modules") return take_lines(field.value, site.modules);
-    if (field.name == "environment") return take_environment(field.value, site.environment);
-    if (field.name == "setup") return take_lines(field.value, site.setup);
-    if (field.name == "directives") return take_lines(field.value, site.directives);
+Status take_field(const std::string& name, const Json& value, SiteProfile& site) {
+    if (name == "like") return {};  // read before
+    if (name == "name") return take_word(value, site.name);
+    if (name == "cpus_per_node") return take_count(value, site.cpus_per_node);
+    if (name == "gpus_per_node") return take_count(value, site.gpus_per_node);
+    if (name == "memory") return take_word(value, site.memory);
+    if (name == "queue") return take_word(value, site.queue);
+    if (name == "place") return take_word(value, site.place);
+    if (name == "select") return take_word(value, site.select);
+    if (name == "filesystems") return take_word(value, site.filesystems);
+    if (name == "keep") return take_word(value, site.keep);
+    if (name == "gpu_type") return take_word(value, site.gpu_type);
+    if (name == "modules") return take_lines(value, site.modules);
+    if (name == "environment") return take_environment(value, site.environment);
+    if (name == "setup") return take_lines(value, site.setup);
+    if (name == "directives") return take_lines(value, site.directives);
     return Error::invalid("unknown field (docs/batch.md lists them)");
 }
 
@@ -121,14 +121,14 @@ Result<SiteProfile> parse_site(std::string_view json) {
     if (!parsed) return parsed.error();
     if (!parsed->is_object()) return Error::invalid("expected an object");
     SiteProfile site;
-    if (const Json* like = parsed->find("like")) {
-        const SiteProfile* base = like->is_text() ? built_in(like->text()) : nullptr;
+    if (parsed->contains("like")) {
+        const SiteProfile* base = built_in(text_of(*parsed, "like"));
         if (base == nullptr)
             return Error::invalid(fmt::format("like: expected one of {}", names_of_built_in()));
         site = *base;
     }
-    for (const Json::Member& field : parsed->members()) {
-        if (const Status taken = take_field(field, site); !taken) return taken.error().with(field.name);
+    for (const auto& [name, value] : members(*parsed)) {
+        if (const Status taken = take_field(name, value, site); !taken) return taken.error().with(name);
     }
     return site;
 }

@@ -18,20 +18,18 @@ Error wrong(const std::string& path, const std::string& what) {
 
 /// A scalar as it would be typed; nullopt for objects, arrays and null.
 std::optional<std::string> as_text(const Json& value) {
-    if (value.is_text()) return value.text();
-    if (value.is_bool()) return *value.as_bool() ? "1" : "0";
+    if (const Result<bool> flag = as<bool>(value)) return *flag ? "1" : "0";
     if (value.is_number()) return to_text(value);
-    return std::nullopt;
+    const Result<std::string> text = as<std::string>(value);
+    return text ? std::optional(*text) : std::nullopt;
 }
 
 Result<std::vector<std::string>> as_texts(const Json& value, const std::string& where) {
     std::vector<std::string> texts;
-    const Json list = value.is_list() ? value : Json::list({value});
-    for (const Json& element : list.elements()) {
+    for (const Json& element : value.is_array() ? elements(value) : Json::array_t{value}) {
         std::optional<std::string> text = as_text(element);
         if (!text)
-            return Error{Errc::InvalidArgument,
-                         where + ": expected text, a number, true, false, or a list of these"};
+            return Error::invalid(where + ": expected text, a number, true, false, or a list of these");
         texts.push_back(*std::move(text));
     }
     return texts;
@@ -44,7 +42,7 @@ Result<ConfigFile> parse_config(const std::string& text, const std::string& path
     if (!root) return root.error().with(path);
     if (!root->is_object()) return wrong(path, "expected one JSON object");
     ConfigFile config;
-    for (const auto& [key, value] : root->members()) {
+    for (const auto& [key, value] : members(*root)) {
         Result<std::vector<std::string>> texts = as_texts(value, fmt::format("{}: {}", path, excerpt(key)));
         if (!texts) return texts.error();
         if (key == "program") {
@@ -52,7 +50,7 @@ Result<ConfigFile> parse_config(const std::string& text, const std::string& path
                 return wrong(path, "program: expected one name");
             config.program = texts->front();
         } else if (key == "args") {
-            if (!value.is_list()) return wrong(path, "args: expected a list");
+            if (!value.is_array()) return wrong(path, "args: expected a list");
             config.arguments = *std::move(texts);
         } else {
             config.options.emplace_back(key, *std::move(texts));

@@ -55,31 +55,31 @@ Json to_json(const Finding& finding) {
 }
 
 Json to_json(const GpuFacts& gpu) {
-    Json json = {{"index", gpu.index},
-                 {"name", gpu.name},
-                 {"uuid", gpu.uuid},
-                 {"bus_id", gpu.bus_id},
-                 {"numa_node", gpu.numa_node},
-                 {"lost", gpu.lost},
-                 {"memory_bytes", optional(gpu.total_bytes)},
-                 {"used_bytes", optional(gpu.used_bytes)},
-                 {"compute_capability", gpu.capability},
-                 {"ecc", optional(gpu.ecc)},
-                 {"uncorrected_ecc_errors", optional(gpu.uncorrected_now)},
-                 {"row_remap_pending", optional(gpu.remap_pending)},
-                 {"row_remap_failed", optional(gpu.remap_failed)},
-                 {"mig", optional(gpu.mig)},
-                 {"persistence", optional(gpu.persistence)},
-                 {"celsius", optional(gpu.celsius)},
-                 {"nvlinks", gpu.links},
-                 {"nvlinks_up", gpu.links_up}};
     const auto process_json = [](const GpuProcess& process) {
         return Json{
             {"pid", process.pid}, {"program", process.program}, {"used_bytes", optional(process.used_bytes)}};
     };
     const auto xid_json = [](const Xid& xid) { return Json{{"xid", xid.number}, {"text", xid.text}}; };
-    return json.set("processes", json_list(gpu.processes, process_json))
-        .set("xids", json_list(gpu.xids, xid_json));
+    return {{"index", gpu.index},
+            {"name", gpu.name},
+            {"uuid", gpu.uuid},
+            {"bus_id", gpu.bus_id},
+            {"numa_node", gpu.numa_node},
+            {"lost", gpu.lost},
+            {"memory_bytes", optional(gpu.total_bytes)},
+            {"used_bytes", optional(gpu.used_bytes)},
+            {"compute_capability", gpu.capability},
+            {"ecc", optional(gpu.ecc)},
+            {"uncorrected_ecc_errors", optional(gpu.uncorrected_now)},
+            {"row_remap_pending", optional(gpu.remap_pending)},
+            {"row_remap_failed", optional(gpu.remap_failed)},
+            {"mig", optional(gpu.mig)},
+            {"persistence", optional(gpu.persistence)},
+            {"celsius", optional(gpu.celsius)},
+            {"nvlinks", gpu.links},
+            {"nvlinks_up", gpu.links_up},
+            {"processes", json_list(gpu.processes, process_json)},
+            {"xids", json_list(gpu.xids, xid_json)}};
 }
 
 Json to_json(const TrialFacts& trial) {
@@ -155,7 +155,7 @@ std::string render_text(const std::vector<Finding>& findings, const Look& look) 
 
 std::string render_json(const Facts& facts, const std::vector<Finding>& findings) {
     Json variables = Json::object();
-    for (const auto& [name, value] : facts.variables) variables.set(name, value);
+    for (const auto& [name, value] : facts.variables) variables[name] = value;
     const Json json = {
         {"version", 1},
         {"ddprun", DDPRUN_VERSION},

@@ -75,7 +75,7 @@ TrialFacts read_trial(std::string_view output, int exit_code, std::int64_t start
     const std::size_t at = output.find(kResultMark);
     const std::string_view line =
         at == std::string_view::npos ? "" : output.substr(at, output.find('\n', at) - at);
-    const std::optional<Json> result = parse_json_object(line);
+    const Result<Json> result = parse_json_object(line);
     if (exit_code != 0 || !result) {
         facts.state = TrialFacts::State::Failed;
         facts.problem = telling_lines(output);

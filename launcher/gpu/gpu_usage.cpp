@@ -100,7 +100,7 @@ GpuUsage gpu_from(const Json& json) {
     take(json, "used_bytes", gpu.used_bytes);
     take(json, "total_bytes", gpu.total_bytes);
     take(json, "uuid", gpu.uuid);
-    for (const Json& process : json["processes"].elements()) {
+    for (const Json& process : elements(member(json, "processes"))) {
         if (process.is_object()) gpu.processes.push_back(process_from(process));
     }
     return gpu;
@@ -160,7 +160,7 @@ Json json_of(const std::vector<GpuUsage>& gpus) {
 
 std::vector<GpuUsage> gpu_usage_from(const Json& list) {
     std::vector<GpuUsage> found;
-    for (const Json& gpu : list.elements()) {
+    for (const Json& gpu : elements(list)) {
         if (gpu.is_object()) found.push_back(gpu_from(gpu));
     }
     return found;
@@ -171,9 +171,9 @@ std::string to_json(const std::vector<GpuUsage>& gpus) {
 }
 
 Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line) {
-    const std::optional<Json> json = parse_json_object(line);
-    if (!json || !(*json)["gpus"].is_list()) return Error{Errc::Protocol, "no list of GPUs", 0};
-    return gpu_usage_from((*json)["gpus"]);
+    const Result<Json> json = parse_json_object(line);
+    if (!json || !member(*json, "gpus").is_array()) return Error::protocol("no list of GPUs");
+    return gpu_usage_from(member(*json, "gpus"));
 }
 
 }  // namespace ddprun

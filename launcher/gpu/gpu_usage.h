@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,8 +11,6 @@
 #include "env/result.h"
 
 namespace ddprun {
-
-class Json;
 
 /// A process with a CUDA context on a GPU. In a container the driver may number it as the host does, or hide
 /// it.
@@ -40,8 +39,8 @@ std::vector<GpuUsage> measure_gpus();
 std::string render_gpu_usage(const std::vector<GpuUsage>& gpus);
 
 /// A list of objects; and back, what is no object left out.
-Json json_of(const std::vector<GpuUsage>& gpus);
-std::vector<GpuUsage> gpu_usage_from(const Json& list);
+nlohmann::ordered_json json_of(const std::vector<GpuUsage>& gpus);
+std::vector<GpuUsage> gpu_usage_from(const nlohmann::ordered_json& list);
 /// One line of JSON, with newline; and back. Error: Protocol.
 std::string to_json(const std::vector<GpuUsage>& gpus);
 Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line);

@@ -41,57 +41,46 @@ void look_at_segment(HangSample& sample, const RankLine& line) {
     sample.bytes = line.bytes.load(std::memory_order_relaxed);
 }
 
-/// Positions in a rank's array: names would be most of the text.
-struct At {
-    enum : std::uint8_t {
-        Rank,
-        Alive,
-        Stopped,
-        Cpu,
-        Io,
-        Progress,
-        Joined,
-        Started,
-        Finished,
-        Operation,
-        Bytes,
-        Step,
-        Awaited
-    };
-};
+/// The values of a rank's array in their order: names would be most of the text.
+template <class Sample, class Field>
+void each_value(Sample& sample, std::int64_t& cpu_ns, std::uint32_t& operation, const Field& field) {
+    field(sample.rank);
+    field(sample.alive);
+    field(sample.stopped);
+    field(cpu_ns);
+    field(sample.io_bytes);
+    field(sample.progress_ns);
+    field(sample.joined);
+    field(sample.started_seq);
+    field(sample.finished_seq);
+    field(operation);
+    field(sample.bytes);
+    field(sample.step);
+    field(sample.awaited);
+}
 
 Json json_of(const HangSample& sample) {
-    return Json::list({sample.rank, sample.alive, sample.stopped, sample.cpu.count(), sample.io_bytes,
-                       sample.progress_ns, sample.joined, sample.started_seq, sample.finished_seq,
-                       static_cast<std::uint32_t>(sample.operation), sample.bytes, sample.step,
-                       sample.awaited});
+    Json list = Json::array();
+    std::int64_t cpu_ns = sample.cpu.count();
+    auto operation = static_cast<std::uint32_t>(sample.operation);
+    each_value(sample, cpu_ns, operation, [&](const auto& value) { list.push_back(value); });
+    return list;
 }
 
-/// False where the field is absent, of another kind, or does not fit.
-template <class T>
-bool take_field(const std::optional<T>& field, T& into) {
-    if (field) into = *field;
-    return field.has_value();
-}
-
+/// nullopt where a value is absent, of another kind, or does not fit.
 std::optional<HangSample> sample_from(const Json& json) {
     HangSample sample;
     std::int64_t cpu_ns = 0;
-    std::uint64_t operation = 0;
-    const bool is_whole = take_field(json[At::Rank].as_int(), sample.rank) &&
-                          take_field(json[At::Alive].as_bool(), sample.alive) &&
-                          take_field(json[At::Stopped].as_bool(), sample.stopped) &&
-                          take_field(json[At::Cpu].as_int64(), cpu_ns) &&
-                          take_field(json[At::Io].as_uint64(), sample.io_bytes) &&
-                          take_field(json[At::Progress].as_int64(), sample.progress_ns) &&
-                          take_field(json[At::Joined].as_bool(), sample.joined) &&
-                          take_field(json[At::Started].as_uint64(), sample.started_seq) &&
-                          take_field(json[At::Finished].as_uint64(), sample.finished_seq) &&
-                          take_field(json[At::Operation].as_uint64(), operation) &&
-                          take_field(json[At::Bytes].as_uint64(), sample.bytes) &&
-                          take_field(json[At::Step].as_uint64(), sample.step) &&
-                          take_field(json[At::Awaited].as_bool(), sample.awaited);
-    if (!is_whole || !std::in_range<std::uint32_t>(operation)) return std::nullopt;
+    std::uint32_t operation = 0;
+    const Json::array_t& values = elements(json);
+    std::size_t at = 0, taken = 0;
+    each_value(sample, cpu_ns, operation, [&]<class T>(T& into) {
+        const Result<T> value = as<T>(at < values.size() ? values[at] : Json());
+        if (value) into = *value;
+        taken += value ? 1 : 0;
+        ++at;
+    });
+    if (taken != at) return std::nullopt;
     sample.cpu = Duration(cpu_ns);
     sample.operation = static_cast<SegmentOp>(operation);
     return sample;
@@ -123,20 +112,20 @@ HangSample sample_rank(int rank, pid_t pid, const RankLine& line) {
 
 std::string to_json(const NodeLook& look) {
     Json json = {{"ok", true}, {"generation", look.generation}, {"is_running", look.is_running}};
-    if (!look.ranks.empty()) json.set("host", look.ranks.front().host);
-    json.set("ranks", json_list(look.ranks, [](const HangSample& sample) { return json_of(sample); }));
+    if (!look.ranks.empty()) json["host"] = look.ranks.front().host;
+    json["ranks"] = json_list(look.ranks, [](const HangSample& sample) { return json_of(sample); });
     return to_text(json) + '\n';
 }
 
 Result<NodeLook> node_look_from_json(std::string_view line) {
     const Error malformed{Errc::Protocol, "its look at the workers makes no sense", 0};
-    const std::optional<Json> json = parse_json_object(line);
+    const Result<Json> json = parse_json_object(line);
     if (!json) return malformed;
-    const std::optional<std::uint64_t> generation = (*json)["generation"].as_uint64();
-    const std::optional<bool> is_running = (*json)["is_running"].as_bool();
-    if (!generation || !is_running || !(*json)["ranks"].is_list()) return malformed;
+    const Result<std::uint64_t> generation = as<std::uint64_t>(*json, "generation");
+    const Result<bool> is_running = as<bool>(*json, "is_running");
+    if (!generation || !is_running || !member(*json, "ranks").is_array()) return malformed;
     NodeLook look{*generation, *is_running, {}};
-    for (const Json& rank : (*json)["ranks"].elements()) {
+    for (const Json& rank : elements(member(*json, "ranks"))) {
         std::optional<HangSample> sample = sample_from(rank);
         if (!sample) return malformed;
         take(*json, "host", sample->host);

@@ -86,7 +86,7 @@ std::string to_json(const std::vector<RankStack>& stacks) {
 }
 
 Result<std::vector<RankStack>> stacks_from_json(std::string_view line) {
-    const std::optional<Json> json = parse_json_object(line);
+    const Result<Json> json = parse_json_object(line);
     if (!json) return Error{Errc::Protocol, "its answer makes no sense", 0};
     if (!json->contains("stacks")) {
         std::string why = "it gave no stacks";
@@ -94,14 +94,14 @@ Result<std::vector<RankStack>> stacks_from_json(std::string_view line) {
         return Error{Errc::Refused, why, 0};
     }
     std::vector<RankStack> found;
-    for (const Json& one : (*json)["stacks"].elements()) {
+    for (const Json& one : elements(member(*json, "stacks"))) {
         if (!one.is_object()) continue;
         RankStack stack;
         stack.rank = -1;
         take(one, "rank", stack.rank);
         take(one, "host", stack.host);
         take(one, "pid", stack.pid);
-        stack.method = method_named(one["method"].text());
+        stack.method = method_named(text_of(one, "method"));
         take(one, "text", stack.text);
         found.push_back(std::move(stack));
     }

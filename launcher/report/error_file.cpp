@@ -32,7 +32,7 @@ std::string readable_name(const std::string& symbol) {
 std::string device_words(const Json& extra, const std::string& message) {
     std::string lines;
     for (const auto& [key, library] : {std::pair{"nccl_error", "NCCL"}, std::pair{"cuda_error", "CUDA"}}) {
-        const std::string& words = extra[key].text();
+        const std::string words = text_of(extra, key);
         if (!words.empty() && message.find(words) == std::string::npos)
             lines += fmt::format("last {} error: {}\n", library, words);
     }
@@ -40,11 +40,12 @@ std::string device_words(const Json& extra, const std::string& message) {
 }
 
 /// torch adds the code to reports whose message is an object, and leaves others as they are.
-std::optional<Json> with_code(const std::string& report, int code) {
-    std::optional<Json> json = parse_json_object(report);
-    if (!json || !json->contains("message")) return std::nullopt;
-    Json message = (*json)["message"];
-    if (message.is_object()) json->set("message", message.set("errorCode", code));
+Result<Json> with_code(const std::string& report, int code) {
+    Result<Json> json = parse_json_object(report);
+    if (!json) return json;
+    const auto message = json->find("message");
+    if (message == json->end()) return Error::invalid("there is no message");
+    if (message->is_object()) (*message)["errorCode"] = code;
     return json;
 }
 
@@ -75,15 +76,15 @@ std::string with_readable_names(std::string_view text) {
 }
 
 std::string readable_error_file(std::string_view content) {
-    const std::optional<Json> json = parse_json_object(content);
+    const Result<Json> json = parse_json_object(content);
     if (!json) return std::string(trim(content));
     // {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, in older releases {"message":
     // "..."}.
-    const Json& inner = (*json)["message"];
-    std::string text = inner.is_text() ? inner.text() : inner["message"].text();
+    const Json& inner = member(*json, "message");
+    std::string text = as<std::string>(inner).value_or(text_of(inner, "message"));
     if (text.empty()) return std::string(trim(content));
-    const Json& extra = inner["extraInfo"];
-    const std::string stack = with_readable_names(extra["py_callstack"].text());
+    const Json& extra = member(inner, "extraInfo");
+    const std::string stack = with_readable_names(text_of(extra, "py_callstack"));
     const std::string device = device_words(extra, text);
     // A Python trace ends with the message; do not say it twice.
     if (stack.find(text) != std::string::npos) return device + std::string(trim(stack));
@@ -92,8 +93,7 @@ std::string readable_error_file(std::string_view content) {
 }
 
 std::string render_launcher_error_file(const LauncherFailure& failure) {
-    if (const std::optional<Json> json = with_code(failure.report, failure.error_code))
-        return to_text(*json) + "\n";
+    if (const Result<Json> json = with_code(failure.report, failure.error_code)) return to_text(*json) + "\n";
     const Json extra{{"py_callstack", failure.trace}, {"timestamp", fmt::format("{}", failure.unix_seconds)}};
     const Json message{{"message", failure.message}, {"errorCode", failure.error_code}, {"extraInfo", extra}};
     return to_text(Json{{"message", message}}) + "\n";

@@ -202,26 +202,24 @@ std::string describe_job(const JobEnd& end) {
 }
 
 Json to_json(const WorkerEnd& end) {
-    Json json;
-    json.set("rank", end.rank);
-    json.set("local_rank", end.local_rank);
-    json.set("node", end.node);
-    json.set("host", end.host);
-    json.set("pid", end.pid);
-    if (!end.exec_failure.empty()) json.set("exec_failure", end.exec_failure);
-    else if (end.signaled)
-        json.set("signal", Json{{"number", end.status}, {"name", signal_name(end.status)}});
-    else json.set("exit_code", end.status);
-    json.set("dumped_core", end.dumped_core);
-    json.set("stopped_by_ddprun", end.by_us || end.stopped_failing);
+    Json json = {{"rank", end.rank},
+                 {"local_rank", end.local_rank},
+                 {"node", end.node},
+                 {"host", end.host},
+                 {"pid", end.pid}};
+    if (!end.exec_failure.empty()) json["exec_failure"] = end.exec_failure;
+    else if (end.signaled) json["signal"] = {{"number", end.status}, {"name", signal_name(end.status)}};
+    else json["exit_code"] = end.status;
+    json["dumped_core"] = end.dumped_core;
+    json["stopped_by_ddprun"] = end.by_us || end.stopped_failing;
     if (end.error_reported)
-        json.set("seconds_from_error_report_to_end", in_seconds(end.ended - *end.error_reported));
-    json.set("seconds_after_start", in_seconds(Duration(end.after_start_ns)));
-    json.set("order", end.order);
-    if (!end.meaning.empty()) json.set("meaning", end.meaning);
-    if (!end.last_collective.empty()) json.set("last_collective", end.last_collective);
-    if (!end.last_stderr.empty()) json.set("last_stderr", end.last_stderr);
-    if (!end.error_file.empty()) json.set("error_report", end.error_file);
+        json["seconds_from_error_report_to_end"] = in_seconds(end.ended - *end.error_reported);
+    json["seconds_after_start"] = in_seconds(Duration(end.after_start_ns));
+    json["order"] = end.order;
+    if (!end.meaning.empty()) json["meaning"] = end.meaning;
+    if (!end.last_collective.empty()) json["last_collective"] = end.last_collective;
+    if (!end.last_stderr.empty()) json["last_stderr"] = end.last_stderr;
+    if (!end.error_file.empty()) json["error_report"] = end.error_file;
     return json;
 }
 
@@ -309,30 +307,31 @@ Status check_report_file(const JobSpec& spec) {
 }
 
 std::string render_report_json(const JobEnd& end) {
-    Json json;
-    json.set("version", 1);
-    json.set("run_id", end.run_id);
-    json.set("program", end.program);
-    json.set("exit_code", exit_code(end));
-    const WorkerEnd* cause = root_cause(end);
-    json.set("first_cause", cause == nullptr
-                                ? Json()
-                                : to_json(*cause).set("meaning", cause->meaning.empty() ? explain_end(*cause)
-                                                                                        : cause->meaning));
-    json.set("failure", end.failure);
-    json.set("generation", end.generation);
-    json.set("restarts_used", end.restarts_used);
-    json.set("max_restarts", end.max_restarts);
-    json.set("world_size", end.world_size);
-    json.set("seconds", in_seconds(end.wall));
-    json.set("preempted", end.preempted);
-    json.set("out_of_time", end.out_of_time);
-    json.set("hung", end.hung);
-    json.set("stopped_by_signal", end.stopped_by_signal ? Json(signal_name(*end.stopped_by_signal)) : Json());
-    json.set("workers", json_list(end.workers, [](const WorkerEnd& worker) { return to_json(worker); }));
-    json.set("notes", end.notes);
-    json.set("lost_output", Json{{"bytes", end.loss.bytes}, {"why", end.loss.why}});
-    json.set("log_directory", end.log_directory);
+    Json first_cause;
+    if (const WorkerEnd* cause = root_cause(end)) {
+        first_cause = to_json(*cause);
+        first_cause["meaning"] = cause->meaning.empty() ? explain_end(*cause) : cause->meaning;
+    }
+    const Json json = {
+        {"version", 1},
+        {"run_id", end.run_id},
+        {"program", end.program},
+        {"exit_code", exit_code(end)},
+        {"first_cause", first_cause},
+        {"failure", end.failure},
+        {"generation", end.generation},
+        {"restarts_used", end.restarts_used},
+        {"max_restarts", end.max_restarts},
+        {"world_size", end.world_size},
+        {"seconds", in_seconds(end.wall)},
+        {"preempted", end.preempted},
+        {"out_of_time", end.out_of_time},
+        {"hung", end.hung},
+        {"stopped_by_signal", end.stopped_by_signal ? Json(signal_name(*end.stopped_by_signal)) : Json()},
+        {"workers", json_list(end.workers, [](const WorkerEnd& worker) { return to_json(worker); })},
+        {"notes", end.notes},
+        {"lost_output", {{"bytes", end.loss.bytes}, {"why", end.loss.why}}},
+        {"log_directory", end.log_directory}};
     // A worker may write anything, also what is no UTF-8.
     return to_text(json, 2) + '\n';
 }

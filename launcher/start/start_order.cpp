@@ -41,7 +41,7 @@ Json to_json(const FileIdentity& file) {
 }
 
 FileIdentity file_from(const Json& json) {
-    return {json["path"].text(), json["bytes"].as_uint64().value_or(0), json["id"].text()};
+    return {text_of(json, "path"), as<std::uint64_t>(json, "bytes").value_or(0), text_of(json, "id")};
 }
 
 std::string_view name_in(std::string_view variable) { return variable.substr(0, variable.find('=')); }
@@ -131,23 +131,26 @@ std::string encode(const StartOrder& order) {
 
 Result<StartOrder> decode_start_order(std::string_view text) {
     const std::vector<std::string_view> pieces = split(text, '\0');
-    const std::optional<Json> json = parse_json_object(pieces.front());
-    const std::uint64_t arguments = json ? (*json)["arguments"].as_uint64().value_or(0) : 0;
-    if (!json || arguments > pieces.size() - 1 ||
-        (*json)["environment"].as_uint64() != pieces.size() - 1 - arguments) {
+    const Result<Json> json = parse_json_object(pieces.front());
+    std::uint64_t arguments = 0, variables = 0;
+    if (json) take(*json, "arguments", arguments);
+    if (json) take(*json, "environment", variables);
+    if (!json || arguments > pieces.size() - 1 || variables != pieces.size() - 1 - arguments) {
         return Error{Errc::Protocol, "the order of the head makes no sense (another version of ddprun?)", 0};
     }
     StartOrder order;
-    order.directory = (*json)["directory"].text();
-    order.head = (*json)["head"].text();
-    order.head_is_apart = (*json)["head_is_apart"].as_bool().value_or(false);
-    order.environment_is_whole = (*json)["environment_is_whole"].as_bool().value_or(true);
-    order.run_id = (*json)["run_id"].text();
-    order.sends_output = (*json)["sends_output"].as_bool().value_or(false);
-    order.ddprun = file_from((*json)["ddprun"]);
-    order.program = file_from((*json)["program"]);
-    for (const Json& host : (*json)["hosts"].elements()) order.hosts.push_back(host.text());
-    for (const Json& count : (*json)["slots"].elements()) order.slots.push_back(count.as_int().value_or(0));
+    take(*json, "directory", order.directory);
+    take(*json, "head", order.head);
+    take(*json, "head_is_apart", order.head_is_apart);
+    take(*json, "environment_is_whole", order.environment_is_whole);
+    take(*json, "run_id", order.run_id);
+    take(*json, "sends_output", order.sends_output);
+    order.ddprun = file_from(member(*json, "ddprun"));
+    order.program = file_from(member(*json, "program"));
+    for (const Json& host : elements(member(*json, "hosts")))
+        order.hosts.push_back(as<std::string>(host).value_or(""));
+    for (const Json& count : elements(member(*json, "slots")))
+        order.slots.push_back(as<int>(count).value_or(0));
     order.slots.resize(order.hosts.size());
     for (std::size_t i = 1; i < pieces.size(); ++i)
         (i <= arguments ? order.arguments : order.environment).emplace_back(pieces[i]);

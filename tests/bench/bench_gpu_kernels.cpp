@@ -279,16 +279,16 @@ std::vector<StepCost> measure_step_costs(const GpuPointer& gpu) {
 }
 
 Json print_step_costs(const std::vector<StepCost>& costs) {
-    Json rows = Json::list();
+    Json rows = Json::array();
     for (const StepCost& cost : costs) {
         fmt::print("host time of {:32} {:7.1f} us for 200 parameters of 1000\n", cost.part, cost.us);
-        rows.add({{"part", cost.part}, {"model", "200 parameters of 1000"}, {"us", cost.us}});
+        rows.push_back({{"part", cost.part}, {"model", "200 parameters of 1000"}, {"us", cost.us}});
     }
     return rows;
 }
 
 Json print_kernels(const std::vector<Result>& results) {
-    Json rows = Json::list();
+    Json rows = Json::array();
     const double copy = results.front().gigabytes_per_second;
     for (const Result& result : results) {
         const double share = result.gigabytes_per_second / copy;
@@ -297,24 +297,24 @@ Json print_kernels(const std::vector<Result>& results) {
                    !result.has_bar      ? ""
                    : share >= kShareBar ? ""
                                         : fmt::format("  below {:.0f} %", 100 * kShareBar));
-        rows.add({{"name", result.name},
-                  {"gb_per_s", result.gigabytes_per_second},
-                  {"share_of_copy", share},
-                  {"bar", result.has_bar ? Json(kShareBar) : Json()}});
+        rows.push_back({{"name", result.name},
+                        {"gb_per_s", result.gigabytes_per_second},
+                        {"share_of_copy", share},
+                        {"bar", result.has_bar ? Json(kShareBar) : Json()}});
     }
     return rows;
 }
 
 Json print_bookkeeping(const std::vector<Bookkeeping>& results) {
-    Json rows = Json::list();
+    Json rows = Json::array();
     for (const Bookkeeping& result : results) {
         fmt::print("host time of DDP per step, {:24} {:7.1f} us, {:6.1f} us without starting collectives{}\n",
                    result.model, result.all_us, result.own_us,
                    result.own_us <= kBookkeepingBar ? "" : fmt::format("  above {:.0f} us", kBookkeepingBar));
-        rows.add({{"model", result.model},
-                  {"us", result.all_us},
-                  {"own_us", result.own_us},
-                  {"bar_us", kBookkeepingBar}});
+        rows.push_back({{"model", result.model},
+                        {"us", result.all_us},
+                        {"own_us", result.own_us},
+                        {"bar_us", kBookkeepingBar}});
     }
     return rows;
 }
@@ -346,19 +346,19 @@ int run(const Options& options) {
     }
     const std::vector<Result> kernels = Bench(gpu, sized).run();
     Json json = {{"fake", is_fake()}, {"elements", sized.elements}};
-    json.set("kernels", print_kernels(kernels));
-    json.set("optimizer_host_time", print_step_costs(measure_step_costs(gpu)));
+    json["kernels"] = print_kernels(kernels);
+    json["optimizer_host_time"] = print_step_costs(measure_step_costs(gpu));
     std::vector<Bookkeeping> hosts;
     try {
         hosts = measure_bookkeeping(gpu);
-        json.set("bookkeeping", print_bookkeeping(hosts));
+        json["bookkeeping"] = print_bookkeeping(hosts);
     } catch (const ddp::Error& error) {
         fmt::print("host time of DDP per step: not measured: {}\n", error.what());
     }
     fmt::print("{}\n", summary(kernels, hosts));
     if (options.json.empty()) return 0;
     std::ofstream file(options.json);
-    file << to_text(json, 2) << "\n";
+    file << ddprun::to_text(json, 2) << "\n";
     if (file.flush()) return 0;
     fmt::print(stderr, "bench_gpu_kernels: {} cannot be written\n", options.json);
     return 1;

@@ -47,8 +47,8 @@ class TrainJob : public ::testing::Test {
         const Json &mine = log["epochs"], &theirs = expected["epochs"];
         ASSERT_EQ(mine.size(), theirs.size());
         for (std::size_t e = 0; e < mine.size(); ++e) {
-            const double loss = theirs[e]["loss"].as_double().value();
-            EXPECT_NEAR(mine[e]["loss"].as_double().value(), loss, tolerance * loss) << "epoch " << e + 1;
+            const double loss = theirs[e]["loss"].get<double>();
+            EXPECT_NEAR(mine[e]["loss"].get<double>(), loss, tolerance * loss) << "epoch " << e + 1;
         }
     }
 
@@ -102,8 +102,8 @@ TEST_F(TrainJob, ACheckpointOfEitherDeviceResumesOnTheOther) {
         train("third", 2, {"--device=cpu", "--epochs=6", "--checkpoint-dir=shared", "--resume"});
     ASSERT_EQ(third["epochs"].size(), 2u);
     for (const std::size_t e : {0u, 1u}) {
-        const double loss = whole["epochs"][e + 4]["loss"].as_double().value();
-        EXPECT_NEAR(third["epochs"][e]["loss"].as_double().value(), loss, 1e-3 * loss);
+        const double loss = whole["epochs"][e + 4]["loss"].get<double>();
+        EXPECT_NEAR(third["epochs"][e]["loss"].get<double>(), loss, 1e-3 * loss);
     }
 }
 

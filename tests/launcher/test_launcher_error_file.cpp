@@ -14,8 +14,7 @@ namespace ddprun {
 namespace {
 
 Json written_for(const LauncherFailure& failure) {
-    const std::optional<Json> json = parse_json_object(render_launcher_error_file(failure));
-    return json.value_or(Json());
+    return parse_json_object(render_launcher_error_file(failure)).value_or(Json());
 }
 
 TEST(LauncherErrorFile, IsTheWorkersOwnReportWithItsCode) {
@@ -26,8 +25,8 @@ TEST(LauncherErrorFile, IsTheWorkersOwnReportWithItsCode) {
          .error_code = 3});
     EXPECT_EQ(json,
               (Json{{"message", Json{{"message", "ValueError: no"},
-                                     {"errorCode", 3},
-                                     {"extraInfo", Json{{"py_callstack", "Traceback"}, {"timestamp", "7"}}}}},
+                                     {"extraInfo", Json{{"py_callstack", "Traceback"}, {"timestamp", "7"}}},
+                                     {"errorCode", 3}}},
                     {"more", 1}}));
 }
 

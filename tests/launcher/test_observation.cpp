@@ -520,7 +520,7 @@ TEST(EventFile, AFullDiskIsSaidOnceAndTheNextLineIsWhole) {
     std::vector<std::string> events;
     for (std::string line; std::getline(in, line);) {
         const Json json = parse_json(line).value_or(Json());
-        if (json.is_object()) events.push_back(json["event"].text());
+        if (json.is_object()) events.push_back(json["event"].get<std::string>());
     }
     EXPECT_THAT(events, ElementsAre("first", "fourth"));
 }

@@ -423,7 +423,7 @@ TEST(JsonReport, SaysTheSame) {
     EXPECT_EQ(json["exit_code"], 137);
     EXPECT_EQ(json["first_cause"]["rank"], 1);
     EXPECT_EQ(json["first_cause"]["signal"]["name"], "SIGKILL");
-    EXPECT_THAT(json["first_cause"]["meaning"].text(), HasSubstr("out-of-memory"));
+    EXPECT_THAT(json["first_cause"]["meaning"].get<std::string>(), HasSubstr("out-of-memory"));
     EXPECT_EQ(json["workers"].size(), 2U);
     EXPECT_EQ(json["workers"][0]["stopped_by_ddprun"], true);
     EXPECT_TRUE(json["stopped_by_signal"].is_null());

@@ -57,7 +57,7 @@ class PbsUser {
     /// What qstat tells of a job, also of a finished one.
     [[nodiscard]] Json status(const std::string& id) const {
         const Json told = parse_json(run({"qstat", "-x", "-f", "-F", "json", id}).out).value_or(Json());
-        return told["Jobs"][id];
+        return member(member(told, "Jobs"), id);
     }
 
     /// The same, once the job has this state; null when that does not come.
@@ -65,7 +65,7 @@ class PbsUser {
         Json job;
         const bool has_come = comes([&] {
             job = status(id);
-            return job["job_state"].text() == state;
+            return text_of(job, "job_state") == state;
         });
         return has_come ? job : Json();
     }

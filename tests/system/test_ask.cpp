@@ -74,12 +74,12 @@ TEST_F(Ask, PsNamesTheJobAndItsWorkers) {
     ASSERT_EQ(status["workers"].size(), 2u);
     EXPECT_EQ(status["workers"][1]["rank"], 1);
     EXPECT_EQ(status["workers"][1]["state"], "running");
-    EXPECT_GT(status["workers"][1]["rss_bytes"].as_int64().value_or(0), 0);
+    EXPECT_GT(status["workers"][1]["rss_bytes"].get<std::int64_t>(), 0);
 
     const Outcome table = ask(id_, {"ps"});
-    EXPECT_THAT(table.out, AllOf(HasSubstr("running, generation 1, 0 of 3 restarts, 2 workers"),
-                                 HasSubstr(std::to_string(status["workers"][0]["pid"].as_int().value_or(-1)) +
-                                           " running")));
+    EXPECT_THAT(table.out,
+                AllOf(HasSubstr("running, generation 1, 0 of 3 restarts, 2 workers"),
+                      HasSubstr(std::to_string(status["workers"][0]["pid"].get<int>()) + " running")));
     EXPECT_EQ(ask(id_, {"top"}).out.find("job "), 0u);
 }
 
@@ -106,15 +106,14 @@ TEST_F(Ask, PsTellsWhichGpuEachWorkerUses) {
         return status;
     };
     const Json presumed = status_when([](const Json& second) { return second.contains("gpus"); });
-    EXPECT_EQ(presumed["workers"][0]["gpus"], Json::list({1}));
+    EXPECT_EQ(presumed["workers"][0]["gpus"], Json::array({1}));
     EXPECT_EQ(presumed["workers"][0]["gpus_presumed"], true);
-    EXPECT_EQ(presumed["workers"][1]["gpus"], Json::list({0}));
+    EXPECT_EQ(presumed["workers"][1]["gpus"], Json::array({0}));
 
-    is(R"({"bytes": 640, "pid": )" + std::to_string(presumed["workers"][1]["pid"].as_int().value_or(-1)) +
-       "}");
+    is(R"({"bytes": 640, "pid": )" + std::to_string(presumed["workers"][1]["pid"].get<int>()) + "}");
     const Json seen =
-        status_when([](const Json& second) { return second["gpus_presumed"] == false; })["workers"];
-    EXPECT_EQ(seen[1]["gpus"], Json::list({1}));
+        status_when([](const Json& second) { return member(second, "gpus_presumed") == false; })["workers"];
+    EXPECT_EQ(seen[1]["gpus"], Json::array({1}));
     EXPECT_EQ(seen[1]["gpu_bytes"], 640);
     EXPECT_FALSE(seen[0].contains("gpus")) << "the driver shows that it uses none";
     EXPECT_THAT(ask(id_, {"ps"}).out, AllOf(HasSubstr("GPU MEM"), HasSubstr("GPU 1: 87 % busy")));
@@ -261,7 +260,7 @@ TEST_F(Ask, NothingAnswersAfterTheJob) {
 TEST_F(Ask, AnotherUserIsRefused) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
     start({}, {});
-    const std::string name = "ddprun/0/" + status_of(id_)["job"].text();
+    const std::string name = "ddprun/0/" + status_of(id_)["job"].get<std::string>();
     std::string answer;
     std::thread([&] {
         // The raw call changes this thread only; connect() shows its credentials.
@@ -321,8 +320,8 @@ TEST(Events, TellTheWholeStoryOfARestart) {
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     std::map<std::string, int> count;
     for (const Json& event : events_in(directory.file("events"))) {
-        ++count[event["event"].text()];
-        if (event["event"] == "worker_exited" && event["exit_code"] == 5) {
+        ++count[event["event"].get<std::string>()];
+        if (event["event"] == "worker_exited" && member(event, "exit_code") == 5) {
             EXPECT_EQ(event["rank"], 1);
             EXPECT_EQ(event["generation"], 1);
         }

@@ -64,7 +64,7 @@ class PbsBatch : public ::testing::Test {
         return program.wait();
     }
     [[nodiscard]] std::string state_of(const std::string& id) const {
-        return user_->status(id)["job_state"].text();
+        return text_of(user_->status(id), "job_state");
     }
 
     const int count_;

@@ -48,8 +48,8 @@ TEST(Doctor, RunsAnAllReduceAmongTheCpusOfAMachineWithoutGpus) {
     const Json json = parse_json(outcome.out).value_or(Json());
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
     ASSERT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
-    EXPECT_GE(json["all_reduce"]["workers"].as_int().value_or(0), 1);
-    EXPECT_THAT(json["all_reduce"]["backend"].text(), HasSubstr("shared memory"));
+    EXPECT_GE(json["all_reduce"]["workers"].get<int>(), 1);
+    EXPECT_THAT(json["all_reduce"]["backend"].get<std::string>(), HasSubstr("shared memory"));
     EXPECT_EQ(outcome.status, json["worst"] == "error" ? 1 : 0);
 }
 
@@ -63,7 +63,7 @@ TEST(Doctor, RunsAnAllReduceAmongTheGpus) {
     EXPECT_EQ(json["gpus"][0]["bus_id"], "0000:3b:00.0");
     ASSERT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
     EXPECT_EQ(json["all_reduce"]["workers"], 2);
-    EXPECT_THAT(json["all_reduce"]["backend"].text(), HasSubstr("nccl"));
+    EXPECT_THAT(json["all_reduce"]["backend"].get<std::string>(), HasSubstr("nccl"));
 }
 
 TEST(Doctor, ExitsWithOneWhenAGpuIsIll) {

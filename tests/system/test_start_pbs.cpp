@@ -42,7 +42,7 @@ class StartPbs : public ::testing::Test {
     }
     std::string output() { return file_content(user_->file("out")); }
     int exit_status_of(const std::string& id) {
-        return user_->await_state(id, "F")["Exit_status"].as_int().value_or(-1);
+        return user_->await_state(id, "F")["Exit_status"].get<int>();
     }
 
     const std::string mark_ = unique_name("pbs");

@@ -48,7 +48,7 @@ class Train : public ::testing::Test {
 TEST_F(Train, FourWorkersReachNinetySevenPercentAndHoldTheSameParameters) {
     const Outcome outcome = run(command(4, {"--log-json", "log.json"}), here());
     ASSERT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_GE(log_of("log.json")["held_out_accuracy"].as_double().value(), 0.97);
+    EXPECT_GE(log_of("log.json")["held_out_accuracy"].get<double>(), 0.97);
     EXPECT_THAT(outcome.out, HasSubstr("parameters are bitwise equal on 4 workers"));
     EXPECT_THAT(outcome.out, HasSubstr("learning rate 0.08 (0.02 x 4 workers"));
     EXPECT_LT(outcome.took, std::chrono::seconds(60));
@@ -92,7 +92,7 @@ TEST_F(Train, OneAndFourWorkersHaveTheSameLossCurveForTheSameEffectiveBatch) {
     ASSERT_EQ(one.size(), 8u);
     ASSERT_EQ(four.size(), 8u);
     for (std::size_t epoch = 0; epoch < one.size(); ++epoch) {
-        const double a = one[epoch]["loss"].as_double().value(), b = four[epoch]["loss"].as_double().value();
+        const double a = one[epoch]["loss"].get<double>(), b = four[epoch]["loss"].get<double>();
         EXPECT_NEAR(a, b, 1e-4 * std::abs(a)) << "epoch " << epoch;
     }
 }

@@ -49,7 +49,7 @@ class ErrorReport : public ::testing::Test {
         ::unsetenv("RANK");
     }
     ddprun::Json message() const { return ddprun::test::json_file(path_)["message"]; }
-    std::string stack() const { return message()["extraInfo"]["py_callstack"].text(); }
+    std::string stack() const { return message()["extraInfo"]["py_callstack"].get<std::string>(); }
 
     ddprun::test::TemporaryDirectory directory_;
     std::string path_;
@@ -63,14 +63,14 @@ TEST_F(ErrorReport, HasTheTextAndOriginOfAnExceptionAndExitsWithOne) {
     EXPECT_EXIT(main(), ::testing::ExitedWithCode(1), "prog: rank 3: no \"data\"");
     EXPECT_EQ(message()["message"], "rank 3: no \"data\"\nat all");
     EXPECT_THAT(stack(), HasSubstr("#0 "));
-    EXPECT_THAT(message()["extraInfo"]["timestamp"].text(), ::testing::MatchesRegex("[0-9]+"));
+    EXPECT_THAT(message()["extraInfo"]["timestamp"].get<std::string>(), ::testing::MatchesRegex("[0-9]+"));
 }
 
 TEST_F(ErrorReport, IsWrittenForACrashAndKeepsTheSignal) {
     for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
         EXPECT_EXIT((void)run_main("prog", [&] { return ::raise(signal); }),
                     ::testing::KilledBySignal(signal), "died of SIG");
-        EXPECT_THAT(message()["message"].text(), ::testing::StartsWith("SIG")) << signal;
+        EXPECT_THAT(message()["message"].get<std::string>(), ::testing::StartsWith("SIG")) << signal;
         EXPECT_THAT(stack(), HasSubstr("#0 ")) << signal;
     }
 }

@@ -44,7 +44,7 @@ std::string to_json(const Summary& summary) {
                        {"seconds", summary.seconds},
                        {"parameters_sha256", summary.digest},
                        {"checkpoint", summary.checkpoint}};
-    return to_text(json, 2) + "\n";
+    return ddprun::to_text(json, 2) + "\n";
 }
 
 }  // namespace train

@@ -28,7 +28,9 @@
 
 namespace {
 
+using ddprun::as;
 using ddprun::Json;
+using ddprun::member;
 using ddprun::nvml::Code;
 using ddprun::nvml::Device;
 
@@ -38,7 +40,7 @@ Json machine() {
     std::ifstream in(file);
     std::stringstream content;
     content << in.rdbuf();
-    if (std::optional<Json> read = ddprun::parse_json_object(content.str())) return *std::move(read);
+    if (ddprun::Result<Json> read = ddprun::parse_json_object(content.str())) return *std::move(read);
     std::fprintf(stderr, "fake NVML: %s does not hold a JSON object\n", file);
     std::abort();
 }
@@ -48,13 +50,14 @@ Device handle_of(unsigned index) { return reinterpret_cast<Device>(static_cast<s
 
 Json gpu(Device device) { return machine()["gpus"][reinterpret_cast<std::uintptr_t>(device) - 1]; }
 
-void assign(const Json& from, int* out) { *out = from.as_int().value(); }
-void assign(const Json& from, unsigned* out) { *out = static_cast<unsigned>(from.as_uint64().value()); }
-void assign(const Json& from, unsigned long long* out) { *out = from.as_uint64().value(); }
+template <class T>
+void assign(const Json& from, T* out) {
+    *out = from.get<T>();
+}
 
 Code text(const Json& object, const char* key, char* out, unsigned length) {
     if (!object.contains(key)) return Code::NotSupported;
-    const std::string value = object[key].text();
+    const std::string value = object[key].get<std::string>();
     if (value.size() + 1 > length) return Code::InsufficientSize;
     std::memcpy(out, value.c_str(), value.size() + 1);
     return Code::Success;
@@ -78,18 +81,18 @@ Code element(const Json& object, const char* key, std::size_t at, T* out) {
 
 extern "C" {
 
-Code nvmlInit_v2() { return static_cast<Code>(machine()["init"].as_int().value_or(0)); }
+Code nvmlInit_v2() { return static_cast<Code>(as<int>(machine(), "init").value_or(0)); }
 Code nvmlShutdown() { return Code::Success; }
 Code nvmlSystemGetDriverVersion(char* out, unsigned length) { return text(machine(), "driver", out, length); }
 Code nvmlSystemGetCudaDriverVersion_v2(int* version) { return number(machine(), "cuda", version); }
 
 Code nvmlDeviceGetCount_v2(unsigned* count) {
-    *count = static_cast<unsigned>(machine()["gpus"].size());
+    *count = static_cast<unsigned>(member(machine(), "gpus").size());
     return Code::Success;
 }
 Code nvmlDeviceGetHandleByIndex_v2(unsigned index, Device* device) {
     *device = handle_of(index);
-    return static_cast<Code>(gpu(*device)["lost"].as_int().value_or(0));
+    return static_cast<Code>(as<int>(gpu(*device), "lost").value_or(0));
 }
 Code nvmlDeviceGetUUID(Device device, char* out, unsigned length) {
     return text(gpu(device), "uuid", out, length);
@@ -103,7 +106,7 @@ Code nvmlDeviceGetPciInfo_v3(Device device, ddprun::nvml::PciInfo* pci) {
 Code nvmlDeviceGetMemoryInfo(Device device, ddprun::nvml::Memory* memory) {
     const Json of = gpu(device);
     const Code code = number(of, "total", &memory->total);
-    memory->used = of["used"].as_uint64().value_or(0);
+    memory->used = as<std::uint64_t>(of, "used").value_or(0);
     memory->free = memory->total - memory->used;
     return code;
 }
@@ -112,13 +115,13 @@ Code nvmlDeviceGetUtilizationRates(Device device, ddprun::nvml::Utilization* uti
     return number(gpu(device), "busy", &utilization->gpu);
 }
 Code nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned* count, ddprun::nvml::ProcessInfo* out) {
-    const Json processes = gpu(device)["processes"];
+    const Json processes = member(gpu(device), "processes");
     const unsigned room = *count;
     *count = static_cast<unsigned>(processes.size());
     if (room < *count) return Code::InsufficientSize;
-    for (const Json& one : processes.elements()) {
-        *out++ = {static_cast<unsigned>(one["pid"].as_int().value()),
-                  one["bytes"].as_uint64().value_or(ddprun::nvml::kUnknownBytes), ~0U, ~0U};
+    for (const Json& one : processes) {
+        *out++ = {one["pid"].get<unsigned>(),
+                  as<std::uint64_t>(one, "bytes").value_or(ddprun::nvml::kUnknownBytes), ~0U, ~0U};
     }
     return Code::Success;
 }

@@ -18,7 +18,10 @@ namespace ddp {
 namespace {
 
 using cuda::HostCopies;
+using ddprun::as;
 using ddprun::Json;
+using ddprun::member;
+using ddprun::members;
 using ddprun::Result;
 
 constexpr int kStateFormat = 1;
@@ -27,32 +30,37 @@ constexpr std::size_t kStateBytesLimit = 16 << 20;
 /// Limit of epochs, steps and samples: far above any training, far below overflow of sums and products.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 48;
 
+Result<std::uint64_t> count_in(const Json& object, std::string_view name) {
+    return as<std::uint64_t>(object, name);
+}
+
 /// Error: the fault in the text.
 Result<TrainingState> from_json(const std::string& text) {
     const auto wrong = [](std::string what) {
         return ddprun::Error{ddprun::Errc::InvalidArgument, std::move(what), 0};
     };
-    const std::optional<Json> object = ddprun::parse_json_object(text);
+    const Result<Json> object = ddprun::parse_json_object(text);
     if (!object) return wrong("not the state of a checkpoint");
-    const Json &json = *object, &sampler = json["sampler"], &notes = json["notes"];
-    const auto format = json["format"].as_uint64(), epoch = json["epoch"].as_uint64(),
-               step = json["step"].as_uint64();
-    const auto sampler_epoch = sampler["epoch"].as_uint64(), consumed = sampler["consumed"].as_uint64();
-    if (format != kStateFormat || !epoch || !step || !sampler_epoch || !consumed)
+    const Json &json = *object, &sampler = member(json, "sampler"), &notes = member(json, "notes");
+    const auto epoch = count_in(json, "epoch"), step = count_in(json, "step");
+    const auto sampler_epoch = count_in(sampler, "epoch"), consumed = count_in(sampler, "consumed");
+    const bool is_known = as<int>(json, "format").value_or(0) == kStateFormat;
+    if (!is_known || !epoch || !step || !sampler_epoch || !consumed)
         return wrong("not the state of a checkpoint");
     for (const std::uint64_t count : {*epoch, *step, *sampler_epoch, *consumed}) {
         if (count > kMaxCount)
             return wrong(fmt::format("not the state of a checkpoint: the count {} is too large", count));
     }
     TrainingState state{*epoch, *step, {*sampler_epoch, *consumed}, {}};
-    const auto samples = sampler["samples"].as_uint64(), seed = sampler["seed"].as_uint64();
-    if (samples) state.sampler.order = {*samples, seed.has_value(), seed.value_or(0)};
+    const auto samples = count_in(sampler, "samples"), seed = count_in(sampler, "seed");
+    if (samples) state.sampler.order = {*samples, seed.has_value(), seed ? *seed : 0};
     if (!notes.is_object() && !notes.is_null()) return wrong("not the state of a checkpoint");
-    for (const auto& [key, value] : notes.members()) {
-        if (!value.is_text())
+    for (const auto& [key, value] : members(notes)) {
+        const Result<std::string> note = as<std::string>(value);
+        if (!note)
             return wrong(fmt::format("not the state of a checkpoint: the note '{}' is not a string",
                                      ddprun::excerpt(key)));
-        state.notes[key] = value.text();
+        state.notes[key] = *note;
     }
     return state;
 }
@@ -98,17 +106,15 @@ std::string path_of(const std::string& checkpoint, std::string_view part) {
 std::string to_json(const TrainingState& state) {
     Json sampler = {{"epoch", state.sampler.epoch}, {"consumed", state.sampler.consumed}};
     if (const auto& order = state.sampler.order) {
-        sampler.set("samples", order->samples);
-        if (order->shuffle) sampler.set("seed", order->seed);
+        sampler["samples"] = order->samples;
+        if (order->shuffle) sampler["seed"] = order->seed;
     }
-    Json notes = Json::object();
-    for (const auto& [key, value] : state.notes) notes.set(key, value);
     const Json json = {{"format", kStateFormat},
                        {"epoch", state.epoch},
                        {"step", state.step},
                        {"sampler", sampler},
-                       {"notes", notes}};
-    return to_text(json, 2) + "\n";
+                       {"notes", state.notes}};
+    return ddprun::to_text(json, 2) + "\n";
 }
 
 TrainingState state_from_json(const std::string& text, const std::string& place) {

@@ -24,8 +24,12 @@ static_assert(std::endian::native == std::endian::little);
 namespace ddp {
 namespace {
 
+using ddprun::as;
+using ddprun::elements;
 using ddprun::excerpt;
 using ddprun::Json;
+using ddprun::members;
+using ddprun::Result;
 
 constexpr std::size_t kPrefixBytes = 8;
 constexpr std::size_t kDataAlignment = 64;
@@ -56,21 +60,18 @@ std::optional<DType> dtype_named(const std::string& name) {
 }
 
 std::string make_header(std::span<const Tensor> tensors, const Metadata& metadata) {
-    std::vector<Json::Member> header;
-    Json notes;
-    for (const auto& [key, value] : metadata) notes.set(key, value);
-    if (!metadata.empty()) header.push_back({kMetadataKey, notes});
+    std::vector<std::pair<std::string, Json>> header;
+    if (!metadata.empty()) header.emplace_back(kMetadataKey, metadata);
     std::uint64_t offset = 0;
     for (const Tensor& tensor : tensors) {
         const std::uint64_t end = offset + tensor.memory.bytes();
-        header.push_back({tensor.name,
-                          {{"dtype", format_name(tensor.memory.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", Json::list({offset, end})}}});
+        header.emplace_back(tensor.name, Json{{"dtype", format_name(tensor.memory.dtype)},
+                                              {"shape", tensor.shape},
+                                              {"data_offsets", Json::array({offset, end})}});
         offset = end;
     }
-    // Names are the caller's bytes; one that is not UTF-8 must not end the program.
-    std::string text = to_text(Json::object(std::move(header)));
+    // Names are the caller's bytes; a byte that is not UTF-8 must not end the program.
+    std::string text = ddprun::to_text(ddprun::json_object(std::move(header)));
     while ((kPrefixBytes + text.size()) % kDataAlignment != 0) text += ' ';
     return text;
 }
@@ -78,11 +79,11 @@ std::string make_header(std::span<const Tensor> tensors, const Metadata& metadat
 /// The dimensions, if they are non-negative integers whose product times the element size fits 64 bits.
 std::optional<std::pair<std::vector<std::int64_t>, std::uint64_t>> parse_shape(const Json& json,
                                                                                DType dtype) {
-    if (!json.is_list() || json.size() > kMaxDimensions) return std::nullopt;
+    if (!json.is_array() || json.size() > kMaxDimensions) return std::nullopt;
     std::vector<std::int64_t> shape;
     std::uint64_t bytes = size_of(dtype);
-    for (const Json& extent : json.elements()) {
-        const std::optional<std::int64_t> value = extent.as_int64();
+    for (const Json& extent : elements(json)) {
+        const Result<std::int64_t> value = as<std::int64_t>(extent);
         if (!value || *value < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(*value), &bytes))
             return std::nullopt;
         shape.push_back(*value);
@@ -91,8 +92,9 @@ std::optional<std::pair<std::vector<std::int64_t>, std::uint64_t>> parse_shape(c
 }
 
 std::optional<std::pair<std::uint64_t, std::uint64_t>> parse_offsets(const Json& json) {
-    const std::optional<std::uint64_t> begin = json[0].as_uint64(), end = json[1].as_uint64();
-    if (json.elements().size() != 2 || !begin || !end) return std::nullopt;
+    if (elements(json).size() != 2) return std::nullopt;
+    const Result<std::uint64_t> begin = as<std::uint64_t>(json[0]), end = as<std::uint64_t>(json[1]);
+    if (!begin || !end) return std::nullopt;
     return std::pair{*begin, *end};
 }
 
@@ -122,7 +124,7 @@ void SafetensorsFile::refuse(const std::string& what) const { throw InvalidInput
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
     SafetensorsFile file(path);
-    ddprun::Result<ddprun::UniqueFd> fd = ddprun::open_regular_file(path);
+    Result<ddprun::UniqueFd> fd = ddprun::open_regular_file(path);
     if (!fd && fd.error().code == ddprun::Errc::InvalidArgument) throw InvalidInput(fd.error().what);
     if (!fd) throw Error(fd.error().what);
     file.fd_ = *std::move(fd);
@@ -149,26 +151,28 @@ void SafetensorsFile::read_header() {
 
 void SafetensorsFile::parse_header(const std::string& header, std::uint64_t data_begin,
                                    std::uint64_t file_bytes) {
-    const ddprun::Result<Json> json = ddprun::parse_json(header, {.unique_names = true});
+    const Result<Json> json = ddprun::parse_json(header, {.unique_names = true});
     if (!json) refuse("not a safetensors file: its header is not a JSON object: " + json.error().what);
     if (!json->is_object()) refuse("not a safetensors file: its header is not a JSON object");
     const std::uint64_t data_bytes = file_bytes - data_begin;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
-    for (const auto& [name, item] : json->members()) {
+    for (const auto& [name, item] : members(*json)) {
         if (name == kMetadataKey) {
             if (!item.is_object()) refuse("its metadata is not an object of strings");
-            for (const auto& [key, value] : item.members()) {
-                if (!value.is_text()) refuse(fmt::format("its metadata '{}' is not a string", excerpt(key)));
-                metadata_[key] = value.text();
+            for (const auto& [key, value] : members(item)) {
+                const Result<std::string> text = as<std::string>(value);
+                if (!text) refuse(fmt::format("its metadata '{}' is not a string", excerpt(key)));
+                metadata_[key] = *text;
             }
             continue;
         }
-        if (!item["dtype"].is_text() || !item.contains("shape") || !item.contains("data_offsets"))
+        const Result<std::string> type = as<std::string>(item, "dtype");
+        if (!type || !item.contains("shape") || !item.contains("data_offsets"))
             refuse(fmt::format("tensor '{}' has no dtype, shape or data_offsets", excerpt(name)));
-        const auto dtype = dtype_named(item["dtype"].text());
+        const auto dtype = dtype_named(*type);
         if (!dtype)
             refuse(fmt::format("tensor '{}' has type '{}', which is not supported", excerpt(name),
-                               excerpt(item["dtype"].text())));
+                               excerpt(*type)));
         const auto shape = parse_shape(item["shape"], *dtype);
         if (!shape) refuse(fmt::format("tensor '{}' has a malformed shape", excerpt(name)));
         const auto offsets = parse_offsets(item["data_offsets"]);

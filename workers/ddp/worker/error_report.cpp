@@ -171,10 +171,10 @@ std::string error_json(std::string_view message, std::string_view stack, std::in
     ddprun::Json extra = {{"py_callstack", stack}, {"timestamp", fmt::format("{}", unix_seconds)}};
     for (const DeviceLibrary library : {DeviceLibrary::Nccl, DeviceLibrary::Cuda}) {
         const char* const library_error = last_device_error(library);
-        if (*library_error != '\0') extra.set(report_key(library), library_error);
+        if (*library_error != '\0') extra[report_key(library)] = library_error;
     }
     const ddprun::Json report = {{"message", {{"message", message}, {"extraInfo", extra}}}};
-    return to_text(report) + "\n";
+    return ddprun::to_text(report) + "\n";
 }
 
 bool write_error_report(std::string_view message, std::string_view stack) {
