@@ -6,7 +6,7 @@
 
 namespace ddprun {
 
-/// CLOCK_MONOTONIC: the same for all processes of a host, never set back. All deadlines are points of it.
+/// CLOCK_MONOTONIC: the same for all processes of a host, never set back. All deadlines are times on it.
 struct MonotonicClock {
     using rep = std::chrono::nanoseconds::rep;
     using period = std::chrono::nanoseconds::period;
@@ -34,8 +34,7 @@ inline TimePoint deadline_after(TimePoint now, Duration span) {
 
 inline double in_seconds(Duration span) { return std::chrono::duration<double>(span).count(); }
 
-/// Milliseconds from `now` to `deadline`, rounded up, as poll(2) and epoll_wait(2) take them: -1 never, 0
-/// passed.
+/// Milliseconds from `now` to `deadline`, rounded up, for poll(2) and epoll_wait(2): -1 never, 0 passed.
 inline int poll_milliseconds(TimePoint now, TimePoint deadline) {
     if (deadline == kNever) return -1;
     if (deadline <= now) return 0;

@@ -1,6 +1,6 @@
 #include "env/hmac.h"
 
-// The plain SHA256_ calls are marked deprecated since OpenSSL 3.0, in favour of what is avoided below.
+// OpenSSL 3.0 deprecates the plain SHA256_ calls in favour of EVP, which is avoided below.
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
@@ -18,8 +18,8 @@ constexpr std::string_view kHexDigits = "0123456789abcdef";
 
 /// A SHA-256 in progress, by libcrypto's own implementation of it (with the processor's SHA instructions).
 ///
-/// Not through EVP or HMAC(): their first use in a process loads providers and the configuration file, which
-/// cost every ddprun and every worker a millisecond, and behaviour that depends on the user's OPENSSL_CONF.
+/// It avoids EVP and HMAC(): their first use in a process loads providers and the configuration file, which
+/// costs every ddprun and every worker a millisecond and makes behaviour depend on the user's OPENSSL_CONF.
 class Sha256 {
   public:
     Sha256() { must(::SHA256_Init(&state_)); }
@@ -34,7 +34,7 @@ class Sha256 {
     }
 
   private:
-    /// Never go on with a digest of zeros: the other side might hold the same one.
+    /// Aborts on a failure: a digest of zeros could equal the other side's.
     static void must(int done) {
         if (done == 1) return;
         std::fputs("ddprun: libcrypto cannot compute SHA-256\n", stderr);
@@ -54,7 +54,7 @@ std::string_view text_of(const Digest& digest) {
     return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
-/// Encrypts, and decrypts: `text` XOR the key stream that belongs to `nonce`.
+/// Encrypts and decrypts: `text` XOR the key stream of `nonce`.
 std::string with_key_stream(std::string_view key, std::string_view nonce, std::string_view text) {
     std::string result(text);
     Digest block{};
@@ -148,7 +148,7 @@ std::string to_hex(std::span<const std::uint8_t> bytes) {
 }
 
 Result<std::string> from_hex(std::string_view hex) {
-    // The text may be a secret: the message does not show it.
+    // The message does not show the text, which may be a secret.
     if (hex.size() % 2 != 0) return Error{Errc::InvalidArgument, "hexadecimal text of odd length", 0};
     std::string bytes;
     bytes.reserve(hex.size() / 2);

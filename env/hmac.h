@@ -19,12 +19,12 @@ Digest sha256(std::span<const std::string_view> pieces);
 /// Compares in a time that does not depend on where the digests differ.
 bool equal_digest(std::span<const std::uint8_t> a, std::span<const std::uint8_t> b);
 
-/// `plain`, encrypted and authenticated under `key`, for whoever has the key: a nonce, as many bytes as
-/// `plain` has, a MAC. The key stream is HMAC-SHA256 in counter mode (NIST SP 800-108), the MAC an HMAC over
-/// nonce and cipher text; each has a key of its own that follows from `key`, which has to be random.
-/// rendezvous/PROTOCOL.md has the bytes. Error: System (getrandom).
+/// Encrypts and authenticates `plain` under `key`: a nonce, as many bytes as `plain` has, a MAC. The key
+/// stream is HMAC-SHA256 in counter mode (NIST SP 800-108), the MAC an HMAC over nonce and cipher text; each
+/// has its own key, derived from `key`, which must be random. rendezvous/PROTOCOL.md has the bytes. Error:
+/// System (getrandom).
 Result<std::string> seal(std::string_view key, std::string_view plain);
-/// The reverse. Error: Refused: sealed under another key, or changed since; nothing of it is returned.
+/// Decrypts `sealed`. Error: Refused when it was sealed under another key, or changed since.
 Result<std::string> unseal(std::string_view key, std::string_view sealed);
 
 /// `bytes` random bytes from the kernel as lower-case hexadecimal. Error: System (getrandom).

@@ -33,7 +33,7 @@ std::optional<std::string> LineBudget::sum_up(TimePoint now) {
     --left_out_;
     held_ = 0;
     last_.clear();
-    // Whoever has been this loud gets no new allowance before an interval has been quiet.
+    // No line is written unchanged again before an interval without lines.
     began_ = now;
     written_ = limits_.first;
     return text;

@@ -8,8 +8,7 @@
 
 namespace ddprun {
 
-/// Formats and writes. Unlike fmt::print, which throws, it goes on when the stream cannot be written to:
-/// nothing may fail because nobody reads what it says.
+/// Formats and writes. Unlike fmt::print, which throws, it ignores a stream that cannot be written to.
 template <class... Args>
 void print(std::FILE* to, fmt::format_string<Args...> text, Args&&... args) {
     const std::string line = fmt::format(text, std::forward<Args>(args)...);

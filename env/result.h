@@ -10,10 +10,10 @@
 
 namespace ddprun {
 
-/// What kind of failure an Error is. Callers branch on this, people read `Error::what`.
+/// The kind of a failure. Callers branch on it; people read `Error::what`.
 enum class Errc {
     System,           ///< a system call failed; `Error::sys` holds errno
-    InvalidArgument,  ///< a value somebody typed or sent is malformed
+    InvalidArgument,  ///< a value from a user or peer is malformed
     NotFound,         ///< the named thing does not exist
     Timeout,          ///< the deadline passed
     Closed,           ///< the peer went away
@@ -31,7 +31,7 @@ struct Error {
     std::string what;
     int sys = 0;  ///< errno where code is System, else 0
 
-    /// The same error, said from one level higher: "<context>: <what>".
+    /// The same error with a context: "<context>: <what>".
     [[nodiscard]] Error with(std::string_view context) const {
         return {code, std::string(context) + ": " + what, sys};
     }
@@ -39,7 +39,7 @@ struct Error {
     [[nodiscard]] static Error system(std::string_view attempt, int errno_value = errno) {
         return {Errc::System, std::string(attempt) + ": " + ::strerror(errno_value), errno_value};
     }
-    /// What somebody typed, and what a peer or another program said, is malformed.
+    /// Errors of malformed values: from a user, and from a peer or another program.
     [[nodiscard]] static Error invalid(std::string what) {
         return {Errc::InvalidArgument, std::move(what), 0};
     }

@@ -12,7 +12,7 @@
 namespace ddprun {
 namespace {
 
-/// A character as UTF-8 codes it: how many bytes, and which; 0 bytes where it is none.
+/// A character in UTF-8: its number of bytes (0: no valid one) and its code.
 struct Character {
     std::size_t bytes = 0;
     char32_t code = 0;
@@ -33,9 +33,9 @@ Character first_character(std::string_view text) {
     return code < kLeast[bytes] || code > 0x10ffff || is_surrogate ? Character{} : Character{bytes, code};
 }
 
-/// A terminal obeys these (C0, DEL, C1), or they reorder or hide what stands beside them: directions, line
-/// ends of other kinds, what has no width. Joiners (U+200C, U+200D) stay: writing needs them.
-bool is_for_the_eye(char32_t code) {
+/// False for characters that a terminal obeys (C0, DEL, C1) or that reorder or hide their neighbours:
+/// directions, other line ends, characters without width. Joiners (U+200C, U+200D) stay: scripts need them.
+bool is_visible(char32_t code) {
     if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return false;
     const auto is_within = [code](char32_t first, char32_t last) { return code >= first && code <= last; };
     return !(code == 0x61c || code == 0x200b || is_within(0x200e, 0x200f) || is_within(0x2028, 0x202e) ||
@@ -56,7 +56,7 @@ std::string spelled_out(std::string_view text, bool keeps_newlines) {
         if (text.empty()) break;
         const Character next = first_character(text);
         if (next.code == '\n') out += keeps_newlines ? "\n" : "\\n";
-        else if (next.bytes > 0 && is_for_the_eye(next.code)) out += text.substr(0, next.bytes);
+        else if (next.bytes > 0 && is_visible(next.code)) out += text.substr(0, next.bytes);
         else if (next.bytes > 1) out += fmt::format("\\u{{{:x}}}", static_cast<std::uint32_t>(next.code));
         else out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
         text.remove_prefix(std::max<std::size_t>(next.bytes, 1));
@@ -136,7 +136,7 @@ std::string one_decimal(std::int64_t tenths) {
     return tenths % 10 == 0 ? fmt::format("{}", tenths / 10) : fmt::format("{}.{}", tenths / 10, tenths % 10);
 }
 
-/// How many units, to the nearest. (std::chrono::round overflows near the end of time.)
+/// The number of units, rounded. (std::chrono::round overflows near the end of time.)
 std::int64_t rounded(Duration span, Duration unit) { return span / unit + (span % unit >= unit / 2 ? 1 : 0); }
 
 std::string two_units(std::int64_t small, std::int64_t per_large, std::string_view large_name,
@@ -177,7 +177,7 @@ Result<std::int64_t> parse_int_between(std::string_view text, std::int64_t min, 
 
 Result<double> parse_double(std::string_view text) {
     Result<double> value = parse_whole<double>(text);
-    // from_chars also takes "inf" and "nan", which no option of ours means.
+    // from_chars also accepts "inf" and "nan", which no option of ours takes.
     if (value && !std::isfinite(*value)) return malformed(text, "is not a number");
     return value;
 }
@@ -198,7 +198,7 @@ Result<Duration> parse_duration(std::string_view text) {
     const Result<double> number = parse_double(text.substr(0, digits));
     if (!number) return malformed(text, kExpected);
     const double nanoseconds = *number * static_cast<double>(unit->factor);
-    // Twice the range of a deadline (292 years) would already overflow; nobody means more than a century.
+    // Twice the range of a deadline (292 years) would overflow; a century is enough.
     constexpr double kCentury = 100.0 * 365.0 * 86400e9;
     if (nanoseconds > kCentury) return malformed(text, "is too long a duration");
     return Duration(std::llround(nanoseconds));
@@ -225,7 +225,7 @@ std::string format_duration(Duration span) {
     }
     if (span == Duration::zero()) return "0 s";
     if (span < 1us) return fmt::format("{} ns", span.count());
-    // Each step looks at its own rounded number, so that 59.7 s becomes "1 min" and never "60 s".
+    // Each step tests its own rounded number, so that 59.7 s becomes "1 min" and never "60 s".
     if (const auto us = rounded(span, 1us); us < 1000) return fmt::format("{} us", us);
     if (const auto ms = rounded(span, 1ms); ms < 1000) return fmt::format("{} ms", ms);
     if (const auto tenths = rounded(span, 100ms); tenths < 100) return one_decimal(tenths) + " s";
@@ -265,7 +265,7 @@ std::string_view trim(std::string_view text) {
 }
 
 std::string lower(std::string_view text) {
-    // ASCII only: option words and units must not depend on the locale.
+    // Convert ASCII only: option words and units must not depend on the locale.
     std::string out(text);
     for (char& c : out) {
         if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
@@ -327,14 +327,14 @@ std::string excerpt(std::string_view text, std::size_t max_bytes) {
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-    // Words are short names; a peer's or a file's long text has no near name and costs nothing here.
+    // Words are short names: skip a peer's or a file's long text.
     constexpr std::size_t kMaxWord = 128;
     std::size_t best_distance = 3;
     std::string best;
     for (const std::string& candidate : candidates) {
         if (word.size() > kMaxWord || candidate.size() > kMaxWord) continue;
         const std::size_t distance = edit_distance(word, candidate);
-        // With every second letter changed it is another word: "halt" is not near "help".
+        // A word with every second letter changed is another word: "halt" is not near "help".
         if (distance < best_distance && 2 * distance < std::max(word.size(), candidate.size())) {
             best_distance = distance;
             best = candidate;

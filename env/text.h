@@ -16,7 +16,7 @@ namespace ddprun {
 /// Error: InvalidArgument, "'<text>' is not a number", ready to follow the name of an option.
 Result<std::int64_t> parse_int(std::string_view text);
 Result<std::uint64_t> parse_uint(std::string_view text);
-/// parse_int, and min <= value <= max ("'70000' is not between 1 and 65535").
+/// parse_int with min <= value <= max ("'70000' is not between 1 and 65535").
 Result<std::int64_t> parse_int_between(std::string_view text, std::int64_t min, std::int64_t max);
 Result<double> parse_double(std::string_view text);
 /// "1" "true" "yes" "on", "0" "false" "no" "off", any case.
@@ -26,21 +26,21 @@ Result<Duration> parse_duration(std::string_view text);
 /// "4096", "64K", "64KiB", "25MiB", "25MB" (powers of 1024 for K and KiB, of 1000 for KB).
 Result<std::uint64_t> parse_bytes(std::string_view text);
 
-/// A duration as people read it: "20 ms", "41 s", "2 min 5 s", "3 h 4 min".
+/// A duration for people: "20 ms", "41 s", "2 min 5 s", "3 h 4 min".
 std::string format_duration(Duration span);
-/// A size as people read it: "512 B", "64 KiB", "25 MiB", "1.5 GiB".
+/// A size for people: "512 B", "64 KiB", "25 MiB", "1.5 GiB".
 std::string format_bytes(std::uint64_t bytes);
 
-/// Pieces between separators, empty ones kept; "" gives one empty piece.
+/// The pieces between separators, with empty ones; "" gives one empty piece.
 std::vector<std::string_view> split(std::string_view text, char separator);
-/// The pieces are parts of the text, and a temporary one would be gone before they are read.
+/// Deleted, because the pieces would outlive a temporary text.
 template <std::same_as<std::string> Temporary>
 std::vector<std::string_view> split(Temporary&& text, char separator) = delete;
 std::string_view trim(std::string_view text);
 std::string lower(std::string_view text);
-/// Pieces joined with a separator.
+/// Joins the pieces with a separator.
 std::string join(const std::vector<std::string>& pieces, std::string_view separator);
-/// The same of what `name` makes of each thing.
+/// Joins the results of `name` for each thing.
 template <class Things, class Name>
 std::string join(const Things& things, std::string_view separator, const Name& name) {
     std::vector<std::string> names;
@@ -49,17 +49,17 @@ std::string join(const Things& things, std::string_view separator, const Name& n
 }
 /// The first `most` pieces, and how many were left out: "node00, node01 and 14 more".
 std::string join_first(std::vector<std::string> pieces, std::size_t most, std::string_view separator = ", ");
-/// A word as a shell has to be given it: 'a b'. No shell finds anything in it to expand, whatever it holds.
+/// A word quoted for a shell: 'a b'. No shell expands anything in it.
 std::string shell_quoted(std::string_view word);
-/// Ranks as people read them: {0,1,2,5} gives "0-2, 5".
+/// Ranks for people: {0,1,2,5} gives "0-2, 5".
 std::string format_ranges(const std::vector<int>& sorted);
-/// Text from outside (a peer, a file, a variable, a worker) as part of a line that people read: what a
-/// terminal would obey or not show is spelled out, "\n", "\x1b", "\u{202e}", as are bytes that are no UTF-8.
-/// Tabs and backslashes stay.
+/// Text from outside (a peer, a file, a variable, a worker) for one line of a message: characters that a
+/// terminal obeys or hides are escaped ("\n", "\x1b", "\u{202e}"), and bytes that are no UTF-8. Tabs and
+/// backslashes stay.
 std::string printable(std::string_view text);
-/// The same for text of several lines: its newlines stay.
+/// printable() for text of several lines, whose newlines stay.
 std::string printable_lines(std::string_view text);
-/// What a stranger wrote, to be named in a message: printable, at most so many of its bytes (then "...").
+/// A stranger's text for a message: printable, and cut after `max_bytes` (then "...").
 std::string excerpt(std::string_view text, std::size_t max_bytes = 60);
 /// Breaks `text` at spaces into lines of at most `width` columns; every line after the first starts with
 /// `indent` spaces, which count. A word longer than a line stays whole. No newline at the end.

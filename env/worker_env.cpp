@@ -61,7 +61,7 @@ Status read_generation(std::string_view value, WorkerEnv& env) {
 }
 
 Written write_agent_store(const WorkerEnv& env) { return env.agent_store ? "True" : "False"; }
-/// Python's words; what else stands there is False to PyTorch too.
+/// Reads Python's True; any other text is False, as in PyTorch.
 Status read_agent_store(std::string_view value, WorkerEnv& env) {
     env.agent_store = value == "True";
     return {};
@@ -72,8 +72,7 @@ Written write_omp_threads(const WorkerEnv& env) {
     return fmt::format("{}", *env.omp_num_threads);
 }
 
-/// The variable is OpenMP's and may hold a list ("8,2"). What OpenMP cannot read either is its to complain
-/// about.
+/// Reads OpenMP's variable, which may hold a list ("8,2"). OpenMP itself reports malformed values.
 Status read_omp_threads(std::string_view value, WorkerEnv& env) {
     const Result<std::int64_t> outer = parse_int_between(trim(split(value, ',').front()), 1, kMaxInt);
     if (outer) env.omp_num_threads = static_cast<int>(*outer);
@@ -153,7 +152,7 @@ using Seen = std::set<std::string_view>;
 
 Error mismatch(std::string what) { return {Errc::Mismatch, std::move(what), 0}; }
 
-/// A world of more than one cannot be guessed from half of its variables.
+/// Refuses a world of more than one with only some of its variables.
 Status require_complete(const WorkerEnv& env, const Seen& seen) {
     const auto has = [&](std::string_view name) { return seen.count(name) != 0; };
     for (const auto& [one, other] : {std::pair{"RANK", "WORLD_SIZE"}, std::pair{"WORLD_SIZE", "RANK"}}) {
@@ -184,8 +183,8 @@ Status require_complete(const WorkerEnv& env, const Seen& seen) {
     return {};
 }
 
-/// What torchrun sets and a hand-made environment often lacks. Nodes are taken to be of equal size, ranks to
-/// count through node after node, and all workers to have one role.
+/// Fills in variables that torchrun sets and a hand-made environment often lacks. Nodes are taken to be of
+/// equal size, ranks to count through node after node, and all workers to have one role.
 void fill_absent(WorkerEnv& env, const Seen& seen) {
     const auto absent = [&](std::string_view name) { return seen.count(name) == 0; };
     const int nodes = (env.world_size - 1) / env.local_world_size + 1;

@@ -25,12 +25,12 @@ struct WorkerEnv {
     int role_world_size = 1;
     std::string master_addr = "127.0.0.1";
     int master_port = 29500;
-    bool agent_store = false;  ///< the launcher serves PyTorch's store there
+    bool agent_store = false;  ///< the launcher serves PyTorch's store at the master's address
     int restart_count = 0;
     int max_restarts = 0;
     std::string run_id = "none";
-    std::string error_file;              ///< where the worker writes its error report; "" none
-    std::optional<int> omp_num_threads;  ///< set only when the user's environment does not
+    std::string error_file;              ///< path of the worker's error report; "" none
+    std::optional<int> omp_num_threads;  ///< set only when the user's environment has none
 
     std::uint64_t generation = 0;
     std::string store;     ///< "unix:PATH" or "tcp:HOST:PORT" of the job's store; "" when there is none
@@ -57,9 +57,9 @@ const std::vector<EnvironmentRow>& environment_contract();
 /// The variables a worker gets, in the order of the table.
 EnvironmentList to_environment(const WorkerEnv& env);
 
-/// Reads the contract back. No variable set at all is a world of one.
-/// Error: InvalidArgument naming the variable and its value; Mismatch where two variables contradict
-/// (RANK=5 with WORLD_SIZE=4, RANK without WORLD_SIZE).
+/// Reads the contract back. Without any variable the world has one worker.
+/// Error: InvalidArgument naming the variable and its value; Mismatch when two variables contradict each
+/// other (RANK=5 with WORLD_SIZE=4, RANK without WORLD_SIZE).
 Result<WorkerEnv> worker_env_from(const EnvironmentLookup& lookup);
 
 }  // namespace ddprun

@@ -111,7 +111,7 @@ std::vector<std::string> workers_environment(const JobSpec& spec) {
     std::vector<std::string> environment = os::own_environment();
     if (!spec.pass_mpi_env)
         std::erase_if(environment,
-                      [](const std::string& entry) { return tells_a_rank(variable_name(entry)); });
+                      [](const std::string& entry) { return is_rank_variable(variable_name(entry)); });
     for (const std::string& given : spec.start.environment) {
         if (variable_name(given) == given) continue;
         std::erase_if(environment,

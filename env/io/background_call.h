@@ -23,8 +23,8 @@ Result<std::thread> start_thread(std::string_view attempt, std::function<void()>
 /// Calls `call` on such a thread; where there is none to be had, here.
 void call_in_background(std::function<void()> call);
 
-/// A call that may block for any time, on a thread of its own. A thread that is still in the call when the
-/// BackgroundCall is destroyed is left to itself, so `call` owns what it uses.
+/// A call that may block for any time, on its own thread. The thread may outlive the BackgroundCall, so
+/// `call` must own what it uses.
 template <class T>
 class BackgroundCall {
   public:
@@ -38,9 +38,10 @@ class BackgroundCall {
         else answering();
     }
 
-    /// Becomes readable when the call has returned; -1 where no descriptor was to be had, and it has.
+    /// A descriptor that becomes readable when the call has returned; -1 when none could be made, and the
+    /// call has returned.
     [[nodiscard]] int done() const { return state_->done.get(); }
-    /// Waits for what the call returns, which is told once. nullopt: the deadline came first.
+    /// Waits for the call's result, which is returned once. nullopt: the deadline passed first.
     std::optional<T> wait(TimePoint deadline) {
         const auto is_there = [&] { return state_->is_there.load(std::memory_order_acquire); };
         if (!is_there()) (void)wait_readable(done(), deadline);

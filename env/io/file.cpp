@@ -26,7 +26,7 @@ std::string directory_of(const std::string& path) {
     return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-/// 0 or the errno of the first failure.
+/// Returns 0 or the errno of the first failure.
 int write_all(int fd, std::string_view bytes) {
     while (!bytes.empty()) {
         const ssize_t written = ::write(fd, bytes.data(), bytes.size());
@@ -37,11 +37,11 @@ int write_all(int fd, std::string_view bytes) {
     return 0;
 }
 
-/// Makes the new name itself survive a power cut.
+/// Makes a new name in the directory survive a power cut.
 int sync_directory(const std::string& directory) {
     const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!fd) return errno;
-    // Some network and FUSE file systems have no fsync of directories; the file itself is already safe there.
+    // Some network and FUSE file systems have no fsync of directories; the file itself is then safe.
     if (::fsync(fd.get()) == 0 || errno == EINVAL || errno == ENOTSUP) return 0;
     return errno;
 }
@@ -51,8 +51,8 @@ int fill(int fd, std::string_view content) {
     return ::fsync(fd) == 0 ? 0 : errno;
 }
 
-/// A new file beside `path`, with `mode` as the umask leaves it: mkostemp's is always 0600, and only open(2)
-/// knows the umask of a process with threads. Sets `name`. Not open: errno says why.
+/// Makes a file beside `path` with `mode` less the umask, and sets `name`. (mkostemp always uses 0600, and
+/// only open(2) knows the umask of a process with threads.) Empty with errno on failure.
 UniqueFd create_beside(const std::string& path, mode_t mode, std::string& name) {
     constexpr int kTries = 100;
     for (int attempt = 0; attempt < kTries; ++attempt) {
@@ -70,7 +70,7 @@ Result<std::string> read_to_end(int fd, const std::string& path, std::size_t max
     std::string content;
     for (;;) {
         const std::size_t have = content.size();
-        // One byte more than allowed tells "too long" from "just fits".
+        // Read one byte more than allowed, to detect a file that is too long.
         content.resize(have + std::min(kPiece, max_bytes - have) + 1);
         const ssize_t got = ::read(fd, content.data() + have, content.size() - have);
         const int failure = errno;
@@ -96,7 +96,7 @@ Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
 }
 
 Result<UniqueFd> open_regular_file(const std::string& path) {
-    // Of a regular file no read waits any longer than without O_NONBLOCK.
+    // O_NONBLOCK does not change reads of a regular file.
     UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
     struct stat status {};
     if (!fd || ::fstat(fd.get(), &status) != 0) return Error::system(path);
@@ -159,14 +159,14 @@ Status check_replaceable(const std::string& path) {
         return cannot(fmt::format("the directory {} cannot be written: {} (name another)", directory,
                                   ::strerror(errno)));
     }
-    // /dev/stderr may lead to a file; the link itself would be replaced.
+    // /dev/stderr may lead to a file, but rename would replace the link itself.
     const bool is_other =
         directory == "/dev" || (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode));
     return is_other ? Status(cannot("exists and is no regular file (name another)")) : Status();
 }
 
 Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode) {
-    // In the same directory: rename cannot cross file systems.
+    // Use the same directory, because rename cannot cross file systems.
     std::string temporary;
     UniqueFd fd = create_beside(path, mode, temporary);
     if (!fd) return Error::system("write " + path);
@@ -186,8 +186,8 @@ Status make_directories(const std::string& path) {
     for (std::size_t end = 0; end != std::string::npos;) {
         end = path.find('/', end + 1);
         const std::string upto = path.substr(0, end);
-        // The common case is one call: it exists. EEXIST comes before a missing permission or a read-only
-        // disk.
+        // An existing directory, the common case, costs one call: mkdir reports EEXIST before a missing
+        // permission or a read-only disk.
         if (::mkdir(upto.c_str(), 0777) == 0 || errno == EEXIST) continue;
         return Error::system("mkdir " + upto);
     }
@@ -210,7 +210,7 @@ TimePoint last_write(const std::string& path) {
 Status resize_memory_file(int fd, std::uint64_t bytes) {
     rlimit before{};
     const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &before) == 0 && before.rlim_cur < bytes;
-    // Not even tried: it would be a signal as well (SIGXFSZ).
+    // Do not try: it would also raise SIGXFSZ.
     if (is_limited && before.rlim_max < bytes) {
         return Error{
             Errc::Limit,

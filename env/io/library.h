@@ -4,11 +4,11 @@
 
 namespace ddprun {
 
-/// Puts the process's signal dispositions back as they were, for as long as foreign libraries load or start:
-/// some install handlers in a constructor. libinfinipath, which Debian's and Ubuntu's libfabric needs, takes
+/// Restores the process's signal dispositions after foreign libraries have loaded or started, because some
+/// install handlers in a constructor. libinfinipath, which Debian's and Ubuntu's libfabric needs, takes
 /// SIGTERM, SIGSEGV and others, ends the process by exit(1) and leaves a .btr file.
 ///
-/// Several may live at once, in any threads: the first notes the dispositions, the last restores them. A
+/// Several may live at once, in any threads: the first saves the dispositions, the last restores them. A
 /// handler that another thread installs meanwhile is lost.
 class KeptSignals {
   public:
@@ -18,10 +18,10 @@ class KeptSignals {
     KeptSignals& operator=(const KeptSignals&) = delete;
 };
 
-/// dlopen (RTLD_NOW, RTLD_LOCAL) under KeptSignals. Null: dlerror() says why.
+/// dlopen (RTLD_NOW, RTLD_LOCAL) under KeptSignals. Null: dlerror() has the reason.
 void* load_library(const char* file);
 
-/// dlsym. False: there is no such function, and the pointer is null.
+/// dlsym. False when there is no such function; the pointer is then null.
 template <class Function>
 bool find_function(void* library, const char* name, Function*& function) {
     function = reinterpret_cast<Function*>(::dlsym(library, name));

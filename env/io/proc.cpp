@@ -7,7 +7,7 @@
 namespace ddprun {
 namespace {
 
-/// 0 when /proc does not tell.
+/// Our pid in /proc; 0 when /proc does not tell.
 pid_t number_in_proc() {
     char text[32] = {};
     return ::readlink("/proc/self", text, sizeof text - 1) > 0 ? std::atoi(text) : 0;
@@ -18,7 +18,7 @@ pid_t number_in_proc() {
 bool has_own_proc() { return number_in_proc() == ::getpid(); }
 
 const std::string& own_proc() {
-    // Below a file there is nothing, and nobody can put something there.
+    // A file can have nothing below it.
     static const std::string proc = "/proc", nothing = "/dev/null";
     return has_own_proc() ? proc : nothing;
 }

@@ -6,19 +6,18 @@
 
 namespace ddprun {
 
-/// The directory in which a process number names a process that this process can signal under the same
-/// number: "/proc".
+/// "/proc" when its pids are those of our pid namespace, so that they can be signalled.
 ///
-/// A path below which there is nothing when /proc belongs to another pid namespace (`unshare --pid` without
-/// --mount-proc shows the outer one, whose numbers name strangers here) or is not mounted. Every reader of
-/// /proc/<number> begins with it; /proc/self and files without a number are always right.
+/// Otherwise a path with nothing below it: /proc may belong to another pid namespace (`unshare --pid` without
+/// --mount-proc shows the outer one, whose pids name strangers here) or not be mounted. Every reader of
+/// /proc/<pid> begins with it; /proc/self and files without a pid are always right.
 const std::string& own_proc();
 
 /// True where own_proc() is "/proc".
 bool has_own_proc();
 
-/// The number under which /proc shows this process, whichever namespace it belongs to; getpid() when /proc
-/// does not tell.
+/// The pid under which /proc shows this process, even of another namespace; getpid() when /proc does not
+/// tell.
 pid_t own_number_in_proc();
 
 }  // namespace ddprun

@@ -12,7 +12,7 @@ namespace ddprun {
 namespace {
 
 constexpr std::size_t kMaxStat = 16 * 1024;
-/// Fields behind the name, counted from 0: proc(5)'s number less 3.
+/// Fields after the name, counted from 0: proc(5)'s number less 3.
 enum Field : std::size_t {
     kState = 0,
     kParent = 1,
@@ -36,7 +36,7 @@ std::optional<ProcStat> parse_proc_stat(std::string_view text) {
     const Result<std::int64_t> parent = parse_int_between(fields[kParent], 0, 0x7fffffff);
     if (!parent) return std::nullopt;
     ProcStat stat{fields[kState][0], static_cast<pid_t>(*parent)};
-    // Children's times are written as signed numbers, and are zero or more.
+    // Children's times are signed numbers, but never negative.
     bool complete = true;
     const auto number = [&](Field field) {
         Result<std::uint64_t> value = parse_uint(fields[field]);

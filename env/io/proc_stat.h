@@ -11,29 +11,28 @@
 
 namespace ddprun {
 
-/// What /proc/<pid>/stat says of a process (proc(5)).
+/// Fields of /proc/<pid>/stat (proc(5)).
 struct ProcStat {
     char state = '?';  ///< of its first thread: R, S, D, T, t, Z, X ...
     pid_t parent = 0;
-    std::uint64_t threads = 0;      ///< those that still run; a dead process counts as one
-    std::uint64_t ticks = 0;        ///< processor time, user and system, of all threads
-    std::uint64_t child_ticks = 0;  ///< the same of children waited for
+    std::uint64_t threads = 0;      ///< running threads; 1 for a dead process
+    std::uint64_t ticks = 0;        ///< CPU time, user and system, of all threads
+    std::uint64_t child_ticks = 0;  ///< CPU time of children waited for
     std::uint64_t rss_pages = 0;
-    std::uint64_t start_ticks = 0;  ///< when it was started; of two processes with one number they differ
-    /// Nothing of it runs any more. A process whose first thread has ended is a zombie too, and its others
-    /// run on.
+    std::uint64_t start_ticks = 0;  ///< start time, which differs between two processes with one pid
+    /// True when no thread runs. (The state is Z also when only the first thread has ended.)
     [[nodiscard]] bool is_dead() const {
         return state == 'X' || state == 'x' || (state == 'Z' && threads <= 1);
     }
     bool operator==(const ProcStat&) const = default;
 };
 
-/// Reads the text of /proc/<pid>/stat. Pure. nullopt: malformed.
+/// Parses the text of /proc/<pid>/stat; nullopt: malformed. Pure.
 std::optional<ProcStat> parse_proc_stat(std::string_view text);
-/// nullopt: there is no such process, or `proc` does not show it.
+/// Reads a process's fields; nullopt: there is no such process, or `proc` does not show it.
 std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc = own_proc());
 
-/// It has crashed, and the kernel still writes its memory to a file (Linux 4.15; before it nobody tells).
+/// True while the kernel writes the memory of a crashed process to a file (not known before Linux 4.15).
 bool is_dumping_core(pid_t pid);
 
 }  // namespace ddprun

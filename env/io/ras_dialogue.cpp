@@ -39,13 +39,13 @@ Result<std::string> RasDialogue::take(std::string_view bytes) {
     }
     const std::string line = std::exchange(line_, {});
     if (stage_ == Stage::Greeted) {
-        // Whatever its version: the words have been the same so far.
+        // Accept any version: all have used the same words so far.
         if (!begins_with(line, "SERVER PROTOCOL "))
             return Error{Errc::Protocol, "this is no RAS service of NCCL", 0};
         stage_ = Stage::TimeoutSaid;
         return fmt::format("TIMEOUT {}\n", kTimeoutSeconds);
     }
-    // A service that does not know the time-out still knows the status.
+    // A service that does not know TIMEOUT still knows STATUS.
     stage_ = Stage::StatusAsked;
     return std::string("STATUS\n");
 }

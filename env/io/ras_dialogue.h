@@ -10,24 +10,23 @@
 
 namespace ddprun {
 
-/// NCCL's RAS service (2.24 and newer): every process of an NCCL job listens at NCCL_RAS_ADDR,
-/// localhost:28028 unless set, and tells of the whole job what NCCL knows: processes that do not answer,
-/// communicators whose ranks differ in what they have called. Plain lines of text, as NCCL's own client
-/// ncclras speaks them.
+/// The protocol of NCCL's RAS service (2.24 and newer). Every process of an NCCL job listens at
+/// NCCL_RAS_ADDR, localhost:28028 by default, and reports NCCL's view of the whole job: processes that do not
+/// answer, communicators whose ranks called different collectives. It has plain lines of text, as in NCCL's
+/// client ncclras.
 inline constexpr std::uint16_t kRasPort = 28028;
 
-/// Where NCCL listens, by its variables NCCL_RAS_ENABLE and NCCL_RAS_ADDR; nullopt when it does not, or the
-/// address makes no sense. Pure.
+/// NCCL's endpoint by its variables NCCL_RAS_ENABLE and NCCL_RAS_ADDR; nullopt when it is off or the address
+/// is malformed. Pure.
 std::optional<Endpoint> ras_endpoint(std::optional<std::string_view> enabled,
                                      std::optional<std::string_view> address);
 
-/// The words exchanged. Pure.
+/// The client's side of the protocol. Pure.
 class RasDialogue {
   public:
-    /// What is said first.
+    /// The client's first line.
     static std::string greeting();
-    /// Takes what has arrived; returns what to say to it, "" nothing. Error: Protocol (this is no RAS
-    /// service).
+    /// Takes received bytes; returns the bytes to send, "" none. Error: Protocol (this is no RAS service).
     Result<std::string> take(std::string_view bytes);
     /// The status, as far as it has arrived.
     [[nodiscard]] const std::string& status() const { return status_; }

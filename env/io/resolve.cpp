@@ -42,7 +42,7 @@ ResolverAnswer names_of(const std::string& address) {
     if (!is_v4 && ::inet_pton(AF_INET6, address.c_str(), &v6.sin6_addr) != 1)
         return Error{Errc::NotFound, "no address", 0};
     const void* const number = is_v4 ? static_cast<const void*>(&v4.sin_addr) : &v6.sin6_addr;
-    // Not getnameinfo, which tells one name only: /etc/hosts has several on a line.
+    // getnameinfo returns only one name, but /etc/hosts may have several on a line.
     hostent entry{}, *found = nullptr;
     std::vector<char> room(16 * 1024);
     int failure = 0;

@@ -9,14 +9,14 @@
 #include "env/io/socket.h"
 #include "env/result.h"
 
-/// The system's resolver has no deadline of its own: a name server that does not answer holds a caller for 10
-/// s a name and more. So names are looked up by a BackgroundCall.
+/// Name look-ups by a BackgroundCall, because the system's resolver has no deadline: a name server that does
+/// not answer holds a caller for 10 s per name and more.
 namespace ddprun {
 
-/// So long ddprun waits for the resolver before it goes on without the answer.
+/// The timeout of the resolver, after which ddprun goes on without the answer.
 inline constexpr Duration kResolverPatience = std::chrono::seconds(5);
 
-/// Where a TCP socket can be bound or connected to.
+/// An address that a TCP socket can bind or connect to.
 struct SocketAddress {
     sockaddr_storage storage{};
     socklen_t length = 0;
@@ -26,13 +26,13 @@ struct SocketAddress {
 using SocketAddresses = std::vector<SocketAddress>;
 
 /// The addresses of a name, with the port. `flags` are getaddrinfo's; without AI_NUMERICHOST a name blocks as
-/// long as the resolver does. Error: NotFound (the resolver's own sentence), System.
+/// long as the resolver does. Error: NotFound (the resolver's message), System.
 Result<SocketAddresses> resolve(const Endpoint& endpoint, int flags);
-/// The same by a deadline. Error: Timeout, too.
+/// Resolves by a deadline. Error: Timeout, too.
 Result<SocketAddresses> resolve_by(const Endpoint& endpoint, TimePoint deadline);
 
-/// Of each name the addresses (as numeric_host), of each numeric address the names, as the resolver knows
-/// them; all asked at once. Error of each: NotFound (the resolver's own sentence), System, Timeout.
+/// The addresses (as numeric_host) of each name, or the names of each numeric address; all are asked at once.
+/// Error of each: NotFound (the resolver's message), System, Timeout.
 using ResolverAnswer = Result<std::vector<std::string>>;
 std::vector<ResolverAnswer> addresses_of_all(const std::vector<std::string>& names, TimePoint deadline);
 std::vector<ResolverAnswer> names_of_all(const std::vector<std::string>& addresses, TimePoint deadline);

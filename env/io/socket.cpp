@@ -88,8 +88,7 @@ Result<UniqueFd> connect_to_address(const SocketAddress& address, TimePoint dead
     return fd;
 }
 
-/// The part of the time left that one of `attempts` may use, so that a dead first address leaves some for the
-/// others.
+/// The deadline of one of `attempts`, so that a dead first address leaves time for the others.
 TimePoint share_of(TimePoint deadline, int attempts) {
     if (deadline == kNever || attempts <= 1) return deadline;
     const TimePoint now = MonotonicClock::now();
@@ -107,7 +106,7 @@ Error transfer_error(std::string_view attempt, int error) {
     return failure;
 }
 
-/// After a send or recv that returned -1: waits when the socket was not ready, else says what failed.
+/// Call it after a send or recv that returned -1: waits if the socket was not ready, else returns the error.
 Status wait_or_fail(int fd, std::string_view attempt, short events, TimePoint deadline) {
     const int error = errno;
     if (error == EINTR) return {};
@@ -160,7 +159,7 @@ Result<Listener> listen_tcp(const Endpoint& where) {
     const std::string attempt = "listen " + to_string({where.host.empty() ? "*" : where.host, where.port});
     Result<SocketAddresses> addresses = resolve(where, AI_PASSIVE);
     if (!addresses) return addresses.error().with(attempt);
-    // For "" IPv6, which serves IPv4 too, before IPv4.
+    // For "" try IPv6, which serves IPv4 too, before IPv4.
     std::stable_partition(addresses->begin(), addresses->end(),
                           [](const SocketAddress& one) { return one.storage.ss_family == AF_INET6; });
     Error last{Errc::NotFound, attempt + ": no address", 0};
@@ -168,7 +167,7 @@ Result<Listener> listen_tcp(const Endpoint& where) {
         Result<Listener> listener = listen_on(address);
         if (listener) return listener;
         last = Error::system(attempt, listener.error().sys);
-        // Falling back to IPv4 because IPv6's port is taken would listen on half of what was asked for.
+        // Do not fall back to IPv4 when IPv6's port is taken: that would listen on half of the addresses.
         if (last.sys != EAFNOSUPPORT && last.sys != EADDRNOTAVAIL) break;
     }
     return last;
@@ -211,7 +210,7 @@ Result<UnixListener> listen_unix(const std::string& path) {
 }
 
 Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
-    constexpr int kPauseMilliseconds = 2;  // nothing tells when a full queue has room
+    constexpr int kPauseMilliseconds = 2;  // no event announces room in a full queue
     const Result<sockaddr_un> address = unix_address(path);
     if (!address) return address.error();
     UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -234,7 +233,7 @@ Result<UnixPeer> unix_peer(int fd) {
 
 Status send_all(int fd, std::string_view bytes, TimePoint deadline) {
     while (!bytes.empty()) {
-        // MSG_DONTWAIT: the deadline holds also on a socket that somebody left blocking.
+        // MSG_DONTWAIT: the deadline holds even on a blocking socket.
         const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent >= 0) {
             bytes.remove_prefix(static_cast<std::size_t>(sent));

@@ -26,7 +26,7 @@ std::string to_string(const Endpoint& endpoint);
 Result<Endpoint> parse_endpoint(std::string_view text, std::uint16_t default_port);
 
 /// A listening, non-blocking, CLOEXEC TCP socket and the address it got (port 0 asks the kernel for one).
-/// `host` "" listens on all interfaces (IPv6 dual stack where there is one). Error: System
+/// `host` "" listens on all interfaces (IPv6 dual stack if available). Error: System
 /// ("listen 0.0.0.0:29500: Address already in use").
 struct Listener {
     UniqueFd fd;
@@ -38,18 +38,18 @@ Result<Listener> listen_tcp(const Endpoint& where);
 /// Error: System with the last errno ("connect node07:29400: Connection refused"), Timeout, NotFound (name).
 Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline);
 
-/// A listening, non-blocking, CLOEXEC Unix socket at `path`, and a descriptor of its inode (O_PATH): whoever
-/// has that connects by "/proc/self/fd/<number>", whatever its namespaces are, also when the caller has
-/// removed the path. Error: System.
+/// A listening, non-blocking, CLOEXEC Unix socket at `path`, and a descriptor of its inode (O_PATH), by which
+/// a process in any namespace can connect to "/proc/self/fd/<number>", even after the path was removed.
+/// Error: System.
 struct UnixListener {
     UniqueFd fd;
     UniqueFd inode;
 };
 Result<UnixListener> listen_unix(const std::string& path);
-/// A connected, non-blocking, CLOEXEC socket. Error: System ("connect /run/x: Connection refused"), Timeout
-/// (its queue is full).
+/// A connected, non-blocking, CLOEXEC Unix socket. Error: System ("connect /run/x: Connection refused"),
+/// Timeout (its queue is full).
 Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline);
-/// Who is at the other end of a Unix socket. Error: System.
+/// The process at the other end of a Unix socket. Error: System.
 struct UnixPeer {
     pid_t pid;  ///< 0: in another pid namespace
     uid_t uid;
@@ -76,15 +76,15 @@ Result<UniqueFd> begin_connect(const SocketAddress& address);
 /// on can meet itself, for the kernel may pick that very port for our side: that is ECONNREFUSED.
 int connect_outcome(int fd);
 
-/// "10.0.0.5", "::1"; "" for what is no IP address.
+/// "10.0.0.5", "::1"; "" when it is no IP address.
 std::string numeric_host(const sockaddr& address);
-/// The address in numbers, that of an IPv4 peer of a dual-stack listener as IPv4; host "" when it is no IP
+/// The numeric address; that of an IPv4 peer of a dual-stack listener as IPv4; host "" when it is no IP
 /// address.
 Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length);
-/// The same of a socket's own address, and of the address at its other end. Error: System.
+/// A socket's own address, and the address at its other end. Error: System.
 Result<Endpoint> local_endpoint(int fd);
 Result<Endpoint> remote_endpoint(int fd);
-/// Name of this host as the kernel knows it (gethostname), never the HOSTNAME variable.
+/// The name of this host from the kernel (gethostname), never the HOSTNAME variable.
 std::string host_name();
 
 }  // namespace ddprun

@@ -29,7 +29,7 @@ std::vector<std::string_view> words_of(std::string_view line) {
     return words;
 }
 
-/// What would be an option to the program that starts something there, or nonsense anywhere.
+/// Refuses names that are no host names, or that a starter would take for an option.
 Status check_name(std::string_view name) {
     const auto is_fit = [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -45,7 +45,7 @@ Status check_name(std::string_view name) {
 /// Hosts in the order of their first mention.
 class HostList {
   public:
-    /// Adds a host, or its slots to the same one's.
+    /// Adds a host; one that is already listed gets its slots added.
     Status add(AllocatedHost host) {
         if (const Status checked = check_name(host.name); !checked) return checked;
         const auto [place, is_new] = places_.emplace(host.name, hosts_.size());
@@ -70,14 +70,13 @@ struct NamedSlots {
     std::string_view name;
     std::optional<int> slots;
 };
-/// "host:4"; an IPv6 address has colons of its own and no slots.
+/// Splits "host:4"; an IPv6 address has several colons and no slots.
 Result<NamedSlots> split_slots(std::string_view word) {
     const std::size_t colon = word.find(':');
     if (colon == word.npos || word.find(':', colon + 1) != word.npos) return NamedSlots{word, std::nullopt};
     const Result<std::int64_t> slots = parse_int_between(word.substr(colon + 1), 1, kMostSlots);
     if (!slots)
-        return Error::invalid(
-            fmt::format("'{}': what follows the colon is no count of slots", excerpt(word)));
+        return Error::invalid(fmt::format("'{}': expected a count of slots after the colon", excerpt(word)));
     return NamedSlots{word.substr(0, colon), static_cast<int>(*slots)};
 }
 
@@ -91,7 +90,7 @@ Status add_named(HostList& hosts, const NamedSlots& named) {
     return {};
 }
 
-/// Pieces between commas that stand outside brackets: "a[1,3],b" gives a[1,3] and b.
+/// The pieces between commas outside brackets: "a[1,3],b" gives a[1,3] and b.
 std::vector<std::string_view> split_list(std::string_view text) {
     std::vector<std::string_view> pieces;
     std::size_t begin = 0;
@@ -106,8 +105,7 @@ std::vector<std::string_view> split_list(std::string_view text) {
     return pieces;
 }
 
-/// "slots=4", as MPI's host files have it. What else launchers know there ("max_slots=8", "port=22") does not
-/// concern us.
+/// The count of "slots=4", as in MPI's host files. Other words ("max_slots=8", "port=22") are ignored.
 Result<std::optional<int>> slots_of_word(std::string_view word) {
     const std::size_t equals = word.find('=');
     if (equals == word.npos)
@@ -144,7 +142,7 @@ std::string shown(const std::vector<AllocatedHost>& hosts) {
     return join_first(std::move(names), kShownHosts, ",");
 }
 
-// ---- what each source says
+// ---- the sources
 
 using Found = Result<std::optional<Allocation>>;
 
@@ -155,10 +153,10 @@ Result<std::string> text_of(const AllocationQuery& query, const std::string& pat
 
 Status expect_hosts(const Allocation& allocation) {
     if (!allocation.hosts.empty()) return {};
-    return Error::invalid(fmt::format("{}: it names no host", allocation.from));
+    return Error::invalid(fmt::format("{}: no host is named", allocation.from));
 }
 
-/// The count that the same source gives under another name.
+/// Compares with the count that the same source gives under another name.
 Status expect_count(const Allocation& allocation, const EnvironmentLookup& variable, const char* name) {
     const std::optional<std::string> text = variable(name);
     if (!text) return {};
@@ -192,8 +190,8 @@ Found from_user(const AllocationQuery& query) {
     return std::optional(std::move(found));
 }
 
-/// "2(x3),1": the tasks of each host. Slurm sets it from the CPUs where nobody asked for tasks, so it counts
-/// only where somebody did.
+/// Takes the tasks of each host from "2(x3),1". Slurm sets it from the CPUs by default, so it counts only
+/// when the user asked for tasks.
 void take_slurm_tasks(std::vector<AllocatedHost>& hosts, const EnvironmentLookup& variable) {
     if (!variable("SLURM_NTASKS") && !variable("SLURM_NTASKS_PER_NODE")) return;
     const std::string told = variable("SLURM_TASKS_PER_NODE").value_or("");
@@ -244,7 +242,7 @@ Found from_slurm(const EnvironmentLookup& variable) {
     return std::optional(std::move(found));
 }
 
-/// Torque's PBS_GPUFILE: a line "host-gpu0" for each GPU.
+/// Counts the GPUs in Torque's PBS_GPUFILE, a line "host-gpu0" each.
 Status count_gpus(Allocation& found, std::string_view text) {
     for (const std::string_view line : split(text, '\n')) {
         const std::string_view gpu = trim(line);
@@ -292,8 +290,8 @@ Found from_pbs(const AllocationQuery& query) {
     return std::optional(std::move(found));
 }
 
-/// "h1 4 h2 4". Its first host can be one that only runs the script: then it has one slot, and jsrun would
-/// not use it.
+/// Parses "h1 4 h2 4". The first host may only run the script: it then has one slot, and jsrun does not use
+/// it.
 Result<std::vector<AllocatedHost>> parse_mcpu_hosts(std::string_view text) {
     const std::vector<std::string_view> words = words_of(text);
     if (words.size() % 2 != 0)
@@ -355,7 +353,7 @@ Found from_scheduler(const AllocationQuery& query) {
     return first;
 }
 
-/// --hosts within a scheduler's allocation: each has to be one of its hosts, and is started as such.
+/// Matches --hosts with the scheduler's allocation: each must be one of its hosts, and is started as such.
 Status place_within(Allocation& chosen, const Allocation& scheduler) {
     for (AllocatedHost& host : chosen.hosts) {
         const auto known =
@@ -437,7 +435,7 @@ Result<std::optional<Allocation>> find_allocation(const AllocationQuery& query) 
     if (!chosen) return chosen;
     Found scheduler = from_scheduler(query);
     if (!*chosen || !scheduler || !*scheduler) {
-        // A scheduler's own variables that make no sense do not matter to whom the user has told the hosts.
+        // When the user names the hosts, a scheduler's malformed variables do not matter.
         return *chosen ? chosen : scheduler;
     }
     if (const Status placed = place_within(**chosen, **scheduler); !placed) return placed.error();

@@ -9,8 +9,8 @@ namespace {
 std::string value_of(const EnvironmentLookup& env, std::string_view name) { return env(name).value_or(""); }
 
 BatchJob slurm_job(const EnvironmentLookup& env, std::string id) {
-    // An element has a job's number of its own; but the last one's is the array's, by which all of its
-    // elements are meant.
+    // Use ARRAY_TASK: each element also has a job number, but the last one's is the array's and names all
+    // elements.
     const std::string array = value_of(env, "SLURM_ARRAY_JOB_ID"),
                       element = value_of(env, "SLURM_ARRAY_TASK_ID");
     const bool is_element = !array.empty() && !element.empty();

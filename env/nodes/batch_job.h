@@ -17,28 +17,26 @@ std::string_view name_of(Scheduler scheduler);
 /// The job of a scheduler that this process belongs to.
 struct BatchJob {
     Scheduler scheduler = Scheduler::Pbs;
-    std::string id;  ///< as the scheduler's own programs take it: "4711.pbs01", "5[0].pbs01", "17_3" of
-                     ///< Slurm, "17[3]" of LSF
-    std::string submitted_in;  ///< the directory it was submitted in; "" not told
-    bool is_script =
-        false;  ///< a job script's: not interactive, so it can be run again without anybody there
+    std::string id;  ///< for the scheduler's own programs: "4711.pbs01", "5[0].pbs01", Slurm's "17_3",
+                     ///< LSF's "17[3]"
+    std::string submitted_in;  ///< the directory it was submitted in; "" not known
+    bool is_script = false;    ///< has a job script, so it can run again; false: interactive
     bool is_array_element = false;
     bool operator==(const BatchJob&) const = default;
 };
 
-/// By the variables that the scheduler sets (PBS_JOBID is Torque's too). nullopt: there is none. Pure.
+/// Finds the job by the scheduler's variables (PBS_JOBID is also Torque's). nullopt: no job. Pure.
 std::optional<BatchJob> find_batch_job(const EnvironmentLookup& env);
 
-/// Where a scheduler's programs are found: PATH, then in a PBS job what was PATH where it was submitted. A
-/// job that is a program and no script (qsub -- ddprun) has a PATH of the system's own directories only.
-/// Pure.
+/// The PATH for a scheduler's programs: ours, then in a PBS job that of its submission, because a job without
+/// a script (qsub -- ddprun) has a PATH of the system's directories only. Pure.
 std::string scheduler_search_path(const EnvironmentLookup& env);
-/// `environment` ("NAME=value") with that as its PATH: for programs of the scheduler, and what looks for
-/// them.
+/// `environment` ("NAME=value") with scheduler_search_path() as its PATH, for programs of the scheduler and
+/// their callers.
 std::vector<std::string> scheduler_environment(std::vector<std::string> environment,
                                                const EnvironmentLookup& env);
 
-/// A job's id as a part of a file name: what is neither letter, digit, point nor dash becomes '_'.
+/// A job's id as a part of a file name: characters other than letters, digits, '.' and '-' become '_'.
 std::string file_name_of(std::string_view job_id);
 
 }  // namespace ddprun

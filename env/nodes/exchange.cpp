@@ -16,7 +16,7 @@ namespace {
 
 using Kind = ExchangeChoice::Kind;
 
-/// What the launcher offers, before anything is chosen.
+/// The channels that the launcher offers.
 struct Offers {
     bool has_pmix = false;
     int pmi_fd = -1;
@@ -63,7 +63,7 @@ Result<ExchangeChoice> as_wished(const std::string& wish, const Offers& offers) 
     if (offers.directory.empty())
         return bad_wish(wish, "DDPRUN_EXCHANGE_DIR names no directory that all nodes share");
     if (offers.job.empty())
-        return bad_wish(wish, "the launcher tells no job id that would keep two jobs apart");
+        return bad_wish(wish, "the launcher gives no job id that would keep two jobs apart");
     return by_file(offers.directory);
 }
 
@@ -92,7 +92,7 @@ Status check_exchange_word(std::string_view word, std::size_t max_bytes) {
         return Error{Errc::InvalidArgument,
                      fmt::format("a word of {} bytes, at most {}", word.size(), max_bytes), 0};
     }
-    // PMI takes '=' for the end of a name, and blanks for the end of a value.
+    // In PMI '=' ends a name and a blank ends a value.
     const bool is_word = !word.empty() && std::all_of(word.begin(), word.end(),
                                                       [](char c) { return c > ' ' && c <= '~' && c != '='; });
     if (is_word) return {};
@@ -114,7 +114,7 @@ Result<ExchangeChoice> choose_exchange(const LauncherChoice& launcher, const Env
     if (use == ExchangeUse::Any) {
         const LauncherFamily family =
             launcher.placement ? launcher.placement->family : LauncherFamily::Torchrun;
-        // Hydra inside another launcher has left that one's PMIx variables standing.
+        // Hydra inside another launcher leaves that one's PMIx variables set.
         const bool speaks_pmi = family == LauncherFamily::Pmi || family == LauncherFamily::Mvapich;
         if (speaks_pmi && offers.pmi_fd >= 0) return by_pmi(offers.pmi_fd);
         if (offers.has_pmix) return by_pmix();

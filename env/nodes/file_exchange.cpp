@@ -19,9 +19,9 @@ namespace ddprun {
 namespace {
 
 constexpr std::size_t kMaxExchangeFile = 64 * 1024;
-constexpr Duration kFirstLook = std::chrono::milliseconds(5);
-constexpr Duration kLongestLook = std::chrono::milliseconds(250);
-/// Two hosts' clocks, and the file server's.
+constexpr Duration kFirstPause = std::chrono::milliseconds(5);
+constexpr Duration kLongestPause = std::chrono::milliseconds(250);
+/// The allowed difference between the clocks of two hosts and the file server.
 constexpr std::int64_t kClockSkewSeconds = 120;
 constexpr std::string_view kFirstLine = "ddprun exchange 1";
 
@@ -33,18 +33,18 @@ std::string file_word(std::string_view text) {
     return word;
 }
 
-/// One rank's file, read.
-struct Said {
+/// The content of one rank's file.
+struct RankFile {
     int size = 0;
     std::int64_t written = 0;
     std::vector<std::pair<std::string, std::string>> words;
 };
 
-Result<Said> parse_said(std::string_view content) {
+Result<RankFile> parse_rank_file(std::string_view content) {
     const Error malformed{Errc::Protocol, "is no complete file of ddprun's", 0};
     std::vector<std::string_view> lines = split(content, '\n');
     if (lines.size() < 3 || lines[0] != kFirstLine || !lines.back().empty()) return malformed;
-    Said said;
+    RankFile said;
     const std::vector<std::string_view> head = split(lines[1], ' ');
     if (head.size() != 2) return malformed;
     const Result<std::int64_t> size = parse_int_between(head[0], 1, 1 << 24), written = parse_int(head[1]);
@@ -59,8 +59,8 @@ Result<Said> parse_said(std::string_view content) {
     return said;
 }
 
-/// A network file system may remember that a name is not there: opening the directory makes it look.
-void look_at_directory(const std::string& directory) {
+/// Opens the directory, because a network file system may cache that a name does not exist.
+void refresh_directory(const std::string& directory) {
     const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 }
 
@@ -70,11 +70,10 @@ Result<std::string> read_own_file(const std::string& path) {
     struct stat status {};
     if (::fstat(fd->get(), &status) != 0) return Error::system("stat " + path);
     if (status.st_uid != ::geteuid()) {
-        return Error{
-            Errc::Refused,
-            fmt::format("{}: belongs to user {}, not to {}: whoever made it would lead us to its own", path,
-                        status.st_uid, ::geteuid()),
-            0};
+        return Error{Errc::Refused,
+                     fmt::format("{}: belongs to user {}, not to {}: that user could redirect us", path,
+                                 status.st_uid, ::geteuid()),
+                     0};
     }
     return read_file(fmt::format("/proc/self/fd/{}", fd->get()), kMaxExchangeFile);
 }
@@ -105,9 +104,9 @@ class Files final : public Exchange {
     }
 
     Result<std::string> get(int rank, std::string_view key) override {
-        Duration pause = kFirstLook;
+        Duration pause = kFirstPause;
         for (;;) {
-            Result<std::string> value = look(rank, key);
+            Result<std::string> value = read_value(rank, key);
             if (value || (value.error().code != Errc::NotFound)) return value;
             const TimePoint now = MonotonicClock::now();
             if (now >= deadline_) {
@@ -117,7 +116,7 @@ class Files final : public Exchange {
                              0};
             }
             ::poll(nullptr, 0, poll_milliseconds(now, std::min(deadline_, deadline_after(now, pause))));
-            pause = std::min(pause * 2, kLongestLook);
+            pause = std::min(pause * 2, kLongestPause);
         }
     }
 
@@ -128,15 +127,15 @@ class Files final : public Exchange {
         return fmt::format("{}/.ddprun-{}.{}", where_.directory, where_.job, rank);
     }
 
-    /// NotFound: not yet.
-    [[nodiscard]] Result<std::string> look(int rank, std::string_view key) const {
+    /// Reads a value. Error: NotFound while it is not there.
+    [[nodiscard]] Result<std::string> read_value(int rank, std::string_view key) const {
         const std::string path = path_of(rank);
-        look_at_directory(where_.directory);
+        refresh_directory(where_.directory);
         const Result<std::string> content = read_own_file(path);
         if (!content && content.error().code == Errc::System)
             return Error{Errc::NotFound, content.error().what, 0};
         if (!content) return content.error();
-        const Result<Said> said = parse_said(*content);
+        const Result<RankFile> said = parse_rank_file(*content);
         if (!said) return said.error().with(path);
         if (said->written + kClockSkewSeconds < where_.began) {
             return Error{Errc::NotFound, fmt::format("{}: is older than this job", path), 0};
@@ -173,7 +172,7 @@ FileExchange file_exchange_of(std::string directory, const Placement& placement,
     FileExchange where;
     where.directory = std::move(directory);
     where.job = file_word(fmt::format("{}-{}", name_of(placement.family), placement.job));
-    // A requeued job has its old name.
+    // A requeued job keeps its id, so add the restart count.
     if (const auto restarts = lookup("SLURM_RESTART_COUNT")) where.job += file_word("-" + *restarts);
     where.rank = placement.rank.value_or(0);
     where.size = placement.size.value_or(1);

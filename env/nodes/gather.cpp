@@ -15,7 +15,7 @@ bool is_asked(const Placement& placement, WhoIsWhere who) {
     return lacks && who == WhoIsWhere::Needed;
 }
 
-Status tell(Exchange& exchange, bool tells_host, const std::optional<MeetingPoint>& mine) {
+Status publish(Exchange& exchange, bool tells_host, const std::optional<MeetingPoint>& mine) {
     if (mine) {
         if (const Status put = exchange.put(kMeetingKey, encode(*mine)); !put) return put;
     }
@@ -54,7 +54,7 @@ void place_by_hosts(Placement& placement, const std::vector<std::string>& host_o
 Result<Gathered> gather(Exchange& exchange, const Placement& placement,
                         const std::optional<MeetingPoint>& mine, WhoIsWhere who) {
     const bool asks = is_asked(placement, who);
-    if (const Status told = tell(exchange, asks, mine); !told) return told.error();
+    if (const Status told = publish(exchange, asks, mine); !told) return told.error();
     if (const Status fenced = exchange.fence(); !fenced) return fenced.error();
     Gathered gathered{{}, placement};
     if (mine) {

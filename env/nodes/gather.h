@@ -10,25 +10,25 @@
 
 namespace ddprun {
 
-/// Pure: what the launcher did not tell of the node, and of the place on it, of the process `rank`, from the
-/// identity of everybody's host, by rank. Nodes are numbered as their first ranks.
+/// Fills in the node and the local rank that the launcher did not tell, from the host identities of all
+/// ranks. Nodes are numbered in the order of their first ranks. Pure.
 void place_by_hosts(Placement& placement, const std::vector<std::string>& host_of_rank);
 
-/// What all processes of a launcher know of each other after they have talked.
+/// The facts that each process of a launcher has after gather().
 struct Gathered {
     MeetingPoint meeting;
     Placement placement;  ///< with the local rank and sizes, which some launchers do not tell
 };
 
-/// Where the launcher does not tell local ranks or the nodes' numbers, all tell each other on which host they
-/// are: for processes that are ranks. One for each node does not need it.
+/// Needed: the processes are ranks, and exchange their hosts when the launcher does not tell local ranks or
+/// node numbers. AsTold: there is one process per node, which does not need them.
 enum class WhoIsWhere : std::uint8_t { Needed, AsTold };
 
-/// Collective. `mine` is what rank 0 brings; the others hear it.
+/// Exchanges the meeting point and, if needed, the hosts. Collective. Rank 0 gives `mine`; the others get it.
 Result<Gathered> gather(Exchange& exchange, const Placement& placement,
                         const std::optional<MeetingPoint>& mine, WhoIsWhere who);
 
-/// Again, where the channel keeps what was put: something newer than what has led nowhere.
+/// Asks again, after a meeting point that led nowhere, on a channel that keeps values.
 Result<MeetingPoint> ask_meeting_point(Exchange& exchange);
 
 }  // namespace ddprun

@@ -16,7 +16,7 @@ using F = LauncherFamily;
 constexpr F kAll[] = {F::Torchrun, F::OpenMpi, F::Jsm,   F::Pals,     F::Mvapich, F::Pmi,
                       F::Flux,     F::Pmix,    F::Slurm, F::SkyPilot, F::Pbs};
 
-/// Two sets of variables that one launcher makes.
+/// Two families of variables that one launcher may set.
 struct Relation {
     F one, other;
     bool must_agree;  ///< false: `other` may as well be a launcher around `one`
@@ -51,43 +51,44 @@ std::string number_of(const std::optional<int>& index, const std::optional<int>&
 }
 
 std::string side(const Candidate& candidate) {
-    return fmt::format("{} says rank {} ({}={})", name_of(candidate.says.family),
-                       number_of(candidate.says.rank, candidate.says.size), candidate.rank_variable,
-                       candidate.says.rank.value_or(0));
+    return fmt::format("{} says rank {} ({}={})", name_of(candidate.placement.family),
+                       number_of(candidate.placement.rank, candidate.placement.size), candidate.rank_variable,
+                       candidate.placement.rank.value_or(0));
 }
 
 Error contradiction(const Candidate& one, const Candidate& other) {
     return {Errc::Mismatch,
             fmt::format("{} but {}: unset what is stale, or set DDPRUN_LAUNCHER to {} or {}", side(one),
-                        side(other), name_of(one.says.family), name_of(other.says.family)),
+                        side(other), name_of(one.placement.family), name_of(other.placement.family)),
             0};
 }
 
 bool counts(const Candidate& candidate) { return candidate.dropped.empty() && candidate.broken.empty(); }
 
-/// Hydra under Flux makes PMI variables of its own.
+/// Hydra under Flux sets its own PMI variables.
 bool must_agree(const Candidate& chosen, const Candidate& other) {
-    const Relation* known = relation(chosen.says.family, other.says.family);
-    return known != nullptr && known->must_agree && !(chosen.from_hydra && other.says.family == F::Flux);
+    const Relation* known = relation(chosen.placement.family, other.placement.family);
+    return known != nullptr && known->must_agree && !(chosen.from_hydra && other.placement.family == F::Flux);
 }
 
-/// RANK set by hand, in a run of several: the launcher knows better, or the user does, but not both.
+/// True when RANK was set by hand in a run of several processes and contradicts the launcher.
 bool stale_by_hand(const Candidate& chosen, const Candidate& other) {
-    return chosen.by_hand && other.says.size.value_or(1) > 1 && !agree(chosen.says, other.says);
+    return chosen.by_hand && other.placement.size.value_or(1) > 1 &&
+           !agree(chosen.placement, other.placement);
 }
 
 Status check_contradictions(const Candidate& chosen, const std::vector<Candidate>& all) {
     for (const Candidate& other : all) {
         if (&other == &chosen || !counts(other)) continue;
-        const bool differ = must_agree(chosen, other) && !agree(chosen.says, other.says);
+        const bool differ = must_agree(chosen, other) && !agree(chosen.placement, other.placement);
         if (differ || stale_by_hand(chosen, other)) return contradiction(chosen, other);
     }
     return {};
 }
 
 bool is_kin(const Candidate& chosen, const Candidate& other) {
-    return relation(chosen.says.family, other.says.family) != nullptr && counts(other) &&
-           agree(chosen.says, other.says);
+    return relation(chosen.placement.family, other.placement.family) != nullptr && counts(other) &&
+           agree(chosen.placement, other.placement);
 }
 
 void fill_gaps(Placement& mine, const Placement& kin) {
@@ -98,7 +99,7 @@ void fill_gaps(Placement& mine, const Placement& kin) {
     if (mine.job.empty()) mine.job = kin.job;
 }
 
-/// What follows from one node, or from a world of one.
+/// Fills in the fields that follow from one node, or from a world of one.
 void complete_one_node(Placement& mine) {
     if (mine.size == 1) mine.local_size = 1;
     if (mine.size && mine.local_size == mine.size) mine.nodes = 1;
@@ -111,7 +112,7 @@ void complete_one_node(Placement& mine) {
 std::string reason(const Candidate& ignored) {
     if (!ignored.dropped.empty()) return ignored.dropped;
     if (!ignored.broken.empty()) return ignored.broken;
-    return "rank " + number_of(ignored.says.rank, ignored.says.size);
+    return "rank " + number_of(ignored.placement.rank, ignored.placement.size);
 }
 
 std::string explain(const Candidate* chosen, const Placement& placement, const std::vector<Candidate>& all) {
@@ -119,7 +120,7 @@ std::string explain(const Candidate* chosen, const Placement& placement, const s
     std::vector<std::string> ignored;
     for (const Candidate& other : all) {
         if (&other == chosen || (chosen != nullptr && is_kin(*chosen, other))) continue;
-        ignored.push_back(fmt::format("{} ({})", name_of(other.says.family), reason(other)));
+        ignored.push_back(fmt::format("{} ({})", name_of(other.placement.family), reason(other)));
     }
     return ignored.empty() ? text : text + "; ignored: " + join(ignored, ", ");
 }
@@ -143,7 +144,7 @@ Result<const Candidate*> named(std::string_view wanted, const std::vector<Candid
         return bad_override(wanted, "expected one of " + join(names, ", "));
     }
     for (const Candidate& candidate : all) {
-        if (name_of(candidate.says.family) != wanted) continue;
+        if (name_of(candidate.placement.family) != wanted) continue;
         if (!candidate.dropped.empty()) return bad_override(wanted, candidate.dropped);
         return &candidate;
     }
@@ -151,7 +152,7 @@ Result<const Candidate*> named(std::string_view wanted, const std::vector<Candid
 }
 
 Result<const Candidate*> choose(const EnvironmentLookup& lookup, const std::vector<Candidate>& all) {
-    // Under ddprun, what the user said about the launcher around it is not about us.
+    // DDPRUN_LAUNCHER is about ddprun's own launcher, not about its workers.
     const bool ours = lookup("DDPRUN_GENERATION").has_value();
     const std::optional<std::string> wanted = ours ? std::nullopt : lookup("DDPRUN_LAUNCHER");
     if (wanted && !wanted->empty()) return named(*wanted, all);
@@ -197,15 +198,15 @@ Result<LauncherChoice> choose_launcher(const EnvironmentLookup& lookup) {
     choice.has_pmix = lookup("PMIX_NAMESPACE").has_value();
     if (*chosen != nullptr) {
         const Candidate& winner = **chosen;
-        // What is wrong with the contract, worker_env_from says best.
-        if (!winner.broken.empty() && winner.says.family != F::Torchrun) {
+        // worker_env_from has the best message about a malformed contract.
+        if (!winner.broken.empty() && winner.placement.family != F::Torchrun) {
             return Error{Errc::InvalidArgument,
-                         fmt::format("launcher={}: {}", name_of(winner.says.family), winner.broken), 0};
+                         fmt::format("launcher={}: {}", name_of(winner.placement.family), winner.broken), 0};
         }
-        choice.placement = winner.says;
+        choice.placement = winner.placement;
         choice.rank_variable = winner.rank_variable;
         for (const Candidate& other : all) {
-            if (is_kin(winner, other)) fill_gaps(*choice.placement, other.says);
+            if (is_kin(winner, other)) fill_gaps(*choice.placement, other.placement);
         }
         complete_one_node(*choice.placement);
     }
@@ -239,7 +240,7 @@ Result<EnvironmentList> to_contract(const Placement& placement) {
     return contract;
 }
 
-bool tells_a_rank(std::string_view variable) {
+bool is_rank_variable(std::string_view variable) {
     if (variable.starts_with("PMIX_MCA_") || variable == "PMIX_DEBUG") return false;
     for (const std::string_view prefix :
          {"OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess_", "PMIX_", "PMI_", "HYDI_", "PALS_",
@@ -277,7 +278,7 @@ Result<std::optional<NodePlace>> node_place(const LauncherChoice& choice, TaskRo
                 choice.explanation, *mine.local_size),
             0};
     }
-    // One task per node: its rank counts the nodes. A node index could have gaps.
+    // With one task per node its rank is the node's; a node index could have gaps.
     return std::optional<NodePlace>(NodePlace{*mine.rank, *mine.size, has_company || role == TaskRole::Rank});
 }
 

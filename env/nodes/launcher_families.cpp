@@ -12,7 +12,7 @@ namespace ddprun {
 
 namespace {
 
-using Names = std::array<std::string_view, 2>;  ///< the first that is set counts
+using Names = std::array<std::string_view, 2>;  ///< variables, of which the first that is set counts
 using Adjust = void (*)(Candidate&, const EnvironmentLookup&);
 
 struct Family {
@@ -32,47 +32,47 @@ void mark_hydra(Candidate& candidate, const EnvironmentLookup& lookup) {
     candidate.from_hydra = lookup("MPI_LOCALRANKID").has_value();
 }
 
-/// Steps that are no parallel run: the batch script's, the interactive shell's, the extern step.
+/// True for steps that are no parallel run: the batch script's, the interactive shell's, the extern step.
 bool is_special_step(std::string_view step) {
     const Result<std::uint64_t> number = parse_uint(step);
     return number && *number >= 0xfffffff0u;
 }
 
-/// Nodes of one step need not run equally many tasks.
+/// Reads the counts of a step whose nodes may run different numbers of tasks.
 void read_tasks_per_node(Candidate& candidate, const std::string& value) {
     const Result<std::vector<int>> tasks = parse_tasks_per_node(value);
     if (!tasks) {
         candidate.broken = fmt::format("SLURM_STEP_TASKS_PER_NODE={}", tasks.error().what);
         return;
     }
-    Placement& says = candidate.says;
-    if (!says.nodes) says.nodes = static_cast<int>(tasks->size());
-    if (!says.node_rank) return;
-    const auto node = static_cast<std::size_t>(*says.node_rank);
-    if (node < tasks->size()) says.local_size = (*tasks)[node];
+    Placement& placement = candidate.placement;
+    if (!placement.nodes) placement.nodes = static_cast<int>(tasks->size());
+    if (!placement.node_rank) return;
+    const auto node = static_cast<std::size_t>(*placement.node_rank);
+    if (node < tasks->size()) placement.local_size = (*tasks)[node];
 }
 
 void read_slurm_step(Candidate& candidate, const EnvironmentLookup& lookup) {
     const std::optional<std::string> step = lookup("SLURM_STEP_ID");
-    // Without a step, SLURM_PROCID is the batch script's own, and 0.
+    // Without a step, SLURM_PROCID is the batch script's, 0.
     if (!step) {
         candidate.dropped = "batch script";
         return;
     }
     if (is_special_step(*step)) candidate.dropped = "interactive shell";
-    candidate.says.job += "." + *step;
+    candidate.placement.job += "." + *step;
     if (const auto tasks = lookup("SLURM_STEP_TASKS_PER_NODE")) read_tasks_per_node(candidate, *tasks);
 }
 
 void mark_alone_on_node(Candidate& candidate, const EnvironmentLookup&) {
-    candidate.says.local_rank = 0;
-    candidate.says.local_size = 1;
+    candidate.placement.local_rank = 0;
+    candidate.placement.local_size = 1;
 }
 
 void drop_pbs(Candidate& candidate, const EnvironmentLookup&) { candidate.dropped = "gives no ranks"; }
 
-/// OMPI_COMM_WORLD_NODE_RANK is not in here: it counts processes on the node, over all jobs. Nor is
-/// SLURM_NTASKS, which is the allocation's, nor OMPI_UNIVERSE_SIZE, which counts slots.
+/// Left out: OMPI_COMM_WORLD_NODE_RANK, which counts the node's processes over all jobs, SLURM_NTASKS, which
+/// is the allocation's, and OMPI_UNIVERSE_SIZE, which counts slots.
 const Family kFamilies[] = {
     {LauncherFamily::Torchrun,
      {"RANK"},
@@ -186,19 +186,19 @@ std::optional<Candidate> read_family(const Family& family, const EnvironmentLook
     if (!present) return std::nullopt;
     Candidate found;
     found.rank_variable = present->name;
-    Placement& says = found.says;
-    says.family = family.id;
-    if (family.id != LauncherFamily::Pbs) says.rank = read_number(family.rank, lookup, found.broken);
-    says.size = read_number(family.size, lookup, found.broken);
-    says.local_rank = read_number(family.local_rank, lookup, found.broken);
-    says.local_size = read_number(family.local_size, lookup, found.broken);
-    says.node_rank = read_number(family.node_rank, lookup, found.broken);
-    says.nodes = read_number(family.nodes, lookup, found.broken);
-    if (const auto job = first_set(family.job, lookup)) says.job = job->value;
+    Placement& placement = found.placement;
+    placement.family = family.id;
+    if (family.id != LauncherFamily::Pbs) placement.rank = read_number(family.rank, lookup, found.broken);
+    placement.size = read_number(family.size, lookup, found.broken);
+    placement.local_rank = read_number(family.local_rank, lookup, found.broken);
+    placement.local_size = read_number(family.local_size, lookup, found.broken);
+    placement.node_rank = read_number(family.node_rank, lookup, found.broken);
+    placement.nodes = read_number(family.nodes, lookup, found.broken);
+    if (const auto job = first_set(family.job, lookup)) placement.job = job->value;
     if (family.adjust != nullptr) family.adjust(found, lookup);
-    require_below("rank", says.rank, says.size, found);
-    require_below("local rank", says.local_rank, says.local_size, found);
-    require_below("node", says.node_rank, says.nodes, found);
+    require_below("rank", placement.rank, placement.size, found);
+    require_below("local rank", placement.local_rank, placement.local_size, found);
+    require_below("node", placement.node_rank, placement.nodes, found);
     return found;
 }
 

@@ -9,15 +9,15 @@ namespace ddprun {
 
 /// One launcher's variables as found in an environment; for choose_launcher only.
 struct Candidate {
-    Placement says;
-    std::string rank_variable;  ///< the one that was read
-    std::string dropped;        ///< why it is no evidence of a rank; "" it is
-    std::string broken;         ///< which of its variables is malformed; "" none
+    Placement placement;
+    std::string rank_variable;  ///< the variable with the rank
+    std::string dropped;        ///< why it gives no rank; "" it does
+    std::string broken;         ///< the malformed variable; "" none
     bool by_hand = false;       ///< RANK and so on, without the mark of ddprun or torchrun
-    bool from_hydra = false;    ///< PMI variables that Hydra or Intel MPI made
+    bool from_hydra = false;    ///< PMI variables set by Hydra or Intel MPI
 };
 
-/// All that are present, innermost first.
+/// All candidates that are present, innermost first.
 std::vector<Candidate> collect_candidates(const EnvironmentLookup& lookup);
 
 }  // namespace ddprun

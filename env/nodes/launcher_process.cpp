@@ -13,7 +13,7 @@ namespace ddprun {
 
 namespace {
 
-/// What cannot be read belongs to somebody else: a daemon.
+/// False also for a process that we may not read: a daemon of another user.
 bool has_variable(pid_t pid, std::string_view name) {
     std::ifstream file(fmt::format("{}/{}/environ", own_proc(), pid));
     const std::string wanted = std::string(name) + "=";

@@ -30,7 +30,7 @@ bool is_link_local(std::string_view address) {
            lower(address.substr(0, 3)) == "feb";
 }
 
-/// Bridges that every host has under the same address.
+/// True for bridges that every host has under the same address.
 bool is_of_containers(std::string_view interface) {
     for (const char* prefix :
          {"docker", "virbr", "br-", "cni", "podman", "lxcbr", "lxdbr", "flannel", "cali", "tunl"}) {
@@ -39,12 +39,12 @@ bool is_of_containers(std::string_view interface) {
     return false;
 }
 
-/// NCCL_SOCKET_IFNAME: a list of prefixes, after '=' of names, after '^' of what is not wanted.
-struct InterfaceWish {
+/// NCCL_SOCKET_IFNAME: a list of prefixes, of names after '=', of excluded prefixes after '^'.
+struct InterfaceFilter {
     bool is_exclusion = false, is_exact = false;
     std::vector<std::string_view> names;
 
-    explicit InterfaceWish(std::string_view text) {
+    explicit InterfaceFilter(std::string_view text) {
         is_exclusion = text.starts_with('^');
         if (is_exclusion) text.remove_prefix(1);
         is_exact = text.starts_with('=');
@@ -60,8 +60,8 @@ struct InterfaceWish {
     }
 };
 
-/// The lower, the better; negative: not at all.
-int promise_of(const InterfaceAddress& one, const InterfaceWish& wish) {
+/// The address's priority: lower is better, negative is unusable.
+int priority_of(const InterfaceAddress& one, const InterfaceFilter& wish) {
     if (!one.is_up || one.is_loopback || is_link_local(one.address)) return -1;
     const bool is_named = wish.names_it(one.interface);
     if (is_named && wish.is_exclusion) return -1;
@@ -70,7 +70,7 @@ int promise_of(const InterfaceAddress& one, const InterfaceWish& wish) {
     return one.address.find(':') == std::string::npos ? 2 : 3;
 }
 
-/// The bytes of an address; nothing for what is none.
+/// The bytes of an address; nullopt when the text is none.
 std::optional<std::vector<std::uint8_t>> bytes_of(std::string_view address) {
     const std::string text(address);
     std::array<std::uint8_t, 16> bytes{};
@@ -81,7 +81,7 @@ std::optional<std::vector<std::uint8_t>> bytes_of(std::string_view address) {
     return std::nullopt;
 }
 
-/// "10.1.0.0/16", or an address, which is a network of its own.
+/// A network "10.1.0.0/16", or a single address.
 struct Subnet {
     std::vector<std::uint8_t> prefix;
     std::size_t bits = 0;
@@ -96,7 +96,7 @@ struct Subnet {
         return true;
     }
 };
-/// nullopt: it does not look like one, but like a name. Error: InvalidArgument.
+/// nullopt when the text is a name rather than a network. Error: InvalidArgument.
 Result<std::optional<Subnet>> parse_subnet(std::string_view text) {
     const std::size_t slash = text.find('/');
     auto prefix = bytes_of(text.substr(0, slash));
@@ -136,7 +136,7 @@ Result<std::string> address_on(std::string_view iface, const std::vector<Interfa
     }
     if (best != nullptr) return best->address;
     return Error{Errc::NotFound,
-                 fmt::format("this host has no address {} {} to be reached by; there is {}",
+                 fmt::format("this host has no address {} {} for other hosts; it has {}",
                              *subnet ? "in" : "on", iface, listed(all)),
                  0};
 }
@@ -158,10 +158,10 @@ std::string encode(const MeetingPoint& point) {
 }
 
 Result<MeetingPoint> decode_meeting_point(std::string_view word) {
-    // Not shown: it holds the secret.
+    // Do not show the word: it holds the secret.
     const Error malformed{
-        Errc::Protocol,
-        "what the first process said of where to meet is malformed: is it of another version of ddprun?", 0};
+        Errc::Protocol, "the first process's meeting point is malformed: is it of another version of ddprun?",
+        0};
     const std::vector<std::string_view> parts = split(word, '/');
     if (parts.size() != 5 || parts[0] != kVersion || parts[2].empty()) return malformed;
     const Result<std::int64_t> port = parse_int_between(parts[1], 1, 65535);
@@ -177,16 +177,16 @@ Result<MeetingPoint> decode_meeting_point(std::string_view word) {
 
 std::vector<std::string> reachable_addresses(const std::vector<InterfaceAddress>& all,
                                              std::string_view wish) {
-    const InterfaceWish wanted(wish);
+    const InterfaceFilter wanted(wish);
     std::vector<std::pair<int, std::string>> found;
     for (const InterfaceAddress& one : all) {
-        if (const int promise = promise_of(one, wanted); promise >= 0)
-            found.emplace_back(promise, one.address);
+        if (const int priority = priority_of(one, wanted); priority >= 0)
+            found.emplace_back(priority, one.address);
     }
     std::stable_sort(found.begin(), found.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<std::string> addresses;
-    for (auto& [promise, address] : found) addresses.push_back(std::move(address));
+    for (auto& [priority, address] : found) addresses.push_back(std::move(address));
     if (!addresses.empty()) return addresses;
     for (const InterfaceAddress& one : all) {
         if (one.is_loopback && one.is_up) addresses.push_back(one.address);
@@ -211,7 +211,7 @@ std::vector<InterfaceAddress> list_interfaces() {
 
 std::string host_identity() {
     const std::string boot = read_file("/proc/sys/kernel/random/boot_id", 128).value_or("");
-    // In hexadecimal: a name may hold what no word does.
+    // Encode in hexadecimal: a name may have characters that no word allows.
     return as_hex(host_name()) + "." + as_hex(trim(boot));
 }
 

@@ -16,8 +16,8 @@ namespace {
 constexpr std::size_t kMostFileBytes = 64 << 20;
 constexpr std::size_t kHostNameBytes = 64;
 
-/// The file begins with a version and its own length; then come a few of these, in this order, as C has them
-/// in memory.
+/// A table's place. The file begins with a version and its length, followed by some of these structs in this
+/// order, in C's layout.
 struct Table {
     std::uint64_t entry_bytes;
     std::uint64_t offset;
@@ -43,7 +43,7 @@ T value_at(std::string_view bytes, std::size_t offset) {
     return value;
 }
 
-/// Entries of a newer version may be longer than ours.
+/// Reads the entries of a table, which in a newer version may be longer than ours.
 template <class Entry>
 Result<std::vector<Entry>> entries_of(std::string_view bytes, TableOf which) {
     const auto table = value_at<Table>(bytes, kFirstTable + which * sizeof(Table));
@@ -72,7 +72,7 @@ Result<std::string> host_of(const NodeEntry& node) {
 }  // namespace
 
 Result<PalsApplication> parse_apinfo(std::string_view bytes) {
-    if (bytes.size() < kFirstTable + (Nodes + 1) * sizeof(Table)) return not_apinfo("it is too short");
+    if (bytes.size() < kFirstTable + (Nodes + 1) * sizeof(Table)) return not_apinfo("the file is too short");
     const auto version = value_at<std::int32_t>(bytes, 0);
     if (version != 1 && version != 5) return not_apinfo(fmt::format("version {} is not known", version));
     const Result<std::vector<RankEntry>> ranks = entries_of<RankEntry>(bytes, Ranks);

@@ -10,8 +10,8 @@
 
 namespace ddprun {
 
-/// Who sits where in an application of Cray's PALS: the file that PALS_APINFO names on each host. Flux's
-/// cray-pals and Slurm's cray_shasta write it too.
+/// The places of the ranks of an application of Cray's PALS, from the file in PALS_APINFO on each host.
+/// Flux's cray-pals and Slurm's cray_shasta write it, too.
 struct PalsApplication {
     struct Rank {
         int local_rank = 0;
@@ -21,19 +21,17 @@ struct PalsApplication {
     std::vector<std::string> hosts;  ///< by node
 };
 
-/// From the file's bytes: version 1 or 5, whose tables of ranks and nodes are alike, as a program on the same
-/// processor wrote them. Pure. Error: Protocol.
+/// Parses the file of version 1 or 5, whose tables of ranks and nodes are alike, in this processor's byte
+/// order. Pure. Error: Protocol.
 Result<PalsApplication> parse_apinfo(std::string_view bytes);
 
-/// What PALS_APINFO names. Reads a file of the host. Error: NotFound (there is none), as parse_apinfo,
-/// System.
+/// Reads the file in PALS_APINFO. Error: NotFound (the variable is unset), as parse_apinfo, System.
 Result<PalsApplication> read_apinfo(const EnvironmentLookup& lookup);
 
-/// Fills in what the variables left out of the place of a rank: PALS tells no size, Flux in its place no
-/// local rank. A placement that is not of this application (another launcher's, another size) stays as it is.
-/// Pure.
+/// Fills in the facts that the variables lack: PALS gives no size, Flux with its plug-in no local rank. A
+/// placement of another application (another launcher, another size) stays unchanged. Pure.
 void fill_from_apinfo(Placement& placement, const PalsApplication& application);
-/// The same, by the file that PALS_APINFO names, where it can be read.
+/// Fills in from the file in PALS_APINFO if it can be read.
 void fill_from_apinfo(Placement& placement, const EnvironmentLookup& lookup);
 
 }  // namespace ddprun

@@ -18,7 +18,7 @@ constexpr Duration kPmiFarewell = std::chrono::seconds(2);
 
 using Words = std::map<std::string, std::string, std::less<>>;
 
-/// "cmd=get_result rc=0 value=x": the value of the last name may hold blanks (value=..., msg=...).
+/// Parses "cmd=get_result rc=0 value=x"; the last value may have blanks (value=..., msg=...).
 Words words_of(std::string_view line) {
     Words words;
     for (const std::string_view piece : split(line, ' ')) {
@@ -37,7 +37,7 @@ class PmiExchange final : public Exchange {
   public:
     PmiExchange(int fd, int rank, TimePoint deadline) : fd_(fd), rank_(rank), deadline_(deadline) {}
 
-    /// A process that goes without it is taken for one that crashed, and its whole job is killed.
+    /// Sends finalize: the launcher takes a process that ends without it for crashed and kills the whole job.
     ~PmiExchange() override {
         if (!is_begun_ || is_broken_) return;
         deadline_ = deadline_after(MonotonicClock::now(), kPmiFarewell);
@@ -74,7 +74,7 @@ class PmiExchange final : public Exchange {
         if (!answer) return answer.error();
         std::string value = word(*answer, "value");
         if (word(*answer, "rc") == "0" && !value.empty()) return value;
-        return Error{Errc::NotFound, fmt::format("{}: rank {} has said no '{}'", name(), rank, key), 0};
+        return Error{Errc::NotFound, fmt::format("{}: rank {} has put no '{}'", name(), rank, key), 0};
     }
 
   private:
@@ -83,13 +83,13 @@ class PmiExchange final : public Exchange {
     }
     [[nodiscard]] std::string name() const { return fmt::format("PMI on descriptor {}", fd_); }
 
-    /// What fails leaves a stream that nothing more can be said on.
+    /// Marks the stream as unusable and returns the error.
     Error fail(Errc code, const std::string& what) {
         is_broken_ = true;
         return {code, fmt::format("{}: {}", name(), what), 0};
     }
 
-    /// As below, for answers that say by rc whether it went well.
+    /// Calls exchange_lines and checks the answer's rc.
     Result<Words> ask(const std::string& request, std::string_view expected) {
         Result<Words> answer = exchange_lines(request, expected);
         if (!answer) return answer;
@@ -118,7 +118,7 @@ class PmiExchange final : public Exchange {
         if (error.code == Errc::Timeout)
             return fail(
                 Errc::Timeout,
-                fmt::format("{}: no answer in time; did all processes of the launcher come so far?", doing));
+                fmt::format("{}: no answer in time; did all processes of the launcher reach it?", doing));
         is_broken_ = true;
         return error.with(fmt::format("{}: {}", name(), doing));
     }

@@ -23,7 +23,7 @@ namespace {
 
 constexpr Duration kPmixFarewell = std::chrono::seconds(5);
 
-/// The few functions we need. Macros of pmix.h that allocate or load values call others: not used here.
+/// The functions that we need. We do not use pmix.h's macros that allocate or load values: they call others.
 struct Library {
     decltype(&::PMIx_Init) init = nullptr;
     decltype(&::PMIx_Put) put = nullptr;
@@ -35,7 +35,7 @@ struct Library {
 };
 
 Result<Library> load_pmix() {
-    // Never closed: it runs threads of its own.
+    // Never close it: it runs threads.
     void* const handle = load_library("libpmix.so.2");
     if (handle == nullptr) return Error{Errc::NotFound, ::dlerror(), 0};
     Library library;
@@ -59,7 +59,7 @@ pmix_info_t timeout_info(Duration timeout) {
     return info;
 }
 
-/// Servers differ in the integer types they use for one key.
+/// The integer in a value: servers differ in the types of one key.
 std::optional<std::int64_t> integer_in(const pmix_value_t& value) {
     switch (value.type) {
         case PMIX_UINT16: return value.data.uint16;
@@ -80,19 +80,20 @@ Error pmix_failure(const Library& library, const char* attempt, pmix_status_t st
     const bool absent = status == PMIX_ERR_UNREACH || status == PMIX_ERR_INVALID_NAMESPACE;
     if (absent) return {Errc::NotFound, fmt::format("{}: no PMIx server answers", attempt), 0};
     if (status == PMIX_ERR_TIMEOUT) {
-        return {Errc::Timeout, fmt::format("{}: not all processes of the launcher came in time", attempt), 0};
+        return {Errc::Timeout,
+                fmt::format("{}: not all processes of the launcher reached it in time", attempt), 0};
     }
     return {Errc::Protocol, fmt::format("{}: {}", attempt, library.error_string(status)), 0};
 }
 
 Error late(const char* attempt) {
     return {Errc::Timeout,
-            fmt::format("{}: no answer in time; did all processes of the launcher come so far?", attempt), 0};
+            fmt::format("{}: no answer in time; did all processes of the launcher reach it?", attempt), 0};
 }
 
-/// From Init to Finalize. PMIx's own time-outs have whole seconds, and a server may hang in a call that has
-/// none: every call is a BackgroundCall. A process that ends between the two is taken for a failure of the
-/// whole job. PMIx counts: while one session is open, another is the same conversation with the server.
+/// A PMIx session from Init to Finalize. PMIx's timeouts have whole seconds, and a server may hang in a call
+/// without one, so every call is a BackgroundCall. A process that ends without Finalize counts as a failure
+/// of the whole job. PMIx counts sessions: a second one shares the open conversation with the server.
 class Session {
   public:
     static Result<std::shared_ptr<Session>> begin(const Library& library, TimePoint deadline,
@@ -106,7 +107,7 @@ class Session {
             begun.status = library.init(&begun.self, &info, 1);
             return begun;
         };
-        const KeptSignals kept;  // PMIx loads components of its own
+        const KeptSignals kept;  // PMIx loads components that change signal handlers
         const std::optional<Begun> begun = BackgroundCall(init).wait(deadline);
         if (!begun) return late("PMIx_Init");
         if (begun->status != PMIX_SUCCESS) return pmix_failure(library, "PMIx_Init", begun->status);
@@ -125,7 +126,7 @@ class Session {
     Session& operator=(const Session&) = delete;
 
     [[nodiscard]] const pmix_proc_t& self() const { return self_; }
-    /// A call did not come back: Finalize would not, either.
+    /// Call it after a call that did not return: Finalize would not return, either.
     void leave_stuck() { is_stuck_ = true; }
     [[nodiscard]] bool is_stuck() const { return is_stuck_; }
 
@@ -146,22 +147,23 @@ std::optional<int> ask_number(const Library& library, const pmix_proc_t& whose, 
     return static_cast<int>(*number);
 }
 
-/// What the server knows of a process. Blocks as long as the server likes.
+/// The server's facts about a process. May block for any time.
 Placement ask_place(const Library& library, const pmix_proc_t& self, const pmix_info_t& timeout) {
     pmix_proc_t job = self;
     job.rank = PMIX_RANK_WILDCARD;  // facts about the job, not about one process
-    Placement says;
-    says.family = LauncherFamily::Pmix;
-    says.job = self.nspace;
-    says.rank = static_cast<int>(self.rank);
-    says.size = ask_number(library, job, PMIX_JOB_SIZE, timeout);
-    says.local_size = ask_number(library, job, PMIX_LOCAL_SIZE, timeout);
-    says.local_rank = ask_number(library, self, PMIX_LOCAL_RANK, timeout);
-    says.nodes = ask_number(library, job, PMIX_NUM_NODES, timeout);
-    says.node_rank = ask_number(library, self, PMIX_NODEID, timeout);
-    // The allocation's number, which need not be the job's.
-    if (says.node_rank && says.nodes && *says.node_rank >= *says.nodes) says.node_rank.reset();
-    return says;
+    Placement placement;
+    placement.family = LauncherFamily::Pmix;
+    placement.job = self.nspace;
+    placement.rank = static_cast<int>(self.rank);
+    placement.size = ask_number(library, job, PMIX_JOB_SIZE, timeout);
+    placement.local_size = ask_number(library, job, PMIX_LOCAL_SIZE, timeout);
+    placement.local_rank = ask_number(library, self, PMIX_LOCAL_RANK, timeout);
+    placement.nodes = ask_number(library, job, PMIX_NUM_NODES, timeout);
+    placement.node_rank = ask_number(library, self, PMIX_NODEID, timeout);
+    // PMIX_NODEID is the node's index in the allocation, which need not be that in the job.
+    if (placement.node_rank && placement.nodes && *placement.node_rank >= *placement.nodes)
+        placement.node_rank.reset();
+    return placement;
 }
 
 pmix_value_t text_value(std::string& text) {
@@ -200,7 +202,7 @@ class PmixSource final : public Exchange {
         if (const Status committed = call("PMIx_Commit", [library = library_] { return library.commit(); });
             !committed)
             return committed;
-        // Without the data Slurm's fence is no barrier across hosts, and Get finds nothing.
+        // Collect the data: without it Slurm's fence is no barrier across hosts, and Get finds nothing.
         return call("PMIx_Fence", [library = library_, timeout = timeout_info(left())] {
             pmix_info_t info[2] = {collect_info(), timeout};
             return library.fence(nullptr, 0, info, 2);
@@ -231,7 +233,7 @@ class PmixSource final : public Exchange {
         if (told->status == PMIX_SUCCESS && !told->text.empty()) return told->text;
         if (told->status != PMIX_SUCCESS && told->status != PMIX_ERR_NOT_FOUND)
             return pmix_failure(library_, "PMIx_Get", told->status);
-        return Error{Errc::NotFound, fmt::format("PMIx: rank {} has said no '{}'", rank, key), 0};
+        return Error{Errc::NotFound, fmt::format("PMIx: rank {} has put no '{}'", rank, key), 0};
     }
 
   private:
@@ -282,8 +284,8 @@ Result<PmixAnswer> ask_pmix(Duration timeout) {
     const std::function<Placement()> ask = [loaded = *library, self = (*session)->self(), info] {
         return ask_place(loaded, self, info);
     };
-    std::optional<Placement> says = BackgroundCall(ask).wait(deadline);
-    if (says) return PmixAnswer{*std::move(says), *std::move(session)};
+    std::optional<Placement> place = BackgroundCall(ask).wait(deadline);
+    if (place) return PmixAnswer{*std::move(place), *std::move(session)};
     (*session)->leave_stuck();
     return late("PMIx_Get");
 }
@@ -329,12 +331,12 @@ Result<PmixSession> fill_from_pmix(Placement& placement, Duration timeout) {
                 describe(placement), told.error().what),
             0};
     }
-    if (told->says.rank != placement.rank) {
+    if (told->placement.rank != placement.rank) {
         return Error{Errc::Mismatch,
-                     describe(placement) + " but its PMIx server says " + describe(told->says), 0};
+                     describe(placement) + " but its PMIx server says " + describe(told->placement), 0};
     }
     const LauncherFamily family = placement.family;
-    placement = told->says;
+    placement = told->placement;
     placement.family = family;
     return std::move(told->session);
 }

@@ -11,35 +11,35 @@
 namespace ddprun {
 
 /// A conversation with the PMIx server of this process's node, which ends (Finalize) with its last owner;
-/// null: there is none. Who goes on with an exchange holds it until that has begun: between two conversations
-/// a process does not count for its neighbours' fence, which then waits for nobody.
+/// null: none. Hold it until an exchange has begun: between two conversations the neighbours' fence does not
+/// wait for this process.
 using PmixSession = std::shared_ptr<void>;
 
 struct PmixAnswer {
-    Placement says;
+    Placement placement;
     PmixSession session;
 };
-/// Asks for rank, size, local rank, local size, node and nodes. libpmix is loaded now, so a program that
-/// never asks runs where it is absent; a server that is gone is noticed within milliseconds.
+/// Asks for rank, size, local rank, local size, node and nodes. Loads libpmix now, so that a program that
+/// never asks runs without it; notices an ended server within milliseconds.
 ///
-/// Blocks for at most `timeout`. To be called once, before the program's own MPI is initialised.
-/// Error: NotFound where libpmix or the server is absent or this build has no PMIx; Timeout; Protocol with
-/// PMIx's own words for its other failures.
+/// Blocks for at most `timeout`. Call it once, before the program's own MPI is initialised.
+/// Error: NotFound when libpmix or the server is absent or this build has no PMIx; Timeout; Protocol with
+/// PMIx's message for its other failures.
 Result<PmixAnswer> ask_pmix(Duration timeout);
 
-/// What the launcher's variables did not tell, from its PMIx server, which is asked only where something is
-/// missing. Error, as above, with what the variables said and the remedy; Mismatch where the server knows us
-/// by another rank.
+/// Fills in facts that the launcher's variables lack from its PMIx server, which is asked only when one is
+/// missing. Error, as ask_pmix, with the variables' facts and the remedy; Mismatch when the server has
+/// another rank for us.
 Result<PmixSession> fill_from_pmix(Placement& placement, Duration timeout);
 
-/// A conversation of all processes of the launcher: Put, Commit, Fence with the data, Get. The end of the
-/// object is Finalize, on every path; only a server that did not answer in time is left without it. Error: as
-/// those of ask_pmix; Mismatch where the server knows us by another rank.
+/// Opens a conversation of all processes of the launcher: Put, Commit, Fence with the data, Get. The
+/// destructor calls Finalize, except after a call that timed out. Error: as those of ask_pmix; Mismatch when
+/// the server has another rank for us.
 Result<std::unique_ptr<Exchange>> open_pmix_exchange(int rank, TimePoint deadline);
 
 /// False in a build without the pmix option: ask_pmix and open_pmix_exchange always fail.
 bool built_with_pmix();
-/// Said where it is not.
+/// The message of such a build.
 inline constexpr std::string_view kNoPmix =
     "this build has no PMIx (libpmix-dev was missing when it was built, or -Dpmix=disabled)";
 

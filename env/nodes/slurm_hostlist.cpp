@@ -21,7 +21,7 @@ Error too_long(std::string_view text) {
     return {Errc::Limit, fmt::format("'{}' names more than {} nodes", excerpt(text), kMaxNodes), 0};
 }
 
-/// Pieces between commas that stand outside brackets.
+/// The pieces between commas outside brackets.
 Result<std::vector<std::string_view>> split_outside_brackets(std::string_view text) {
     std::vector<std::string_view> pieces;
     std::size_t begin = 0;
@@ -29,7 +29,7 @@ Result<std::vector<std::string_view>> split_outside_brackets(std::string_view te
     for (std::size_t at = 0; at < text.size(); ++at) {
         const char c = text[at];
         if ((c == '[' && inside) || (c == ']' && !inside))
-            return not_a_list(text, "its brackets do not match");
+            return not_a_list(text, "the brackets do not match");
         if (c == '[' || c == ']') inside = c == '[';
         if (c != ',' || inside) continue;
         pieces.push_back(text.substr(begin, at - begin));
@@ -40,7 +40,7 @@ Result<std::vector<std::string_view>> split_outside_brackets(std::string_view te
     return pieces;
 }
 
-/// "01-03" as 01 02 03: as wide as the first number is written.
+/// Expands "01-03" to 01 02 03, with the width of the first number.
 Status append_range(std::string_view range, std::vector<std::string>& numbers) {
     const std::size_t dash = range.find('-');
     const std::string_view low = range.substr(0, dash);
@@ -54,7 +54,7 @@ Status append_range(std::string_view range, std::vector<std::string>& numbers) {
     return {};
 }
 
-/// One piece: what stands before its first bracket, each number in it, and the same for the rest.
+/// Expands one piece: the text before its first bracket with each number in it, and recursively the rest.
 Status append_hosts(const std::string& before, std::string_view rest, std::vector<std::string>& hosts) {
     const std::size_t open = rest.find('[');
     if (open == rest.npos) {
@@ -87,7 +87,7 @@ Status append_counts(std::string_view piece, std::vector<int>& counts) {
         times = *number;
     }
     const Result<std::int64_t> tasks = parse_int_between(piece.substr(0, open), 0, kMaxTasks);
-    if (!tasks) return not_a_list(piece, "it holds counts like 2(x3)");
+    if (!tasks) return not_a_list(piece, "expected counts like 2(x3)");
     if (static_cast<std::size_t>(times) > kMaxNodes - counts.size()) return too_long(piece);
     counts.insert(counts.end(), static_cast<std::size_t>(times), static_cast<int>(*tasks));
     return {};

@@ -10,12 +10,12 @@
 namespace ddprun::os {
 namespace {
 
-/// So many per event; what those accepted say gets its turn in between.
+/// The most accepts per event, so that accepted connections are served in between.
 constexpr int kAcceptsPerEvent = 64;
-/// How long nothing is accepted after accept(2) has failed.
+/// The pause after accept(2) has failed.
 constexpr Duration kAcceptPause = std::chrono::milliseconds(200);
 
-/// It was gone before we came to it, or its network is; the next one may do.
+/// True for errors of that one connection or its network; the next connection may succeed.
 bool is_of_that_connection(int error) {
     switch (error) {
         case ECONNABORTED:
@@ -32,9 +32,8 @@ bool is_of_that_connection(int error) {
     }
 }
 
-/// accept(2) takes a descriptor before it looks for whom: where there is none left, it says nothing about
-/// that.
-bool does_anybody_wait(int listener) {
+/// True when a connection waits. (Without a free descriptor accept(2) fails before it looks for one.)
+bool has_pending(int listener) {
     pollfd look{listener, POLLIN, 0};
     return ::poll(&look, 1, 0) > 0;
 }
@@ -80,14 +79,14 @@ Acceptor::Outcome Acceptor::judge(int error, int listener) {
     if (error == EAGAIN || error == EWOULDBLOCK) return Outcome::Done;
     if (is_of_that_connection(error)) return Outcome::Again;
     const bool is_full = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-    if (is_full && !does_anybody_wait(listener)) return Outcome::Done;
+    if (is_full && !has_pending(listener)) return Outcome::Done;
     if (is_full && owner_.close_another()) return Outcome::Again;
     owner_.on_accept_failed(error);
     pause(loop_.now() + kAcceptPause, false);
     return Outcome::Done;
 }
 
-/// A listener that is not served stays readable: while it were watched the loop would spin.
+/// Stops watching the listeners: they stay readable, so the loop would spin.
 void Acceptor::pause(TimePoint until, bool waits_for_room) {
     for (const UniqueFd& listener : listeners_) loop_.change(listener.get(), 0);
     loop_.cancel(pause_timer_);

@@ -9,23 +9,23 @@
 
 namespace ddprun::os {
 
-/// Whoever serves those that connect. Called on the loop's thread.
+/// The owner of accepted connections. Called on the loop's thread.
 class AcceptorOwner {
   public:
     virtual ~AcceptorOwner() = default;
-    /// One has come; its socket does not block.
+    /// A connection was accepted; its socket is non-blocking.
     virtual void on_accepted(UniqueFd fd) = 0;
-    /// From when on another one can be taken; long ago: now. Until then they wait in the kernel's queue.
+    /// The time from which another connection can be accepted; until then it waits in the kernel's queue.
     [[nodiscard]] virtual TimePoint room_at() { return TimePoint::min(); }
-    /// This process has no descriptor, or no memory, for one more. True: now it has, for another connection
-    /// was closed.
+    /// Called when this process has no descriptor or memory for one more connection. True: the owner has
+    /// closed another one.
     virtual bool close_another() { return false; }
-    /// accept(2) failed with this errno, and is tried again after a pause.
+    /// accept(2) failed with this errno; it is tried again after a pause.
     virtual void on_accept_failed(int error) = 0;
 };
 
-/// Accepts connections on the event loop, from one or several listening sockets; never blocks, and does not
-/// spin where nothing can be accepted.
+/// Accepts connections on the event loop, from one or several listening sockets; never blocks, and never
+/// spins while it cannot accept.
 class Acceptor {
   public:
     /// Both are borrowed for its life.
@@ -34,9 +34,9 @@ class Acceptor {
     Acceptor(const Acceptor&) = delete;
     Acceptor& operator=(const Acceptor&) = delete;
 
-    /// Accepts from this one too; it listens and does not block. Error: System (epoll); then it is closed.
+    /// Adds a listening, non-blocking socket. Error: System (epoll); the socket is then closed.
     Status listen(UniqueFd listener);
-    /// There may be room sooner than the owner said.
+    /// Call it when there may be room sooner than the owner's room_at().
     void room_was_made();
 
   private:
@@ -51,7 +51,7 @@ class Acceptor {
     AcceptorOwner& owner_;
     std::vector<UniqueFd> listeners_;
     EventLoop::TimerId pause_timer_ = 0;  ///< while nothing is accepted
-    bool waits_for_room_ = false;         ///< then: for the owner's, that is
+    bool waits_for_room_ = false;         ///< the pause is for the owner's room_at()
 };
 
 }  // namespace ddprun::os

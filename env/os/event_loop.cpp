@@ -27,7 +27,7 @@ Status add(int epoll, int fd, std::uint32_t events, std::uint64_t key) {
     return {};
 }
 
-/// The time as timerfd takes it. An all-zero value would disarm.
+/// The time in timerfd's form. An all-zero value would disarm the timer.
 itimerspec at(TimePoint when) {
     itimerspec spec{};
     if (when == kNever) return spec;
@@ -63,7 +63,7 @@ Status EventLoop::open_signals(const std::vector<int>& signals) {
     if (const int failure = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) {
         return Error::system("pthread_sigmask", failure);
     }
-    // With SIGCHLD ignored, which a parent can pass on, the kernel reaps children and their exits are lost.
+    // A parent can pass on an ignored SIGCHLD, with which the kernel reaps children and their exits are lost.
     if (::sigismember(&set, SIGCHLD) == 1) ::signal(SIGCHLD, SIG_DFL);
     signal_fd_ = UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!signal_fd_) return Error::system("signalfd");
@@ -71,7 +71,8 @@ Status EventLoop::open_signals(const std::vector<int>& signals) {
 }
 
 Status EventLoop::watch(int fd, std::uint32_t events, FdHandler handler) {
-    // The generation tells this watch from an earlier one of the same number whose event is already fetched.
+    // The generation distinguishes this watch from an earlier one of the same fd whose event is already
+    // fetched.
     const std::uint32_t generation = next_generation_;
     next_generation_ = std::max(next_generation_ + 1, 1U);
     if (Status added = add(epoll_.get(), fd, events, key_of(fd, generation)); !added) return added;
@@ -119,7 +120,7 @@ Status EventLoop::run() {
 Status EventLoop::run_once(TimePoint deadline) {
     if (Status armed = arm_timer(); !armed) return armed;
     std::array<epoll_event, 128> events;
-    // What was posted outside a batch, or by a posted handler, must not wait for the next event.
+    // Handlers posted outside a batch, or by a posted handler, must not wait for the next event.
     const int timeout = posted_.empty() ? poll_milliseconds(MonotonicClock::now(), deadline) : 0;
     const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
     if (count < 0 && errno != EINTR) return Error::system("epoll_wait");
@@ -145,7 +146,7 @@ void EventLoop::dispatch(std::uint64_t key, std::uint32_t events) {
     const int fd = static_cast<int>(key & 0xffffffffU);
     const auto found = watches_.find(fd);
     if (found == watches_.end() || key_of(fd, found->second->generation) != key) return;
-    // Keeps the handler alive while it runs: it may unwatch itself.
+    // Keep the handler alive while it runs: it may unwatch itself.
     const std::shared_ptr<Watch> watch = found->second;
     watch->handler(events);
 }
@@ -154,14 +155,14 @@ void EventLoop::read_signals() {
     std::array<signalfd_siginfo, 16> received;
     const ssize_t bytes = ::read(signal_fd_.get(), received.data(), sizeof received);
     if (bytes <= 0) return;
-    // A copy: the handler may replace itself. What does not fit is read in the next batch.
+    // Copy the handler, which may replace itself. Further signals are read in the next batch.
     const SignalHandler handler = signal_handler_;
     const std::size_t count = static_cast<std::size_t>(bytes) / sizeof received[0];
     for (std::size_t i = 0; handler && i < count; ++i) handler(received[i]);
 }
 
 void EventLoop::fire_timers() {
-    // Chosen before the first is called, so that a timer which asks for "now" again cannot hold up the loop.
+    // Choose all before the first call, so that a timer that asks for "now" again cannot hold up the loop.
     std::vector<std::pair<TimePoint, TimerId>> due;
     for (const auto& [key, handler] : timers_) {
         if (key.first > now_) break;
@@ -169,7 +170,7 @@ void EventLoop::fire_timers() {
     }
     for (const auto& key : due) {
         auto timer = timers_.extract(key);
-        if (timer.empty()) continue;  // cancelled by one called just before
+        if (timer.empty()) continue;  // cancelled by an earlier one
         timer_times_.erase(key.second);
         timer.mapped()();
     }

@@ -11,23 +11,23 @@
 
 namespace ddprun::os {
 
-/// A thread that says in place of a blocked thread that this process lives.
+/// A thread that sends heartbeats in place of a blocked thread.
 ///
 /// A file system that hangs (NFS, Lustre) can hold up exec, open and mkdir for minutes. The loop's thread
 /// marks such calls by a BlockingCall; while it is in one, this thread calls `beat` every interval. The two
 /// never run at the same time: the loop's thread holds the turn whenever it is not in a BlockingCall. So
-/// `beat` may use what the loop's thread uses, except what that thread touches inside a BlockingCall: the
+/// `beat` may use all that the loop's thread uses, except what that thread uses inside a BlockingCall: the
 /// loop itself, the log, files.
 class Keepalive {
   public:
     struct Limits {
         Duration interval;
         Duration
-            longest;  ///< a call that takes longer than this is taken for a dead process: no further beats
+            longest;  ///< heartbeats end after a call of this duration, so that the process counts as dead
     };
     /// `beat` must not block. The calling thread is the loop's. Error: System (no thread).
     static Result<std::unique_ptr<Keepalive>> start(Limits limits, std::function<void()> beat);
-    /// In the same thread, outside a BlockingCall. Waits for a beat that is being made.
+    /// Call it in the same thread, outside a BlockingCall. Waits for a running beat.
     ~Keepalive();
     Keepalive(const Keepalive&) = delete;
     Keepalive& operator=(const Keepalive&) = delete;
@@ -39,19 +39,19 @@ class Keepalive {
 
     Limits limits_;
     std::function<void()> beat_;
-    std::mutex turn_;    ///< held by the loop's thread, but for its blocking calls
-    TimePoint began_{};  ///< the blocking call; with the turn
-    int depth_ = 0;      ///< of blocking calls inside each other; the loop's thread's alone
+    std::mutex turn_;    ///< held by the loop's thread, except in its blocking calls
+    TimePoint began_{};  ///< begin of the blocking call; guarded by turn_
+    int depth_ = 0;      ///< depth of nested blocking calls; for the loop's thread only
     std::mutex sleep_;
     std::condition_variable wake_;
-    bool has_ended_ = false;  ///< with sleep_
+    bool has_ended_ = false;  ///< guarded by sleep_
     std::thread thread_;
 };
 
-/// While one lives, the loop's thread may be held up by a file system, and uses no connection.
+/// During its life the loop's thread may be held up by a file system, and uses no connection.
 class BlockingCall {
   public:
-    /// Null: this process keeps nobody informed.
+    /// Null: this process sends no heartbeats.
     explicit BlockingCall(Keepalive* keepalive);
     ~BlockingCall();
     BlockingCall(const BlockingCall&) = delete;

@@ -15,19 +15,19 @@
 namespace ddprun::os {
 namespace {
 
-constexpr Duration kPatience = std::chrono::milliseconds(100);
-/// A pipe that poll calls writable takes this much without blocking (PIPE_BUF).
+constexpr Duration kWriteTimeout = std::chrono::milliseconds(100);
+/// The bytes that a pipe takes without blocking after poll() reports it as writable (PIPE_BUF).
 constexpr std::size_t kPiece = 4096;
 
-/// Our own open file description of the pipe or terminal behind `fd`, or none. Not of a regular file: it
-/// would have a position of its own and overwrite what others wrote.
+/// Opens the pipe or terminal behind `fd` again; empty for others. A second open of a regular file would have
+/// its own position and overwrite others' lines.
 UniqueFd reopen_nonblocking(int fd, const struct stat& status) {
     if (!S_ISFIFO(status.st_mode) && !(S_ISCHR(status.st_mode) && ::isatty(fd) == 1)) return {};
     const std::string path = fmt::format("/proc/self/fd/{}", fd);
     return UniqueFd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 }
 
-/// write(2) has no MSG_NOSIGNAL: the signal is held back and taken away.
+/// Blocks and consumes SIGPIPE during a write, because write(2) has no MSG_NOSIGNAL.
 class SigpipeHeld {
   public:
     SigpipeHeld() {
@@ -83,14 +83,14 @@ ssize_t LineWriter::write_some(std::string_view bytes) const {
 }
 
 bool LineWriter::write(std::string_view line) {
-    // A line of which only the beginning got through is ended, so that it does not run into this one.
+    // End a line that was written in part, so that it does not run into this one.
     if (mid_line_ && !write_bytes("\n")) return false;
     return write_bytes(line);
 }
 
 bool LineWriter::write_bytes(std::string_view bytes) {
     const TimePoint now = MonotonicClock::now();
-    const TimePoint deadline = stalled_ ? now : now + kPatience;
+    const TimePoint deadline = stalled_ ? now : now + kWriteTimeout;
     while (!bytes.empty()) {
         const ssize_t written = may_write(deadline) ? write_some(bytes) : -1;
         if (written > 0) {

@@ -8,18 +8,18 @@
 
 namespace ddprun::os {
 
-/// Writes lines to a descriptor that others share (stderr) without ever being held up by it for long.
+/// Writes lines to a descriptor that others share (stderr) without blocking for long.
 ///
-/// Where the kernel allows it, it opens the pipe or terminal behind `fd` again for itself, so that
-/// "non-blocking" holds for its own writes and not for the user's shell. Never raises SIGPIPE.
+/// Opens the pipe or terminal behind `fd` again if the kernel allows it, so that O_NONBLOCK holds for its own
+/// writes and not for the user's shell. Never raises SIGPIPE.
 class LineWriter {
   public:
     explicit LineWriter(int fd);
 
-    /// False: the line, or its end, was lost: nobody reads, or an error. The first lost line may have waited
-    /// 100 ms, those after it do not wait at all.
+    /// False when the line, or its end, was lost: the reader is slow or gone, or an error. The first lost
+    /// line may have waited 100 ms; later ones do not wait.
     bool write(std::string_view line);
-    /// The last byte that got through was not the end of a line.
+    /// True when the last byte written was not the end of a line.
     [[nodiscard]] bool is_mid_line() const { return mid_line_; }
 
   private:

@@ -32,18 +32,18 @@ ChildExit from_siginfo(const siginfo_t& info) {
     return exit;
 }
 
-/// Of a descriptor just made, which has no other flags to keep.
+/// For a new descriptor, which has no other flags to keep.
 Status make_nonblocking(const UniqueFd& fd) {
     return ::fcntl(fd.get(), F_SETFL, O_NONBLOCK) == 0 ? Status() : Error::system("fcntl O_NONBLOCK");
 }
 
-/// More in the pipe means fewer stalls of the workers and fewer wake-ups of ours.
+/// A larger pipe means fewer stalls of the workers and fewer wake-ups of ours.
 void resize(int pipe, std::size_t bytes) {
-    // Beyond a user's limit (pipe-user-pages-soft) the kernel refuses, and any size does. Ignoring.
+    // The kernel refuses beyond a user's limit (pipe-user-pages-soft), and any size works. Ignoring.
     ::fcntl(pipe, F_SETPIPE_SZ, static_cast<int>(bytes));
 }
 
-/// Of whoever was this process before exec: a shell's background jobs, PBS's relay of other hosts' output.
+/// The children from before our exec: a shell's background jobs, PBS's relay of other hosts' output.
 std::vector<pid_t> children_from_before() {
     siginfo_t ignored{};
     if (::waitid(P_ALL, 0, &ignored, WEXITED | WNOHANG | WNOWAIT) != 0) return {};  // there is none
@@ -57,12 +57,13 @@ std::vector<pid_t> children_from_before() {
 
 }  // namespace
 
-LinuxSystem::LinuxSystem() : slots_(std::make_unique<SpawnSlots>()), not_the_jobs_(children_from_before()) {}
+LinuxSystem::LinuxSystem()
+    : slots_(std::make_unique<SpawnSlots>()), other_children_(children_from_before()) {}
 LinuxSystem::~LinuxSystem() = default;
 
 Result<pid_t> LinuxSystem::spawn(const SpawnSpec& spec) {
     Result<pid_t> pid = spawn_process(spec, *slots_);
-    if (pid && spec.is_tool) not_the_jobs_.push_back(*pid);
+    if (pid && spec.is_tool) other_children_.push_back(*pid);
     return pid;
 }
 
@@ -85,12 +86,12 @@ std::optional<ChildExit> LinuxSystem::next_exit() {
 void LinuxSystem::reap(pid_t pid) {
     siginfo_t info{};
     ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG);
-    std::erase(not_the_jobs_, pid);
+    std::erase(other_children_, pid);
 }
 
 std::vector<pid_t> LinuxSystem::spared() const {
-    std::vector<pid_t> all = not_the_jobs_;
-    for (const pid_t one : not_the_jobs_) {
+    std::vector<pid_t> all = other_children_;
+    for (const pid_t one : other_children_) {
         const std::vector<pid_t> its = descendants_of(one);
         all.insert(all.end(), its.begin(), its.end());
     }
@@ -110,7 +111,7 @@ Result<System::Pipe> LinuxSystem::make_pipe(std::size_t buffer_bytes) {
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) return Error::system("pipe2");
     Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
-    // Two open file descriptions: the worker's end stays blocking, as programs expect.
+    // The two ends have separate file descriptions: the worker's stays blocking, as programs expect.
     if (const Status set = make_nonblocking(pipe.read); !set) return set.error();
     resize(pipe.read.get(), buffer_bytes);
     return pipe;
@@ -129,7 +130,7 @@ Result<UniqueFd> LinuxSystem::make_segment(std::uint64_t bytes) {
     UniqueFd fd(::memfd_create("ddprun", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!fd) return Error::system("memfd_create");
     if (const Status sized = resize_memory_file(fd.get(), bytes); !sized) return sized.error();
-    // Nobody who holds it can shrink it under the others, who would die of SIGBUS.
+    // Seal the size: a process that shrinks the file would kill the others by SIGBUS.
     if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         return Error::system("fcntl F_ADD_SEALS");
     }
@@ -151,7 +152,7 @@ std::vector<std::string> own_environment() {
 Status become_subreaper() {
     if (::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
         return Error::system("prctl PR_SET_CHILD_SUBREAPER");
-    // Where a sandbox refuses this call no end of a worker would ever be seen.
+    // Check waitid now: in a sandbox that refuses it, we would never see the end of a worker.
     siginfo_t ignored{};
     const bool can_wait = ::waitid(P_ALL, 0, &ignored, WEXITED | WNOHANG | WNOWAIT) == 0 || errno == ECHILD;
     return can_wait ? Status() : Error::system("waitid");

@@ -17,9 +17,9 @@ constexpr std::size_t kMaxProcFile = std::size_t{1} << 20;
 
 using ChildrenOf = std::function<std::vector<pid_t>(pid_t)>;
 
-/// Generation after generation, then turned around: every process stands before its parent.
+/// Collects the processes level by level and reverses them, so that every process comes before its parent.
 std::vector<pid_t> children_first(pid_t root, const ChildrenOf& children_of) {
-    // A tree read while it changes could, with reused ids, show a loop.
+    // A tree that changes while it is read could, with reused pids, show a loop.
     constexpr std::size_t kMaxProcesses = std::size_t{1} << 22;
     std::vector<pid_t> found{root};
     for (std::size_t at = 0; at < found.size() && found.size() < kMaxProcesses; ++at) {
@@ -31,7 +31,7 @@ std::vector<pid_t> children_first(pid_t root, const ChildrenOf& children_of) {
     return found;
 }
 
-/// nullopt where the kernel has no such list, or the thread has gone.
+/// nullopt when the kernel has no such list, or the thread has ended.
 std::optional<std::vector<pid_t>> children_of_thread(pid_t pid, pid_t thread, const std::string& proc) {
     const Result<std::string> text =
         read_file(fmt::format("{}/{}/task/{}/children", proc, pid, thread), kMaxProcFile);

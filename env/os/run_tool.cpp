@@ -21,7 +21,7 @@
 namespace ddprun {
 namespace {
 
-/// A pipe that does not block whoever reads it.
+/// A pipe whose read end is non-blocking.
 Result<os::System::Pipe> open_pipe() {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) return Error::system("pipe");
@@ -36,20 +36,19 @@ Result<UniqueFd> open_null() {
     return null;
 }
 
-/// Kept alive by what it has posted to the loop.
+/// One run of a tool. Its handlers in the loop keep it alive.
 class ToolRun : public std::enable_shared_from_this<ToolRun> {
   public:
     using Done = std::function<void(Result<std::string>)>;
     ToolRun(os::EventLoop& loop, os::System& system, std::size_t max_bytes, Done done)
         : loop_(loop), system_(system), max_bytes_(max_bytes), done_(std::move(done)) {}
 
-    void begin(os::SpawnSpec tool, Duration patience) {
+    void begin(os::SpawnSpec tool, Duration timeout) {
         if (const Status started = start(std::move(tool)); !started)
             return std::exchange(done_, nullptr)(started.error());
-        timer_ = loop_.call_after(patience, [self = shared_from_this(), patience] {
+        timer_ = loop_.call_after(timeout, [self = shared_from_this(), timeout] {
             self->end(Error{Errc::Timeout,
-                            fmt::format("{} took longer than {}", self->name_, format_duration(patience)),
-                            0});
+                            fmt::format("{} took longer than {}", self->name_, format_duration(timeout)), 0});
         });
     }
 
@@ -89,7 +88,7 @@ class ToolRun : public std::enable_shared_from_this<ToolRun> {
         loop_.cancel(timer_);
         loop_.unwatch(output_.get());
         output_.reset();
-        // At its own end it may have been reaped already: the number is not ours any more.
+        // After its own end it may have been reaped: the pid may be another's.
         if (!ended_) (void)system_.signal_group(pid_, SIGKILL);
         std::exchange(done_, nullptr)(std::move(result));
     }
@@ -105,7 +104,7 @@ class ToolRun : public std::enable_shared_from_this<ToolRun> {
     os::EventLoop::TimerId timer_ = 0;
 };
 
-/// One piece, of which as much is kept as there is room for; the pipe is closed at its end.
+/// Reads one piece and keeps as much as `max_bytes` allows; closes the pipe at its end.
 void read_piece(UniqueFd& pipe, std::string& text, std::size_t max_bytes) {
     char piece[16 * 1024];
     const ssize_t n = ::read(pipe.get(), piece, sizeof piece);
@@ -114,15 +113,15 @@ void read_piece(UniqueFd& pipe, std::string& text, std::size_t max_bytes) {
     text.append(piece, std::min(static_cast<std::size_t>(n), max_bytes - text.size()));
 }
 
-/// A program that is waited for, and what it has printed by now.
+/// A running program that is waited for, and its output so far.
 struct RunningTool {
     pid_t pid;
     UniqueFd out, err;
     ToolEnd end;
 
-    /// True: it has closed its output and ended. False: the deadline came first.
+    /// True when it has closed its output and ended; false when the deadline passed first.
     bool wait(TimePoint deadline, std::size_t max_bytes) {
-        constexpr int kPauseMilliseconds = 2;  // who has closed its output is about to end
+        constexpr int kPauseMilliseconds = 2;  // a program that has closed its output ends soon
         for (;;) {
             const bool prints = out || err;
             int status = 0;
@@ -142,9 +141,9 @@ struct RunningTool {
 
 }  // namespace
 
-void run_tool(os::EventLoop& loop, os::System& system, os::SpawnSpec tool, Duration patience,
+void run_tool(os::EventLoop& loop, os::System& system, os::SpawnSpec tool, Duration timeout,
               std::size_t max_bytes, std::function<void(Result<std::string>)> done) {
-    std::make_shared<ToolRun>(loop, system, max_bytes, std::move(done))->begin(std::move(tool), patience);
+    std::make_shared<ToolRun>(loop, system, max_bytes, std::move(done))->begin(std::move(tool), timeout);
 }
 
 Result<ToolEnd> run_tool_and_wait(os::SpawnSpec tool, const ToolLimits& limits) {
@@ -161,7 +160,7 @@ Result<ToolEnd> run_tool_and_wait(os::SpawnSpec tool, const ToolLimits& limits) 
     const auto ends_within = [&](Duration span) {
         return running.wait(deadline_after(MonotonicClock::now(), span), limits.max_bytes);
     };
-    running.end.is_in_time = ends_within(limits.patience);
+    running.end.is_in_time = ends_within(limits.timeout);
     bool has_ended = running.end.is_in_time;
     if (!has_ended && limits.grace > Duration::zero()) {
         ::kill(-*pid, SIGTERM);

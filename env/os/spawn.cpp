@@ -36,7 +36,7 @@ struct Move {
     bool first_aside;  ///< `from` is another move's target and would be overwritten
 };
 
-/// All that the child reads, and the two fields it writes.
+/// All data that the child reads, and the two fields that it writes.
 struct Launch {
     pid_t parent = 0;
     const char* program = nullptr;
@@ -46,15 +46,15 @@ struct Launch {
     char* const* environment = nullptr;
     Move* moves = nullptr;
     std::size_t move_count = 0;
-    unsigned shared_above =
-        0;                ///< the table is shared, and ours is needed only below this number; 0: it is a copy
-    int free_number = 3;  ///< from here up no descriptor is a move's target
+    /// The descriptor table is shared, and the child needs it below this number only; 0: it is a copy.
+    unsigned shared_above = 0;
+    int free_number = 3;  ///< no move's target is at or above this number
     const unsigned long* cpus = nullptr;
     std::size_t cpu_bytes = 0;
     const unsigned long* nodes = nullptr;
     std::size_t node_bits = 0;
     rlimit open_files{};  ///< set when rlim_cur is not 0
-    rlimit file_locks{};  ///< the same
+    rlimit file_locks{};  ///< set when rlim_cur is not 0
     bool foreground_terminal = false;
     std::uint64_t ignored_signals = 0;  ///< bit n: signal n + 1
 
@@ -68,14 +68,14 @@ DDPRUN_IN_CHILD long fail(Launch& launch, const char* stage) {
     return -1;
 }
 
-/// Leaves the descriptor table that we share with the parent, with a copy of its beginning only.
+/// Replaces the descriptor table shared with the parent by a copy of its beginning.
 DDPRUN_IN_CHILD long leave_shared_table(Launch& launch) {
     if (launch.shared_above == 0) return 0;
     if (::syscall(SYS_close_range, launch.shared_above, ~0U, CLOSE_RANGE_UNSHARE) == 0) return 0;
     return ::syscall(SYS_unshare, CLONE_FILES) == 0 ? 0 : fail(launch, "unshare");
 }
 
-/// Dies with the parent, also when the parent died before we asked for it.
+/// Makes the child die with its parent, even if that has died already.
 DDPRUN_IN_CHILD long bind_to_parent(Launch& launch) {
     if (::syscall(SYS_setpgid, 0, 0) != 0) return fail(launch, "setpgid");
     if (::syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0) return fail(launch, "prctl");
@@ -92,13 +92,13 @@ DDPRUN_IN_CHILD long set_limits_and_places(Launch& launch) {
         ::syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &launch.open_files, nullptr) != 0) {
         return fail(launch, "prlimit");
     }
-    // A mark and no limit: where it is refused, the environment's has to do. Ignoring.
+    // The limit is only a mark: when it is refused, the environment still has one. Ignoring.
     if (launch.file_locks.rlim_cur != 0)
         ::syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, &launch.file_locks, nullptr);
     if (launch.nodes == nullptr) return 0;
-    // Preferred, not bound: a full node then costs speed and not the job. Before Linux 5.15 only
-    // MPOL_PREFERRED exists, which takes the first node of the mask. Containers often deny the call, and a
-    // node may have lost its memory, or a cpuset it, since we looked; the policy only tunes: ignoring.
+    // Prefer the nodes, do not bind: a full node then costs speed and not the job. Before Linux 5.15 only
+    // MPOL_PREFERRED exists, which takes the first node of the mask. Containers often deny the call, and the
+    // nodes may have changed since we read them; the policy only tunes: ignoring.
     const long set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED_MANY, launch.nodes, launch.node_bits);
     if (set != 0) ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, launch.nodes, launch.node_bits);
     return 0;
@@ -116,8 +116,8 @@ DDPRUN_IN_CHILD long move_one(const Move& move) {
 }
 
 DDPRUN_IN_CHILD long move_descriptors(Launch& launch) {
-    // Descriptors we inherited ourselves, from a scheduler or a shell, are not the worker's either. Kernels
-    // before 5.11 cannot do it; then only ours, born CLOEXEC, are closed: ignoring.
+    // Close also descriptors that we inherited from a scheduler or a shell. Kernels before 5.11 cannot; then
+    // only ours, born CLOEXEC, are closed: ignoring.
     ::syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
     for (std::size_t i = 0; i < launch.move_count; ++i) {
         Move& move = launch.moves[i];
@@ -131,15 +131,15 @@ DDPRUN_IN_CHILD long move_descriptors(Launch& launch) {
     return 0;
 }
 
-/// The terminal, then default dispositions, then no signal blocked. Until here all were blocked: a handler of
-/// ours must not run in the child, and SIGTTOU must not stop it. The handlers themselves end with exec; what
-/// it keeps is that a signal is ignored.
+/// Takes the terminal, sets default dispositions, then unblocks all signals. They were blocked so that no
+/// handler of ours runs in the child and SIGTTOU does not stop it. exec resets handlers, but keeps ignored
+/// signals.
 DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
     pid_t group = static_cast<pid_t>(::syscall(SYS_getpid));
     if (launch.foreground_terminal && ::syscall(SYS_ioctl, 0, TIOCSPGRP, &group) != 0) {
         return fail(launch, "tcsetpgrp");
     }
-    // The kernel's struct sigaction, all zero: SIG_DFL.
+    // The kernel's struct sigaction; all zero means SIG_DFL.
     unsigned long default_action[8] = {};
     for (std::uint64_t left = launch.ignored_signals; left != 0; left &= left - 1) {
         const int signal = __builtin_ctzll(left) + 1;
@@ -152,7 +152,7 @@ DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
 
 DDPRUN_IN_CHILD long execute(Launch& launch) {
     ::syscall(SYS_execve, launch.program, launch.arguments, launch.environment);
-    // A script without "#!": the shell runs it, as execvp(3) and every shell do.
+    // The shell runs a script without "#!", as with execvp(3) and every shell.
     if (errno == ENOEXEC) ::syscall(SYS_execve, "/bin/sh", launch.shell_arguments, launch.environment);
     return fail(launch, "exec");
 }
@@ -168,7 +168,7 @@ DDPRUN_IN_CHILD int child_main(void* raw) {
     return 127;
 }
 
-// The parent's side: everything prepared, started, and explained.
+// The parent's side: preparation, start, errors.
 
 std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
     std::vector<char*> pointers;
@@ -218,14 +218,14 @@ std::uint64_t read_ignored_signals() {
     std::uint64_t ignored = 0;
     for (int signal = 1; signal <= kSignalCount; ++signal) {
         struct sigaction action {};
-        // Fails for the two numbers that glibc keeps for itself, and never ignores.
+        // sigaction fails for the two signals that glibc reserves, which are never ignored.
         if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN)
             ignored |= 1ULL << (signal - 1);
     }
     return ignored;
 }
 
-/// Mistakes of a caller that would otherwise start a process with wrong descriptors or masks.
+/// Refuses mistakes of a caller that would give the process wrong descriptors or masks.
 Status check(const SpawnSpec& spec) {
     const auto invalid = [&](std::string_view why) {
         return Error{Errc::InvalidArgument, fmt::format("start {}: {}", spec.program, why), 0};
@@ -264,7 +264,7 @@ class AllSignalsBlocked {
 
 #if defined(__x86_64__)
 /// clone3(2), which has no wrapper: the child calls run(argument), which must not return, on the stack of
-/// `arguments`. The pid, or a negative error number.
+/// `arguments`. Returns the pid, or a negative error number.
 long clone_with(clone_args& arguments, int (*run)(void*), void* argument) {
     long result;
     asm volatile(
@@ -281,16 +281,16 @@ long clone_with(clone_args& arguments, int (*run)(void*), void* argument) {
     return result;
 }
 #else
-/// Nobody has written the few instructions for this processor: its workers start in our own cgroup.
+/// Not written for this processor: workers start in our own cgroup.
 long clone_with(clone_args&, int (*)(void*), void*) { return -ENOSYS; }
 #endif
 
-/// The child's frames; it cannot use ours while sharing memory. Only system calls are made on it.
+/// The child's stack, because it shares our memory. It only makes system calls.
 struct alignas(64) ChildStack {
     std::array<char, std::size_t{32} << 10> bytes;
 };
 
-/// Born in the cgroup: to be moved there afterwards takes a lock that waits for every processor, some
+/// Starts the child in the cgroup: moving it there later takes a lock that waits for every processor, some
 /// milliseconds.
 long clone_into(int cgroup, int flags, int exit_signal, ChildStack& stack, int (*run)(void*),
                 void* argument) {
@@ -395,7 +395,7 @@ Result<pid_t> spawn_process(const SpawnSpec& spec, SpawnSlots& slots) {
     launch.cpus = cpus.empty() ? nullptr : cpus.data();
     launch.cpu_bytes = cpus.size() * sizeof(unsigned long);
     launch.nodes = nodes.empty() ? nullptr : nodes.data();
-    launch.node_bits = nodes.size() * kBitsPerWord + 1;  // the kernel looks at one bit less than it is told
+    launch.node_bits = nodes.size() * kBitsPerWord + 1;  // the kernel reads one bit less
     launch.foreground_terminal = spec.foreground_terminal;
     launch.ignored_signals = slots.ignored_signals();
     if (spec.open_files != 0 && ::getrlimit(RLIMIT_NOFILE, &launch.open_files) == 0) {

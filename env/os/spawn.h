@@ -7,25 +7,24 @@
 
 namespace ddprun::os {
 
-/// What spawning keeps from one child to the next: above all a few low descriptor numbers, so that a child's
-/// table can be cut off right behind them.
+/// A few low descriptor numbers kept from one child to the next, so that a child's table can be cut off after
+/// them.
 ///
 /// A launcher of a thousand workers holds thousands of descriptors, and a fork copies them all, for the child
 /// to close them again: quadratic, and most of the cost of a large launch. So the child shares our table at
-/// first (CLONE_FILES), what it needs stands in these slots, and its first act is close_range(behind the
-/// slots, max, CLOSE_RANGE_UNSHARE), which copies the table only up to there (Linux 5.9; older ones copy
-/// all).
+/// first (CLONE_FILES), finds its descriptors in these slots, and begins with close_range(end(), max,
+/// CLOSE_RANGE_UNSHARE), which copies the table only up to there (Linux 5.9; older kernels copy all).
 class SpawnSlots {
   public:
-    /// Puts each descriptor on a slot and tells the slots' numbers in its place. False: there are more
-    /// descriptors than slots, or none could be opened; nothing has changed.
+    /// Puts each descriptor on a slot and replaces it by the slot's number. False: there are more descriptors
+    /// than slots, or no slot could be opened; nothing has changed.
     bool fill(std::vector<FdMapping>& mappings);
-    /// Empties them again: a pipe's end must not stay open here.
+    /// Empties the slots, so that no pipe's end stays open here.
     void clear();
-    /// The first number behind the slots.
+    /// The first number after the slots.
     [[nodiscard]] int end() const { return end_; }
-    /// Those this process ignored when it was first asked, which a child must not inherit; bit n is signal n
-    /// + 1. Kept: asking for all signals costs as much as a small fork.
+    /// The signals that this process ignores, which a child must not inherit; bit n is signal n + 1. Read
+    /// once, because reading all signals costs as much as a small fork.
     [[nodiscard]] std::uint64_t ignored_signals();
 
   private:
@@ -38,12 +37,12 @@ class SpawnSlots {
     std::optional<std::uint64_t> ignored_signals_;
 };
 
-/// Whether a child can be born in this cgroup (a directory's descriptor) and live: tries it with one that
-/// does nothing. A kernel or a container may lack or deny clone3; and Linux 6.18 was seen to kill every child
-/// that is born in a cgroup that has been killed once when its parent's has not been.
+/// True when a child can start in this cgroup (a directory's descriptor) and live; tries it with a child that
+/// does nothing. A kernel or container may lack or deny clone3, and Linux 6.18 kills every child that is born
+/// in a cgroup that has been killed once when its parent's has not.
 bool can_be_born_in(int cgroup);
 
-/// LinuxSystem::spawn. A file of its own: its code runs in a child that shares this process's memory.
+/// Implements LinuxSystem::spawn. Its code runs in a child that shares this process's memory.
 Result<pid_t> spawn_process(const SpawnSpec& spec, SpawnSlots& slots);
 
 }  // namespace ddprun::os

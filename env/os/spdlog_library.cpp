@@ -1,5 +1,5 @@
-// What log.cpp uses of spdlog. Its shared library, and the fmt inside it, would cost every start some tenths
-// of a millisecond; as headers it would be compiled with everything that log.cpp is compiled with.
+// The part of spdlog that log.cpp uses. Its shared library, with its fmt, would cost every start some tenths
+// of a millisecond; as headers it would be compiled with all that log.cpp is compiled with.
 #include <spdlog/common-inl.h>
 #include <spdlog/details/backtracer-inl.h>
 #include <spdlog/details/log_msg-inl.h>

@@ -22,21 +22,21 @@ struct FdMapping {
 
 /// Everything needed to start one process. Prepared before fork; nothing is allocated between fork and exec.
 struct SpawnSpec {
-    std::string program;                   ///< a path, seen from `directory`; no search is made
+    std::string program;                   ///< a path, relative to `directory`; not searched in PATH
     std::vector<std::string> arguments;    ///< argv, including argv[0]
     std::vector<std::string> environment;  ///< "NAME=value"
     std::string directory;                 ///< "" stays where we are
     std::vector<FdMapping> descriptors;    ///< 0-2 are inherited unless named; all others are closed
     std::vector<int> cpus;                 ///< affinity; empty inherits
     std::vector<int> memory_nodes;         ///< NUMA nodes preferred for memory, where allowed; empty inherits
-    /// A cgroup v2 directory to be born in, -1: ours. A wish: where the kernel refuses it (clone3 is denied
-    /// in many containers, and comes with Linux 5.7), the child starts in our own.
+    /// A cgroup v2 directory to start in; -1: ours. When the kernel refuses it (clone3 needs Linux 5.7, and
+    /// many containers deny it), the child starts in ours.
     int cgroup = -1;
     std::uint64_t open_files = 0;  ///< soft limit on descriptors (RLIMIT_NOFILE); 0 inherits
-    /// Soft limit on file locks (RLIMIT_LOCKS), a mark that descendants inherit and the kernel does not look
-    /// at; 0: ours.
+    /// Soft limit on file locks (RLIMIT_LOCKS), a mark that descendants inherit and the kernel ignores; 0:
+    /// ours.
     std::uint64_t lock_limit = 0;
-    bool is_tool = false;  ///< ours, not the job's: descendants() leaves it out, with what it starts
+    bool is_tool = false;              ///< ours, not the job's: descendants() leaves it and its children out
     bool foreground_terminal = false;  ///< give the child's group the terminal on fd 0 (for --attach)
 };
 
@@ -52,7 +52,7 @@ struct ChildExit {
     bool operator==(const ChildExit&) const = default;
 };
 
-/// The operating system as the agent uses it, so that tests can put a fake in its place and fail any call.
+/// The operating system's calls that the agent uses, so that tests can fake them and fail any call.
 class System {
   public:
     virtual ~System() = default;
@@ -65,34 +65,33 @@ class System {
     /// left behind: a child that failed before exec has been reaped.
     [[nodiscard]] virtual Result<pid_t> spawn(const SpawnSpec& spec) = 0;
 
-    /// kill(-group). ESRCH (nobody left) is success. Error: System.
+    /// kill(-group). ESRCH (no process left) is success. Error: System.
     virtual Status signal_group(pid_t group, int signal) = 0;
     virtual Status signal_process(pid_t pid, int signal) = 0;
 
-    /// Somebody is in the group, dead or alive, and has not been reaped.
+    /// True when a process, dead or alive, is in the group and has not been reaped.
     [[nodiscard]] virtual bool group_exists(pid_t group) = 0;
-    /// The process group of a process; -1: it is gone.
+    /// The process group of a process; -1: it has ended.
     [[nodiscard]] virtual pid_t group_of(pid_t pid) = 0;
 
-    /// The next child that has ended, without reaping it: it stays a zombie and its id cannot be reused.
-    /// The caller must reap it before it asks again. nullopt: nobody has ended.
+    /// The next child that has ended, without reaping it: it stays a zombie and its pid cannot be reused.
+    /// The caller must reap it before the next call. nullopt: no child has ended.
     [[nodiscard]] virtual std::optional<ChildExit> next_exit() = 0;
     virtual void reap(pid_t pid) = 0;
 
-    /// Every living descendant of this process other than itself, from /proc, children first; without its
-    /// tools, the children that it had before this object was made, and what these have started. One that is
-    /// just being born can be missed: ask again until there is none.
+    /// Every living descendant of this process, from /proc, children first; without its tools, the children
+    /// that it had before this object was made, and their descendants. One that is just being forked can be
+    /// missed: call it until it returns none.
     [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
 
-    /// CLOEXEC pipe: {read end (non-blocking), write end}. `buffer_bytes` is a wish: a user's limit may
-    /// refuse it.
+    /// CLOEXEC pipe: {read end (non-blocking), write end}. A user's limit may prevent `buffer_bytes`.
     struct Pipe {
         UniqueFd read;
         UniqueFd write;
     };
     [[nodiscard]] virtual Result<Pipe> make_pipe(std::size_t buffer_bytes) = 0;
-    /// Unix sockets that keep packets apart (SOCK_SEQPACKET), CLOEXEC, non-blocking on our side only: {ours,
-    /// the child's}.
+    /// Unix sockets with packets (SOCK_SEQPACKET), CLOEXEC, non-blocking on our side only: {ours, the
+    /// child's}.
     struct SocketPair {
         UniqueFd ours;
         UniqueFd theirs;
@@ -106,7 +105,7 @@ class System {
 
 class SpawnSlots;
 
-/// The real one. `become_subreaper` must have been called once in this process.
+/// The real system. `become_subreaper` must have been called once in this process.
 class LinuxSystem final : public System {
   public:
     LinuxSystem();
@@ -125,9 +124,9 @@ class LinuxSystem final : public System {
     Result<UniqueFd> make_error_file() override;
 
   private:
-    [[nodiscard]] std::vector<pid_t> spared() const;  ///< not_the_jobs_ with what they have started, in order
+    [[nodiscard]] std::vector<pid_t> spared() const;  ///< other_children_ and their descendants, in order
     std::unique_ptr<SpawnSlots> slots_;
-    std::vector<pid_t> not_the_jobs_;  ///< our tools, and children from before; not yet reaped
+    std::vector<pid_t> other_children_;  ///< our tools, and children from before our exec; not yet reaped
 };
 
 /// Orphaned grandchildren become our children and are seen by next_exit. Error: System.

@@ -48,7 +48,7 @@ std::string_view name_in(std::string_view variable) { return variable.substr(0, 
 
 /// What another host, or another process, has of its own.
 bool is_of_host(std::string_view name) {
-    if (tells_a_rank(name)) return true;
+    if (is_rank_variable(name)) return true;
     for (const std::string_view own : {"HOSTNAME",
                                        "HOST",
                                        "TMPDIR",

@@ -23,7 +23,7 @@ inline os::SpawnSpec program(const std::string& path, const std::vector<std::str
 
 inline os::SpawnSpec shell(const std::string& script) { return program("/bin/sh", {"-c", script}); }
 
-/// Reads to the end of file, which comes when the last process that holds the other end has gone.
+/// Reads to the end of file, which comes when the last process that holds the other end has ended.
 inline std::string read_to_end(int fd) {
     std::string text;
     for (char piece[4096];;) {
@@ -34,7 +34,7 @@ inline std::string read_to_end(int fd) {
     }
 }
 
-/// Up to and without the next newline.
+/// Reads up to the next newline and drops it.
 inline std::string read_line(int fd) {
     std::string line;
     for (char c = 0;;) {
@@ -44,7 +44,7 @@ inline std::string read_line(int fd) {
     }
 }
 
-/// Waits for the next end of a child as the loop's SIGCHLD would tell it; does not reap.
+/// Waits for the next end of a child, without reaping it.
 inline os::ChildExit wait_for_exit(os::LinuxSystem& system) {
     siginfo_t info{};
     ::waitid(P_ALL, 0, &info, WEXITED | WNOWAIT);
@@ -52,7 +52,7 @@ inline os::ChildExit wait_for_exit(os::LinuxSystem& system) {
 }
 
 struct Ran {
-    std::string output;  ///< what it wrote to stdout
+    std::string output;  ///< its stdout
     os::ChildExit exit;
 };
 

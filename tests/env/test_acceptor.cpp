@@ -14,7 +14,7 @@ namespace {
 
 using test::soon;
 
-/// Keeps what comes.
+/// Keeps accepted connections.
 struct Host final : AcceptorOwner {
     void on_accepted(UniqueFd fd) override { guests.push_back(std::move(fd)); }
     TimePoint room_at() override {
@@ -45,13 +45,13 @@ class AcceptorTest : public testing::Test {
         where_.push_back(listener->bound);
         ASSERT_TRUE(acceptor_.listen(std::move(listener->fd)));
     }
-    /// It waits in the kernel's queue from here on.
+    /// Connects; the connection then waits in the kernel's queue.
     UniqueFd connect(std::size_t to = 0) {
         Result<UniqueFd> connected = connect_tcp(where_[to], soon());
         EXPECT_TRUE(connected) << connected.error().what;
         return *std::move(connected);
     }
-    /// What has come is accepted, as far as it is.
+    /// Runs the loop until the waiting connections have been accepted, if they can be.
     void look() { ASSERT_TRUE(loop_->run_once(MonotonicClock::now())); }
 
     std::unique_ptr<EventLoop> loop_ = *EventLoop::create({});
@@ -60,7 +60,7 @@ class AcceptorTest : public testing::Test {
     std::vector<Endpoint> where_;
 };
 
-TEST_F(AcceptorTest, TakesWhoeverConnectsToOneOfSeveralListeners) {
+TEST_F(AcceptorTest, AcceptsConnectionsOfSeveralListeners) {
     listen();
     const UniqueFd first = connect(0), second = connect(1);
     look();
@@ -68,7 +68,7 @@ TEST_F(AcceptorTest, TakesWhoeverConnectsToOneOfSeveralListeners) {
     for (const UniqueFd& guest : host_.guests) EXPECT_NE(::fcntl(guest.get(), F_GETFL) & O_NONBLOCK, 0);
 }
 
-TEST_F(AcceptorTest, LetsWaitForWhomThereIsNoRoomAndTakesHimWhenThereIs) {
+TEST_F(AcceptorTest, LeavesConnectionsWaitingUntilThereIsRoom) {
     host_.most = 1;
     const UniqueFd first = connect(), second = connect();
     look();
@@ -82,7 +82,7 @@ TEST_F(AcceptorTest, LetsWaitForWhomThereIsNoRoomAndTakesHimWhenThereIs) {
     EXPECT_EQ(host_.guests.size(), 2U);
 }
 
-/// No descriptor can be opened while it lives.
+/// Prevents the opening of descriptors during its life.
 class NoDescriptors {
   public:
     NoDescriptors() {
@@ -97,7 +97,7 @@ class NoDescriptors {
     rlimit before_{};
 };
 
-TEST_F(AcceptorTest, ClosesAnotherWhereDescriptorsHaveRunOutAndNotWhoeverCameForIt) {
+TEST_F(AcceptorTest, ClosesAnotherConnectionWhenDescriptorsHaveRunOut) {
     const UniqueFd first = connect();
     look();
     const UniqueFd second = connect();
@@ -108,7 +108,7 @@ TEST_F(AcceptorTest, ClosesAnotherWhereDescriptorsHaveRunOutAndNotWhoeverCameFor
     EXPECT_TRUE(host_.errors.empty());
 }
 
-TEST_F(AcceptorTest, TriesAgainByItselfWhereNobodyCanBeClosed) {
+TEST_F(AcceptorTest, TriesAgainLaterWhenNoConnectionCanBeClosed) {
     const UniqueFd guest = connect();
     {
         const NoDescriptors none;

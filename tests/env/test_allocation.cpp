@@ -38,7 +38,7 @@ std::string complaint(const AllocationQuery& query) {
     return found ? "none" : found.error().what;
 }
 
-TEST(Allocation, NobodySaysAnything) {
+TEST(Allocation, IsEmptyWithoutAnySource) {
     const auto found = find_allocation(asked({}));
     ASSERT_TRUE(found);
     EXPECT_EQ(*found, std::nullopt);
@@ -66,17 +66,17 @@ TEST(Allocation, AnArrayJobKeepsItsBrackets) {
     EXPECT_EQ((*found)->job_id, "5[0].server");
 }
 
-TEST(Allocation, ANodeFileThatIsNotThereIsNamedWithItsVariable) {
+TEST(Allocation, AMissingNodeFileIsNamedWithItsVariable) {
     EXPECT_THAT(complaint(asked({{"PBS_JOBID", "12.server"}, {"PBS_NODEFILE", "/aux/12"}})),
                 AllOf(HasSubstr("PBS_NODEFILE"), HasSubstr("/aux/12: No such file")));
     EXPECT_THAT(complaint(asked({{"PBS_JOBID", "12.server"}, {"PBS_NODEFILE", "/f"}}, {{"/f", "\n"}})),
-                HasSubstr("PBS_NODEFILE=/f: it names no host"));
+                HasSubstr("PBS_NODEFILE=/f: no host is named"));
     EXPECT_THAT(complaint(asked({{"PBS_JOBID", "12.server"}, {"PBS_NODEFILE", "/f"}},
                                 {{"/f", "h1\n-oProxyCommand=x\n"}})),
                 HasSubstr("line 2: '-oProxyCommand=x' is not the name of a host"));
 }
 
-TEST(Allocation, TorqueTellsItsGpusAndItsNumberOfHosts) {
+TEST(Allocation, TorqueGivesItsGpusAndItsNumberOfHosts) {
     const Texts variables = {{"PBS_JOBID", "7.t"},
                              {"PBS_VERSION", "TORQUE-6.1.3"},
                              {"PBS_NODEFILE", "/n"},
@@ -92,7 +92,7 @@ TEST(Allocation, TorqueTellsItsGpusAndItsNumberOfHosts) {
                 AllOf(HasSubstr("PBS_NODEFILE=/n has 1 hosts (a)"), HasSubstr("PBS_NUM_NODES=2")));
 }
 
-TEST(Allocation, SlurmsListIsExpandedAndItsNodeNameTellsWhereWeAre) {
+TEST(Allocation, SlurmsListIsExpandedAndItsNodeNameGivesOurIndex) {
     const auto found = find_allocation(asked({{"SLURM_JOB_ID", "88"},
                                               {"SLURM_JOB_NODELIST", "n[01-03,07],gpu1"},
                                               {"SLURM_JOB_NUM_NODES", "5"},
@@ -103,7 +103,7 @@ TEST(Allocation, SlurmsListIsExpandedAndItsNodeNameTellsWhereWeAre) {
     EXPECT_EQ((*found)->hosts[0].slots, std::nullopt);
 }
 
-TEST(Allocation, SlurmsTasksAreSlotsWhereSomebodyAskedForTasks) {
+TEST(Allocation, SlurmsTasksAreSlotsWhenTheUserAskedForTasks) {
     const auto slots = [](std::map<std::string, std::string, std::less<>> more) {
         std::map<std::string, std::string, std::less<>> variables{
             {"SLURM_JOB_ID", "88"}, {"SLURM_JOB_NODELIST", "n[1-3]"}, {"SLURM_TASKS_PER_NODE", "2(x2),1"}};
@@ -125,7 +125,7 @@ TEST(Allocation, OtherComponentsOfAHeterogeneousSlurmJobAreCounted) {
     EXPECT_EQ((*found)->other_components, 2);
 }
 
-TEST(Allocation, AListThatContradictsItsOwnCountIsRefusedWithBoth) {
+TEST(Allocation, AListThatContradictsItsOwnCountIsRefusedAndBothAreShown) {
     EXPECT_THAT(
         complaint(
             asked({{"SLURM_JOB_ID", "88"}, {"SLURM_JOB_NODELIST", "n[1-3]"}, {"SLURM_JOB_NUM_NODES", "2"}})),
@@ -154,7 +154,7 @@ TEST(Allocation, TwoSchedulersThatDisagreeAreBothShown) {
     EXPECT_EQ(complaint(asked(variables, {{"/f", "a.site.org\nb.site.org\n"}})), "none");
 }
 
-TEST(Allocation, WhatTheUserNamesCountsWithinTheScheduler) {
+TEST(Allocation, TheUsersHostsMustBeTheSchedulers) {
     AllocationQuery query = asked({{"PBS_JOBID", "12.s"}, {"PBS_NODEFILE", "/f"}}, {{"/f", "a\na\nb\nc\n"}});
     query.hosts = "c,a:1";
     const auto found = find_allocation(query);
@@ -184,7 +184,7 @@ TEST(Hostfile, TakesTheSpellingsOfMpiLaunchersAndOfParallelSsh) {
     EXPECT_EQ((*parse_hostfile("n1\nn2\nn1\n"))[0].slots, 2) << "as MPI launchers count it";
 }
 
-TEST(Hostfile, WhatMakesNoSenseIsNamedWithItsLine) {
+TEST(Hostfile, NamesAMalformedLine) {
     for (const auto& [text, told] :
          std::vector<std::pair<std::string, std::string>>{{"n1\nn2 slots=many\n", "line 2: slots: 'many'"},
                                                           {"n1:0\n", "line 1: 'n1:0'"},
@@ -206,7 +206,7 @@ TEST(HostList, TakesNamesRangesAndSlots) {
     EXPECT_FALSE(parse_hosts("a b"));
 }
 
-TEST(IsSameHost, AShortNameIsTheBeginningOfALongOne) {
+TEST(IsSameHost, MatchesAShortNameWithALongOne) {
     EXPECT_TRUE(is_same_host("node01", "node01"));
     EXPECT_TRUE(is_same_host("node01", "node01.hsn.site.org"));
     EXPECT_FALSE(is_same_host("node01.a", "node01.b"));

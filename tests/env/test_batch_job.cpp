@@ -18,7 +18,7 @@ std::optional<BatchJob> found_in(const std::map<std::string, std::string>& varia
     return find_batch_job(lookup_in(variables));
 }
 
-TEST(BatchJobHere, OfPbsIsAScriptsOrInteractive) {
+TEST(BatchJobHere, OfPbsHasAScriptOrIsInteractive) {
     const std::optional<BatchJob> job =
         found_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_O_WORKDIR", "/home/u"}, {"PBS_ENVIRONMENT", "PBS_BATCH"}});
     EXPECT_EQ(job, (BatchJob{Scheduler::Pbs, "12.pbs01", "/home/u", true, false}));
@@ -35,7 +35,7 @@ TEST(BatchJobHere, AnElementOfAnArrayIsKnownByItsBrackets) {
 }
 
 TEST(BatchJobHere, AnElementOfASlurmArrayIsNotTheArray) {
-    // The last element's own number is the array's.
+    // The last element's job number is the array's.
     const std::optional<BatchJob> last =
         found_in({{"SLURM_JOB_ID", "17"}, {"SLURM_ARRAY_JOB_ID", "17"}, {"SLURM_ARRAY_TASK_ID", "3"}});
     EXPECT_EQ(last->id, "17_3");
@@ -45,7 +45,7 @@ TEST(BatchJobHere, AnElementOfASlurmArrayIsNotTheArray) {
         "17_1");
 }
 
-TEST(BatchJobHere, OfSlurmIsAScriptsWhereSbatchSaysSo) {
+TEST(BatchJobHere, OfSlurmHasAScriptUnderSbatch) {
     EXPECT_TRUE(found_in({{"SLURM_JOB_ID", "17"}, {"ENVIRONMENT", "BATCH"}})->is_script);
     EXPECT_FALSE(found_in({{"SLURM_JOB_ID", "17"}})->is_script) << "salloc";
 }
@@ -55,7 +55,7 @@ TEST(BatchJobHere, IsNoneWithoutAScheduler) {
     EXPECT_EQ(found_in({{"PBS_JOBID", ""}}), std::nullopt);
 }
 
-TEST(SchedulersPrograms, AreFoundWhereTheSubmitterOfAPbsJobHasThemToo) {
+TEST(SchedulersPrograms, AreAlsoFoundInTheSubmittersPathOfAPbsJob) {
     const std::map<std::string, std::string> of_qsub{
         {"PBS_JOBID", "12.pbs01"}, {"PATH", "/bin:/usr/bin"}, {"PBS_O_PATH", "/usr/bin:/opt/pbs/bin"}};
     EXPECT_EQ(scheduler_search_path(lookup_in(of_qsub)), "/bin:/usr/bin:/usr/bin:/opt/pbs/bin");

@@ -53,7 +53,7 @@ TEST(EventLoop, CallsForAReadableFdUntilItIsRead) {
     EXPECT_EQ(calls, 2);
 }
 
-TEST(EventLoop, TellsAHangUpEvenToAWatchOfNothing) {
+TEST(EventLoop, ReportsAHangUpEvenToAWatchWithoutEvents) {
     const auto loop = make_loop();
     Pipe pipe;
     std::uint32_t seen = 0;
@@ -63,7 +63,7 @@ TEST(EventLoop, TellsAHangUpEvenToAWatchOfNothing) {
     EXPECT_EQ(seen, std::uint32_t{EPOLLHUP});
 }
 
-TEST(EventLoop, ChangeSilencesAndWakesAWatch) {
+TEST(EventLoop, ChangeTurnsAWatchOffAndOn) {
     const auto loop = make_loop();
     const Pipe pipe;
     pipe.put();
@@ -105,7 +105,7 @@ TEST(EventLoop, GivesNoStaleEventToAReusedNumber) {
             ++calls;
             loop->unwatch(pipes[i].read.get());
             loop->unwatch(other);
-            // Closes what had the number and puts a pipe there in which nothing is.
+            // Replace the descriptor by an empty pipe with the same number.
             ASSERT_EQ(::dup3(quiet.read.get(), other, O_CLOEXEC), other);
             ASSERT_TRUE(loop->watch(other, EPOLLIN, [&](std::uint32_t) { ++stale_calls; }));
         }));
@@ -124,7 +124,7 @@ TEST(EventLoop, LetsAHandlerEndItsOwnWatchAndFd) {
     Pipe pipe;
     pipe.put();
     int calls = 0;
-    const std::string captured(1000, 'x');  // on the heap: a sanitizer sees it freed too early
+    const std::string captured(1000, 'x');  // on the heap, so that a sanitizer sees an early free
     ASSERT_TRUE(loop->watch(pipe.read.get(), EPOLLIN, [&, captured](std::uint32_t) {
         loop->unwatch(pipe.read.get());
         pipe.read.reset();
@@ -146,7 +146,7 @@ TEST(EventLoop, RefusesAFileAndASecondWatch) {
     EXPECT_EQ(loop->watch(pipe.read.get(), EPOLLIN, [](std::uint32_t) {}).error().sys, EEXIST);
 }
 
-TEST(EventLoop, FiresTimersInOrderOfTimeThenOfAsking) {
+TEST(EventLoop, FiresTimersInOrderOfTimeThenOfTheCalls) {
     const auto loop = make_loop();
     std::vector<int> order;
     const TimePoint now = loop->now();
@@ -160,7 +160,7 @@ TEST(EventLoop, FiresTimersInOrderOfTimeThenOfAsking) {
     EXPECT_GE(loop->now(), now + 4ms);
 }
 
-TEST(EventLoop, FiresATimerOfThePastAndOneAtBoot) {
+TEST(EventLoop, FiresATimerInThePastAndOneAtBoot) {
     const auto loop = make_loop();
     int fired = 0;
     loop->call_at(loop->now() - 1s, [&] { ++fired; });
@@ -216,7 +216,7 @@ TEST(EventLoop, IsNotStarvedByATimerThatAsksForNowAgain) {
     EXPECT_TRUE(served);
 }
 
-TEST(EventLoop, CallsPostedInOrderAfterTheBatch) {
+TEST(EventLoop, CallsPostedHandlersInOrderAfterTheBatch) {
     const auto loop = make_loop();
     const std::array<Pipe, 2> pipes;
     std::vector<std::string> order;
@@ -231,7 +231,7 @@ TEST(EventLoop, CallsPostedInOrderAfterTheBatch) {
     EXPECT_THAT(order, ElementsAre("event", "event", "posted", "posted"));
 }
 
-TEST(EventLoop, CallsWhatAPostedHandlerPostsInTheNextBatchWithoutWaiting) {
+TEST(EventLoop, CallsPostsOfAPostedHandlerInTheNextBatchWithoutWaiting) {
     const auto loop = make_loop();
     std::vector<int> order;
     loop->post([&] {
@@ -244,7 +244,7 @@ TEST(EventLoop, CallsWhatAPostedHandlerPostsInTheNextBatchWithoutWaiting) {
     EXPECT_THAT(order, ElementsAre(1, 2));
 }
 
-TEST(EventLoop, StoppedBeforeItRunsReturnsAndCanRunAgain) {
+TEST(EventLoop, ReturnsWhenStoppedBeforeItRunsAndCanRunAgain) {
     const auto loop = make_loop();
     loop->stop();
     ASSERT_TRUE(loop->run());
@@ -271,7 +271,7 @@ TEST(EventLoop, DeliversEachSignalWithItsSender) {
     EXPECT_THAT(signals, testing::UnorderedElementsAre(SIGUSR1, SIGUSR2));
 }
 
-TEST(EventLoop, DropsSignalsThatNobodyAskedFor) {
+TEST(EventLoop, DropsSignalsWithoutAHandler) {
     const auto loop = make_loop({SIGUSR1});
     ::kill(::getpid(), SIGUSR1);
     ASSERT_TRUE(loop->run_once(soon()));
@@ -290,8 +290,7 @@ TEST(EventLoop, KeepsNohupsIgnoredSignalIgnoredButNotSigchld) {
     ::kill(::getpid(), SIGHUP);
     ::kill(::getpid(), SIGCHLD);
     ASSERT_TRUE(loop->run_once(soon()));
-    // A blocked signal stays pending though it is ignored; what counts is that the disposition was not
-    // touched.
+    // A blocked signal stays pending even if ignored; the test checks that the disposition is unchanged.
     EXPECT_THAT(signals, testing::Contains(SIGCHLD));
     struct sigaction action {};
     ::sigaction(SIGHUP, nullptr, &action);

@@ -47,23 +47,23 @@ LauncherChoice chosen(LauncherFamily family, bool has_pmix, std::string job = "7
 TimePoint soon() { return MonotonicClock::now() + std::chrono::seconds(20); }
 TimePoint at_once() { return MonotonicClock::now() + std::chrono::milliseconds(50); }
 
-// ---- which channel
+// ---- the choice of a channel
 
-TEST(ExchangeChoice, TakesPmiWhereHydraStartedUsEvenInsideOpenMpi) {
+TEST(ExchangeChoice, TakesPmiUnderHydraEvenInsideOpenMpi) {
     const auto choice = choose_exchange(chosen(LauncherFamily::Pmi, true), known({{"PMI_FD", "6"}}));
     ASSERT_TRUE(choice);
     EXPECT_EQ(choice->kind, Kind::Pmi);
     EXPECT_EQ(choice->pmi_fd, 6);
 }
 
-TEST(ExchangeChoice, TakesPmixWhereItsServerStartedUs) {
+TEST(ExchangeChoice, TakesPmixUnderItsServer) {
     if (!built_with_pmix()) GTEST_SKIP() << "built without PMIx";
     const auto choice = choose_exchange(chosen(LauncherFamily::OpenMpi, true), known({{"PMI_FD", "6"}}));
     ASSERT_TRUE(choice);
     EXPECT_EQ(choice->kind, Kind::Pmix);
 }
 
-TEST(ExchangeChoice, TakesAFileOnlyWhereADirectoryIsNamedAndTheJobHasAName) {
+TEST(ExchangeChoice, TakesAFileOnlyWithADirectoryAndAJobId) {
     const LauncherChoice slurm = chosen(LauncherFamily::Slurm, false);
     EXPECT_EQ(choose_exchange(slurm, known({}))->kind, Kind::None);
     EXPECT_EQ(choose_exchange(slurm, known({{"DDPRUN_EXCHANGE_DIR", "/shared"}}))->kind, Kind::File);
@@ -73,7 +73,7 @@ TEST(ExchangeChoice, TakesAFileOnlyWhereADirectoryIsNamedAndTheJobHasAName) {
     EXPECT_THAT(none->why, HasSubstr("no job id that would keep two jobs apart in DDPRUN_EXCHANGE_DIR"));
 }
 
-TEST(ExchangeChoice, ABuildWithoutPmixSaysSoWhereTheLauncherHasAServer) {
+TEST(ExchangeChoice, NamesABuildWithoutPmixWhenTheLauncherHasAServer) {
     EXPECT_THAT(nothing_offered(MissedPmix::NotBuilt, true, false),
                 AllOf(HasSubstr("this build has no PMIx (libpmix-dev was missing"),
                       HasSubstr("no DDPRUN_EXCHANGE_DIR")));
@@ -81,7 +81,7 @@ TEST(ExchangeChoice, ABuildWithoutPmixSaysSoWhereTheLauncherHasAServer) {
               "neither PMIx nor PMI_FD, and no DDPRUN_EXCHANGE_DIR");
 }
 
-TEST(ExchangeChoice, AFileInTheWorkingDirectoryIsTheLastResortOfThoseWhoAskForIt) {
+TEST(ExchangeChoice, TakesAFileInTheGivenDirectoryAsTheLastResort) {
     const LauncherChoice slurm = chosen(LauncherFamily::Slurm, false);
     const ExchangeChoice file = or_file_in(*choose_exchange(slurm, known({})), slurm, known({}), "/work");
     EXPECT_EQ(file.kind, Kind::File);
@@ -91,13 +91,13 @@ TEST(ExchangeChoice, AFileInTheWorkingDirectoryIsTheLastResortOfThoseWhoAskForIt
               Kind::None);
 }
 
-TEST(ExchangeChoice, LeavesTheLaunchersChannelsToAProgramThatSpeaksMpi) {
+TEST(ExchangeChoice, LeavesTheLaunchersChannelsToAnMpiProgram) {
     const auto choice =
         choose_exchange(chosen(LauncherFamily::Pmi, false), known({{"PMI_FD", "6"}}), ExchangeUse::OnlyFiles);
     EXPECT_EQ(choice->kind, Kind::None);
 }
 
-TEST(ExchangeChoice, AWishThatCannotBeHadIsAnErrorThatSaysWhy) {
+TEST(ExchangeChoice, RefusesAnImpossibleWishWithTheReason) {
     const auto wish = [](const char* what) {
         return choose_exchange(chosen(LauncherFamily::Slurm, false), known({{"DDPRUN_EXCHANGE", what}}));
     };
@@ -107,9 +107,9 @@ TEST(ExchangeChoice, AWishThatCannotBeHadIsAnErrorThatSaysWhy) {
     EXPECT_THAT(wish("pigeons").error().what, HasSubstr("expected pmix, pmi, file or none"));
 }
 
-// ---- PMI-1 against a server of our own
+// ---- PMI-1 against a fake server
 
-/// The launcher's end of a PMI descriptor; what it does with it is the test's.
+/// The launcher's end of a PMI descriptor, used by the test.
 class FakePmi {
   public:
     FakePmi() {
@@ -124,12 +124,12 @@ class FakePmi {
         if (thread_.joinable()) thread_.join();
     }
     [[nodiscard]] int descriptor() const { return theirs_.get(); }
-    /// The client and our own thread see the end.
+    /// Shows the client and our own thread the end of the stream.
     void close() const { ::shutdown(ours_.get(), SHUT_RDWR); }
     void say(const std::string& text) const {
         static_cast<void>(::send(ours_.get(), text.data(), text.size(), MSG_NOSIGNAL));
     }
-    /// The next line; "" at the end.
+    /// Reads the next line; "" at the end.
     std::string hear() {
         std::string line;
         char c = 0;
@@ -139,7 +139,7 @@ class FakePmi {
     void run(std::function<void(FakePmi&)> serve) {
         thread_ = std::thread([this, serve = std::move(serve)] { serve(*this); });
     }
-    /// Until the client has gone.
+    /// Waits until the client has closed.
     void join() { thread_.join(); }
 
   private:
@@ -147,7 +147,7 @@ class FakePmi {
     std::thread thread_;
 };
 
-/// As Hydra answers one process that is alone.
+/// Answers as Hydra does to a single process.
 void serve_as_hydra(FakePmi& pmi, std::vector<std::string>& heard) {
     std::map<std::string, std::string> space;
     for (std::string line = pmi.hear(); !line.empty(); line = pmi.hear()) {
@@ -176,7 +176,7 @@ void serve_as_hydra(FakePmi& pmi, std::vector<std::string>& heard) {
     }
 }
 
-TEST(PmiExchange, CarriesAWordAndSaysGoodbye) {
+TEST(PmiExchange, CarriesAWordAndSendsFinalize) {
     FakePmi pmi;
     std::vector<std::string> heard;
     pmi.run([&](FakePmi& server) { serve_as_hydra(server, heard); });
@@ -197,7 +197,7 @@ TEST(PmiExchange, CarriesAWordAndSaysGoodbye) {
                            "cmd=put kvsname=kvs_12_0_1 key=ddprun-3-meeting value=1/29400/ab/cd/10.0.0.1,"));
 }
 
-TEST(PmiExchange, AnswersThatComeInPiecesAreWholeAnswers) {
+TEST(PmiExchange, AnswersThatArriveInPiecesAreJoined) {
     FakePmi pmi;
     pmi.run([](FakePmi& server) {
         server.hear();
@@ -211,7 +211,7 @@ TEST(PmiExchange, AnswersThatComeInPiecesAreWholeAnswers) {
     EXPECT_TRUE(open_pmi_exchange(pmi.descriptor(), 0, soon()));
 }
 
-TEST(PmiExchange, GarbageIsAnErrorThatShowsItAndNothingMoreIsSaid) {
+TEST(PmiExchange, GarbageIsAnErrorThatShowsItAndEndsTheConversation) {
     FakePmi pmi;
     pmi.run([](FakePmi& server) {
         server.hear();
@@ -235,7 +235,7 @@ TEST(PmiExchange, ALineWithoutAnEndIsAnError) {
     EXPECT_EQ(exchange.error().code, Errc::Protocol);
 }
 
-TEST(PmiExchange, ALauncherThatGoesAwayInMidConversationIsNoticedAtOnce) {
+TEST(PmiExchange, ALauncherThatClosesInMidConversationIsNoticedAtOnce) {
     FakePmi pmi;
     pmi.run([](FakePmi& server) {
         server.hear();
@@ -254,7 +254,7 @@ TEST(PmiExchange, ALauncherThatGoesAwayInMidConversationIsNoticedAtOnce) {
     EXPECT_EQ((*exchange)->fence().error().code, Errc::Closed);
 }
 
-TEST(PmiExchange, APeerThatDoesNotComeToTheFenceEndsItAtTheDeadline) {
+TEST(PmiExchange, AFenceThatAPeerDoesNotEnterEndsAtTheDeadline) {
     FakePmi pmi;
     pmi.run([](FakePmi& server) {
         server.hear();
@@ -271,11 +271,11 @@ TEST(PmiExchange, APeerThatDoesNotComeToTheFenceEndsItAtTheDeadline) {
     ASSERT_FALSE(fenced);
     EXPECT_EQ(fenced.error().code, Errc::Timeout);
     EXPECT_THAT(fenced.error().what, HasSubstr("did all processes"));
-    exchange->reset();  // says nothing to a stream in disorder
+    exchange->reset();  // sends nothing on a broken stream
     pmi.close();
 }
 
-TEST(PmiExchange, ARefusalIsToldInTheLaunchersWords) {
+TEST(PmiExchange, ARefusalHasTheLaunchersMessage) {
     FakePmi pmi;
     pmi.run([](FakePmi& server) {
         server.hear();
@@ -292,7 +292,7 @@ TEST(PmiExchange, ADescriptorThatIsNoSocketIsAnError) {
     EXPECT_THAT(exchange.error().what, HasSubstr("PMI on descriptor 524288"));
 }
 
-TEST(PmiExchange, WhatIsNoWordIsNotSaid) {
+TEST(PmiExchange, RejectsKeysWithBlanks) {
     FakePmi pmi;
     std::vector<std::string> heard;
     pmi.run([&](FakePmi& server) { serve_as_hydra(server, heard); });
@@ -319,7 +319,7 @@ class FileExchanges : public ::testing::Test {
     test::TemporaryDirectory directory_;
 };
 
-TEST_F(FileExchanges, WhatOneSaysTheOtherHearsThoughItCameFirst) {
+TEST_F(FileExchanges, AValueReachesAProcessThatAskedEarlier) {
     std::string heard;
     std::thread other([&] {
         auto exchange = open_file_exchange(of_rank(1), soon());
@@ -338,7 +338,7 @@ TEST_F(FileExchanges, WhatOneSaysTheOtherHearsThoughItCameFirst) {
     EXPECT_NE(::stat(path_of(0).c_str(), &status), 0) << "the file is left behind";
 }
 
-TEST_F(FileExchanges, WhatAnEarlierRunOfTheJobLeftIsNotHeard) {
+TEST_F(FileExchanges, FilesOfAnEarlierRunOfTheJobAreIgnored) {
     write(0, "ddprun exchange 1\n2 1000\nmeeting old\n");
     FileExchange mine = of_rank(1);
     mine.began = 100'000;
@@ -359,7 +359,7 @@ TEST_F(FileExchanges, AFileOfAnotherUserIsRefused) {
     EXPECT_THAT(heard.error().what, HasSubstr("belongs to user 12345"));
 }
 
-TEST_F(FileExchanges, AFileThatNeverComesIsNamedWithTheRemedy) {
+TEST_F(FileExchanges, AFileThatNeverAppearsIsNamedWithTheRemedy) {
     auto exchange = open_file_exchange(of_rank(1), at_once());
     const auto heard = (*exchange)->get(0, "meeting");
     ASSERT_FALSE(heard);
@@ -367,7 +367,7 @@ TEST_F(FileExchanges, AFileThatNeverComesIsNamedWithTheRemedy) {
     EXPECT_THAT(heard.error().what, AllOf(HasSubstr(path_of(0)), HasSubstr("DDPRUN_EXCHANGE_DIR")));
 }
 
-TEST_F(FileExchanges, AJobOfAnotherSizeIsNotOurs) {
+TEST_F(FileExchanges, FilesOfAJobOfAnotherSizeAreIgnored) {
     write(0, "ddprun exchange 1\n4 1000\nmeeting theirs\n");
     auto exchange = open_file_exchange(of_rank(1), at_once());
     EXPECT_THAT((*exchange)->get(0, "meeting").error().what, HasSubstr("of 4 processes, we are 2"));
@@ -384,7 +384,7 @@ TEST_F(FileExchanges, GarbageIsAnError) {
     }
 }
 
-TEST_F(FileExchanges, ADirectoryThatIsNoneIsAnErrorAtOnce) {
+TEST_F(FileExchanges, ADirectoryThatDoesNotExistIsAnErrorAtOnce) {
     FileExchange nowhere = of_rank(0);
     nowhere.directory += "/absent";
     EXPECT_THAT(open_file_exchange(nowhere, soon()).error().what, HasSubstr("/absent: No such file"));
@@ -396,15 +396,15 @@ TEST(FileExchangeName, KeepsTwoJobsAndTwoRunsOfOneApart) {
     EXPECT_EQ(file_exchange_of("/d", placement, known({{"SLURM_RESTART_COUNT", "1"}})).job, "slurm-7_2_.0-1");
 }
 
-// ---- where to meet
+// ---- the meeting point
 
-TEST(MeetingPoint, IsAWordAndComesBackWhole) {
+TEST(MeetingPoint, IsReadBackFromItsWord) {
     const MeetingPoint point{"run of 12[3].pbs", "0123456789abcdef", 29400, {"10.0.0.5", "fd00::5"}};
     EXPECT_TRUE(check_exchange_word(encode(point), kMaxExchangeValue));
     EXPECT_EQ(*decode_meeting_point(encode(point)), point);
 }
 
-TEST(MeetingPoint, LeavesOutTheAddressesForWhichThereIsNoRoom) {
+TEST(MeetingPoint, LeavesOutAddressesForWhichThereIsNoRoom) {
     const MeetingPoint point{"job", "token", 1,
                              std::vector<std::string>(100, "fd00:1111:2222:3333:4444:5555:6666:7777")};
     const std::string word = encode(point);
@@ -432,14 +432,14 @@ TEST(ReachableAddresses, AreThoseThatOthersCanUse) {
     EXPECT_THAT(reachable_addresses(kTypical, ""), ElementsAre("10.1.0.7", "10.2.0.7", "fd00::7"));
 }
 
-TEST(ReachableAddresses, WhatNcclIsToUseComesFirstAndWhatItIsNotToUseNot) {
+TEST(ReachableAddresses, FollowNcclsInterfaces) {
     EXPECT_THAT(reachable_addresses(kTypical, "ib"), ElementsAre("10.2.0.7", "10.1.0.7", "fd00::7"));
     EXPECT_THAT(reachable_addresses(kTypical, "=ib0,docker0"),
                 ElementsAre("172.17.0.1", "10.2.0.7", "10.1.0.7", "fd00::7"));
     EXPECT_THAT(reachable_addresses(kTypical, "^eth,docker"), ElementsAre("10.2.0.7"));
 }
 
-TEST(ReachableAddresses, AHostWithoutANetworkHasOnlyItself) {
+TEST(ReachableAddresses, AreTheLoopbackOnAHostWithoutANetwork) {
     EXPECT_THAT(reachable_addresses({{"lo", "127.0.0.1", true, true}}, ""), ElementsAre("127.0.0.1"));
     EXPECT_THAT(reachable_addresses({}, ""), IsEmpty());
 }
@@ -459,7 +459,7 @@ TEST(AddressOn, AnInterfaceANetworkOrAnAddressNamesOneAddressOfThisHost) {
     EXPECT_EQ(*address_on("0.0.0.0/0", all), "127.0.0.1");
 }
 
-TEST(AddressOn, WhatIsNotThereOrDownIsAnErrorThatListsWhatThereIs) {
+TEST(AddressOn, AMissingOrDownInterfaceIsAnErrorThatListsTheAddresses) {
     const std::vector<InterfaceAddress> all{{"eth0", "10.1.0.7", false, true},
                                             {"ib1", "10.3.0.7", false, false}};
     for (const char* iface : {"eth", "ib1", "10.2.0.0/16", "10.3.0.0/16", "::/0"}) {
@@ -475,7 +475,7 @@ TEST(AddressOn, WhatIsNotThereOrDownIsAnErrorThatListsWhatThereIs) {
 
 TEST(HostIdentity, IsAWord) { EXPECT_TRUE(check_exchange_word(host_identity(), kMaxExchangeValue)); }
 
-TEST(PlaceByHosts, CountsThoseOnTheSameHostWhateverTheOrder) {
+TEST(PlaceByHosts, CountsRanksOnTheSameHostInAnyOrder) {
     Placement third;
     third.rank = 2;
     place_by_hosts(third, {"b", "a", "b", "a", "b"});
@@ -485,9 +485,9 @@ TEST(PlaceByHosts, CountsThoseOnTheSameHostWhateverTheOrder) {
     EXPECT_EQ(third.nodes, 2);
 }
 
-// ---- all of it
+// ---- gather
 
-/// Two processes' channel, as a launcher's would be.
+/// A fake channel between two processes.
 class SharedWords final : public Exchange {
   public:
     SharedWords(std::map<std::string, std::string>& words, int rank) : words_(words), rank_(rank) {}
@@ -507,7 +507,7 @@ class SharedWords final : public Exchange {
     int rank_;
 };
 
-TEST(Gather, RankZeroBringsTheMeetingPointAndHostsGiveTheLocalRanks) {
+TEST(Gather, GetsTheMeetingPointOfRankZeroAndLocalRanksByHosts) {
     std::map<std::string, std::string> words;
     const MeetingPoint point{"job", "token", 29400, {"10.0.0.5"}};
     Placement first, second;
@@ -525,7 +525,7 @@ TEST(Gather, RankZeroBringsTheMeetingPointAndHostsGiveTheLocalRanks) {
     EXPECT_EQ(heard->placement.nodes, 1);
 }
 
-TEST(Gather, WhoKnowsItsPlaceOrStandsForANodeTellsNobodyItsHost) {
+TEST(Gather, PublishesNoHostWhenThePlaceIsKnownOrAProcessIsANode) {
     std::map<std::string, std::string> words;
     Placement placement;
     placement.rank = placement.local_rank = placement.node_rank = 0;
@@ -539,7 +539,7 @@ TEST(Gather, WhoKnowsItsPlaceOrStandsForANodeTellsNobodyItsHost) {
     EXPECT_EQ(words.count("0host"), 0u);
 }
 
-TEST(PlaceByHosts, WhatTheLauncherToldStays) {
+TEST(PlaceByHosts, KeepsTheLaunchersFacts) {
     Placement placement;
     placement.rank = 1;
     placement.local_rank = 0;

@@ -13,7 +13,7 @@ using test::FakeSystem;
 using test::program;
 using testing::ElementsAre;
 
-TEST(FakeSystem, EndsChildrenAsToldAndKeepsThemUntilReaped) {
+TEST(FakeSystem, EndsChildrenOnRequestAndKeepsThemUntilReaped) {
     FakeSystem system;
     const pid_t a = *system.spawn(program("/a"));
     const pid_t b = *system.spawn(program("/b"));
@@ -75,7 +75,7 @@ TEST(FakeSystem, FailsTheCallItWasToldTo) {
     EXPECT_EQ(system.spawn(program("/a")).error().what, "exec /a: No such file or directory");
 }
 
-TEST(FakeSystem, TellsAnEventLoopOfAnEnd) {
+TEST(FakeSystem, ReportsAnEndToAnEventLoop) {
     Result<std::unique_ptr<EventLoop>> loop = EventLoop::create({SIGCHLD});
     ASSERT_TRUE(loop);
     FakeSystem system;

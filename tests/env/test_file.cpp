@@ -77,7 +77,7 @@ TEST(ReadFile, ReadsAPipeToItsEnd) {
     EXPECT_EQ(*content, "node00\nnode01\n");
 }
 
-TEST(ReadFile, NamesWhatItCannotRead) {
+TEST(ReadFile, NamesAFileThatItCannotRead) {
     const TemporaryDirectory dir;
     EXPECT_EQ(read_file(dir.file("none"), 10).error().what,
               "read " + dir.file("none") + ": No such file or directory");
@@ -107,7 +107,7 @@ TEST(WriteFile, GivesTheModeThatTheUmaskLeaves) {
     EXPECT_EQ(mode_of(dir.file("open")), 0755U);
 }
 
-TEST(WriteFile, ReplacesALinkAndNotWhatItPointsTo) {
+TEST(WriteFile, ReplacesALinkAndNotItsTarget) {
     const TemporaryDirectory dir;
     ASSERT_TRUE(write_file_atomically(dir.file("target"), "precious", 0644));
     ASSERT_EQ(::symlink("target", dir.file("link").c_str()), 0);
@@ -119,17 +119,17 @@ TEST(WriteFile, ReplacesALinkAndNotWhatItPointsTo) {
 TEST(WriteFile, KeepsTheOldFileWhenItCannotBeReplaced) {
     const TemporaryDirectory dir;
     ASSERT_TRUE(make_directories(dir.file("a/full")));
-    // A directory that is not empty: the temporary file can be written and the rename fails.
+    // The target is a directory that is not empty: the temporary file can be written and the rename fails.
     const Status written = write_file_atomically(dir.file("a"), "x", 0644);
     ASSERT_FALSE(written);
     EXPECT_EQ(written.error().what, "write " + dir.file("a") + ": Is a directory");
     EXPECT_EQ(entries_in(dir.path()), 1U);
 }
 
-TEST(WriteFile, OnAFullDiskKeepsTheOldFileAndRemovesItsOwn) {
+TEST(WriteFile, KeepsTheOldFileAndRemovesItsOwnOnAFullDisk) {
     const TemporaryDirectory dir;
     ASSERT_TRUE(write_file_atomically(dir.file("a"), "old", 0644));
-    // A limit on file sizes stands for the full disk: write(2) fails half-way just so.
+    // A limit on file sizes replaces the full disk: write(2) fails half-way, too.
     rlimit before{};
     ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
     const rlimit small{4096, before.rlim_max};
@@ -151,7 +151,7 @@ TEST(WriteFile, NamesADirectoryThatDoesNotExist) {
               "write " + path + ": No such file or directory");
 }
 
-TEST(CheckReplaceable, TellsBeforehandWhatCouldNotBeWritten) {
+TEST(CheckReplaceable, RefusesAPathThatCouldNotBeWritten) {
     const TemporaryDirectory dir;
     EXPECT_TRUE(check_replaceable(dir.file("new")));
     ASSERT_TRUE(write_file_atomically(dir.file("old"), "x", 0644));
@@ -165,7 +165,7 @@ TEST(CheckReplaceable, TellsBeforehandWhatCouldNotBeWritten) {
     }
 }
 
-TEST(MakeDirectories, MakesWhatIsMissingAndAcceptsWhatIsThere) {
+TEST(MakeDirectories, MakesMissingDirectoriesAndAcceptsExistingOnes) {
     const TemporaryDirectory dir;
     for (const char* const path : {"a/b/c", "a/b/c", "a/b/", "a//b/d"}) {
         ASSERT_TRUE(make_directories(dir.file(path))) << path;
@@ -174,7 +174,7 @@ TEST(MakeDirectories, MakesWhatIsMissingAndAcceptsWhatIsThere) {
     EXPECT_TRUE(make_directories("/"));
 }
 
-TEST(MakeDirectories, NamesTheOneThatFails) {
+TEST(MakeDirectories, NamesTheDirectoryThatFails) {
     const TemporaryDirectory dir;
     ASSERT_TRUE(write_file_atomically(dir.file("file"), "x", 0644));
     EXPECT_EQ(make_directories(dir.file("file")).error().what,

@@ -31,7 +31,7 @@ TEST(Hmac, GivesTheResultsOfRfc4231) {
         "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
 
-TEST(Hmac, AnEmptyKeyIsAKeyAndNotTheOneBefore) {
+TEST(Hmac, AnEmptyKeyIsAKey) {
     const Digest with_key = hmac_sha256("key", "message");
     const Digest without = hmac_sha256("", "message");
     EXPECT_NE(with_key, without);
@@ -96,7 +96,7 @@ TEST(Seal, IsOpenedByItsKeyOnlyAndShowsNothingOfThePlainText) {
     }
 }
 
-TEST(Seal, OfWhichAnyBitWasChangedOrAnyByteIsMissingIsRefused) {
+TEST(Seal, IsRefusedWhenAnyBitChangesOrAnyByteIsMissing) {
     const std::string sealed = *seal("key", "what the head orders");
     for (std::size_t i = 0; i < sealed.size(); ++i) {
         std::string changed = sealed;

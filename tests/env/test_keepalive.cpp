@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Counts beats, and whether one came while the loop's thread was at work.
+/// Counts beats, and notes one that came outside a BlockingCall.
 struct Beats {
     std::mutex lock;
     std::condition_variable more;
@@ -24,7 +24,7 @@ struct Beats {
         ++count;
         more.notify_all();
     }
-    /// Blocks until `wanted` have come from now on.
+    /// Blocks until `wanted` more beats have come.
     void await(int wanted) {
         std::unique_lock held(lock);
         more.wait(held, [this, until = count + wanted] { return count >= until; });
@@ -36,7 +36,7 @@ struct Beats {
     }
 };
 
-TEST(Keepalive, BeatsWhileTheThreadIsInABlockingCallAndNeverElse) {
+TEST(Keepalive, BeatsOnlyWhileTheThreadIsInABlockingCall) {
     Beats beats;
     const auto keepalive = beats.start();
     for (int call = 0; call < 20; ++call) {
@@ -59,7 +59,7 @@ TEST(Keepalive, GoesOnWhenABlockingCallInsideAnotherEnds) {
     beats.await(2);
 }
 
-TEST(Keepalive, ABlockingCallOfAProcessWithoutOneIsNothing) { const BlockingCall blocking(nullptr); }
+TEST(Keepalive, MayBeNullInABlockingCall) { const BlockingCall blocking(nullptr); }
 
 }  // namespace
 }  // namespace ddprun::os

@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(
              "launcher=openmpi rank 3/8 local 1/4; ignored: slurm (SLURM_PROCID='x' is not a number)"}),
     name_of_case);
 
-TEST(LauncherEnv, VariablesOfOneLauncherThatContradictAreRefusedWithBothSides) {
+TEST(LauncherEnv, ContradictingVariablesOfOneLauncherAreRefusedAndBothAreShown) {
     Variables environment = kOpenMpi;
     environment["PMIX_RANK"] = "5";
     const Result<LauncherChoice> choice = choose_launcher(in(environment));
@@ -188,13 +188,13 @@ TEST(LauncherEnv, TheUserCanNameTheLauncher) {
                 HasSubstr("expected one of none, torchrun, openmpi"));
 }
 
-TEST(LauncherEnv, UnderDdprunTheOverrideIsAboutTheLauncherAroundIt) {
+TEST(LauncherEnv, TheOverrideUnderDdprunIsAboutTheOuterLauncher) {
     const Variables worker =
         kTorchrun + kOpenMpi + Variables{{"DDPRUN_GENERATION", "1"}, {"DDPRUN_LAUNCHER", "openmpi"}};
     EXPECT_THAT(explanation(worker), HasSubstr("launcher=torchrun rank 1/2"));
 }
 
-TEST(LauncherEnv, MalformedVariablesOfTheLauncherThatCountsAreAnError) {
+TEST(LauncherEnv, MalformedVariablesOfTheChosenLauncherAreAnError) {
     Variables environment = kHydra;
     environment["PMI_RANK"] = "2x";
     EXPECT_EQ(explanation(environment), "error: launcher=pmi: PMI_RANK='2x' is not a number");
@@ -225,7 +225,7 @@ TEST(LauncherEnv, APlacementBecomesTheContract) {
     EXPECT_EQ(*contract, expected);
 }
 
-TEST(LauncherEnv, ALauncherThatDoesNotSayTheSizeGivesNoContract) {
+TEST(LauncherEnv, ALauncherWithoutASizeGivesNoContract) {
     const Variables environment{{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "prte-1"}};
     const Result<LauncherChoice> choice = choose_launcher(in(environment));
     ASSERT_TRUE(choice);
@@ -245,19 +245,19 @@ TEST(LauncherEnv, OneDdprunPerNodeTakesItsNodeRankFromTheTasksRank) {
     EXPECT_EQ(*place, (NodePlace{3, 8}));
 }
 
-TEST(LauncherEnv, SeveralDdprunOnOneNodeThatWouldEachStartItsWorkersAreRefused) {
+TEST(LauncherEnv, SeveralDdprunsThatWouldEachStartAllWorkersOfANodeAreRefused) {
     const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(kOpenMpi)), TaskRole::Node);
     ASSERT_FALSE(place);
     EXPECT_THAT(place.error().what, AllOf(HasSubstr("4 ddprun"), HasSubstr("--standalone")));
 }
 
-TEST(LauncherEnv, SeveralDdprunOnOneNodeStandForOneProcessEach) {
+TEST(LauncherEnv, SeveralDdprunsOnOneNodeAreOneRankEach) {
     const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(kOpenMpi)), TaskRole::Auto);
     ASSERT_TRUE(place);
     EXPECT_EQ(*place, (NodePlace{3, 8, true}));
 }
 
-TEST(LauncherEnv, ADdprunOfItsOwnIsNoNodeOfAnything) {
+TEST(LauncherEnv, ADdprunWithoutALauncherIsNoNode) {
     for (const Variables& environment : {Variables{}, kBatch, kPbs, kTorchrun}) {
         const Result<std::optional<NodePlace>> place =
             node_place(*choose_launcher(in(environment)), TaskRole::Auto);
@@ -266,7 +266,7 @@ TEST(LauncherEnv, ADdprunOfItsOwnIsNoNodeOfAnything) {
     }
 }
 
-TEST(LauncherEnv, ToStandForARankThereHasToBeALauncher) {
+TEST(LauncherEnv, PerRankNeedsALauncher) {
     for (const Variables& environment : {Variables{}, kBatch, kPbs, kTorchrun}) {
         const Result<std::optional<NodePlace>> place =
             node_place(*choose_launcher(in(environment)), TaskRole::Rank);
@@ -275,15 +275,15 @@ TEST(LauncherEnv, ToStandForARankThereHasToBeALauncher) {
     }
 }
 
-TEST(LauncherEnv, WhatTellsARankIsNotForWorkersAndWhatAUserSetsIs) {
+TEST(LauncherEnv, VariablesWithARankAreKeptFromWorkersAndUsersOnesAreNot) {
     for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_FD", "PMI_RANK",
                              "MPI_LOCALRANKID", "PALS_RANKID", "SLURM_PROCID", "SLURM_LOCALID",
                              "OMPI_MCA_ess", "FLUX_TASK_RANK", "HYDI_CONTROL_FD"}) {
-        EXPECT_TRUE(tells_a_rank(name)) << name;
+        EXPECT_TRUE(is_rank_variable(name)) << name;
     }
     for (const char* name : {"OMPI_MCA_btl", "PMIX_MCA_gds", "SLURM_JOB_ID", "SLURM_STEP_NODELIST",
                              "PBS_JOBID", "RANK", "PATH"}) {
-        EXPECT_FALSE(tells_a_rank(name)) << name;
+        EXPECT_FALSE(is_rank_variable(name)) << name;
     }
 }
 

@@ -16,7 +16,7 @@ auto handler_of(int signal) {
     return action.sa_handler;
 }
 
-TEST(KeptSignals, RestoresWhatALibraryReplaced) {
+TEST(KeptSignals, RestoresHandlersThatALibraryReplaced) {
     ASSERT_EQ(handler_of(SIGUSR2), SIG_DFL);
     {
         const KeptSignals kept;
@@ -25,7 +25,7 @@ TEST(KeptSignals, RestoresWhatALibraryReplaced) {
     EXPECT_EQ(handler_of(SIGUSR2), SIG_DFL);
 }
 
-TEST(KeptSignals, OfSeveralThreadsRestoresWhenTheLastEnds) {
+TEST(KeptSignals, RestoresWhenTheLastOfSeveralThreadsEnds) {
     std::optional<KeptSignals> first(std::in_place);
     ::signal(SIGUSR2, foreign_handler);
     std::optional<KeptSignals> second(std::in_place);
@@ -35,9 +35,7 @@ TEST(KeptSignals, OfSeveralThreadsRestoresWhenTheLastEnds) {
     EXPECT_EQ(handler_of(SIGUSR2), SIG_DFL);
 }
 
-TEST(LoadLibrary, ReturnsNullForAFileThatIsNotThere) {
-    EXPECT_EQ(load_library("libno-such-library.so.1"), nullptr);
-}
+TEST(LoadLibrary, ReturnsNullForAMissingFile) { EXPECT_EQ(load_library("libno-such-library.so.1"), nullptr); }
 
 }  // namespace
 }  // namespace ddprun

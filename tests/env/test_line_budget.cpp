@@ -11,7 +11,7 @@ constexpr TimePoint t0{1000s};
 
 LineBudget three_lines() { return LineBudget("connections", {3, 10s}); }
 
-/// So many lines at `now`; what was written of them.
+/// Takes `count` lines at `now`; returns the written ones.
 std::vector<std::string> flood(LineBudget& budget, int lines, TimePoint now) {
     std::vector<std::string> written;
     for (int i = 0; i < lines; ++i) {
@@ -21,7 +21,7 @@ std::vector<std::string> flood(LineBudget& budget, int lines, TimePoint now) {
     return written;
 }
 
-TEST(LineBudget, WritesAFewLinesAsTheyAre) {
+TEST(LineBudget, WritesAFewLinesUnchanged) {
     LineBudget budget = three_lines();
     EXPECT_EQ(flood(budget, 3, t0),
               (std::vector<std::string>{"closed 10.0.0.0", "closed 10.0.0.1", "closed 10.0.0.2"}));
@@ -29,7 +29,7 @@ TEST(LineBudget, WritesAFewLinesAsTheyAre) {
     EXPECT_FALSE(budget.total());
 }
 
-TEST(LineBudget, OfAFloodWritesOneLinePerIntervalWithTheCount) {
+TEST(LineBudget, WritesOneLinePerIntervalWithTheCountOfAFlood) {
     LineBudget budget = three_lines();
     EXPECT_EQ(flood(budget, 1000, t0).size(), 3U);
     EXPECT_EQ(budget.due(), t0 + 10s);
@@ -40,7 +40,7 @@ TEST(LineBudget, OfAFloodWritesOneLinePerIntervalWithTheCount) {
     EXPECT_EQ(flood(budget, 1000, t0 + 20s).size(), 1U) << "no new allowance before an interval was quiet";
 }
 
-TEST(LineBudget, SaysTheSumThoughNoOtherLineComes) {
+TEST(LineBudget, WritesTheSumEvenIfNoOtherLineArrives) {
     LineBudget budget = three_lines();
     flood(budget, 5, t0);
     ASSERT_TRUE(budget.sum_up(budget.due()));
@@ -48,14 +48,14 @@ TEST(LineBudget, SaysTheSumThoughNoOtherLineComes) {
     EXPECT_FALSE(budget.sum_up(t0 + 100s));
 }
 
-TEST(LineBudget, AfterAQuietIntervalLinesAreWrittenAsTheyAreAgain) {
+TEST(LineBudget, WritesLinesUnchangedAgainAfterAQuietInterval) {
     LineBudget budget = three_lines();
     flood(budget, 5, t0);
     budget.sum_up(t0 + 10s);
     EXPECT_EQ(flood(budget, 3, t0 + 20s).size(), 3U);
 }
 
-TEST(LineBudget, OneLineThatWasHeldBackIsWrittenItself) {
+TEST(LineBudget, WritesASingleHeldBackLineItself) {
     LineBudget budget = three_lines();
     flood(budget, 4, t0);
     EXPECT_EQ(budget.sum_up(t0 + 10s), "closed 10.0.0.3");

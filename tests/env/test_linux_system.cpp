@@ -29,13 +29,13 @@ using test::shell;
 using test::wait_for_exit;
 using testing::ElementsAre;
 
-/// A child that prints a line to the returned pipe.
+/// Starts a child that prints a line to the returned pipe.
 struct Started {
     pid_t pid = 0;
     UniqueFd output;
 };
 
-/// Zombies count.
+/// True when the group has a process; zombies count.
 bool group_exists(pid_t group) { return ::kill(-group, 0) == 0 || errno == EPERM; }
 
 Started start(LinuxSystem& system, const std::string& script) {
@@ -59,7 +59,7 @@ void end(LinuxSystem& system, pid_t pid) {
     system.reap(pid);
 }
 
-TEST(NextExit, SeesNobodyWhileEverybodyRuns) {
+TEST(NextExit, IsEmptyWhileAllChildrenRun) {
     LinuxSystem system;
     EXPECT_EQ(system.next_exit(), std::nullopt) << "without children";
     const Result<pid_t> pid = system.spawn(program("/bin/sleep", {"1000"}));
@@ -101,7 +101,7 @@ TEST(Signal, ToAGroupReachesAllItsProcesses) {
     system.reap(leader.pid);
 }
 
-TEST(Signal, ToNobodyIsSuccessAndAnUnknownSignalAnError) {
+TEST(Signal, ToAnEmptyGroupIsSuccessAndAnUnknownSignalAnError) {
     LinuxSystem system;
     const Result<pid_t> pid = system.spawn(program("/bin/true"));
     ASSERT_TRUE(pid);
@@ -128,7 +128,7 @@ TEST(Subreaper, SeesTheEndOfOrphanedGrandchildren) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-TEST(Descendants, LeaveOutTheToolsOfOurs) {
+TEST(Descendants, LeaveOutOurTools) {
     LinuxSystem system;
     SpawnSpec spec = program("/bin/sleep", {"1000"});
     spec.is_tool = true;
@@ -168,8 +168,8 @@ TEST(Descendants, ListsChildrenBeforeParentsAcrossSessions) {
     system.reap(leader.pid);
 }
 
-/// Runs `act` as process 1 of a pid namespace whose /proc is still the outer one. Its exit code; nullopt: may
-/// not be made.
+/// Runs `act` as process 1 of a pid namespace whose /proc is still the outer one. Returns its exit code;
+/// nullopt: no namespace can be made.
 std::optional<int> exit_code_in_pid_namespace(const std::function<int()>& act) {
     const pid_t outside = ::fork();
     if (outside == 0) {
@@ -186,7 +186,7 @@ std::optional<int> exit_code_in_pid_namespace(const std::function<int()>& act) {
     return WEXITSTATUS(status);
 }
 
-TEST(Proc, OfAnotherPidNamespaceShowsNoProcess) {
+TEST(Proc, ShowsNoProcessOfAnotherPidNamespace) {
     EXPECT_TRUE(has_own_proc());
     const std::optional<int> code = exit_code_in_pid_namespace([] {
         const pid_t child = ::fork();
@@ -202,7 +202,7 @@ TEST(Proc, OfAnotherPidNamespaceShowsNoProcess) {
     EXPECT_EQ(*code, 0);
 }
 
-/// A /proc of files: each process with its parent, state, and the children its threads list.
+/// A fake /proc: each process has its parent, state, and its threads' lists of children.
 class FakeProc {
   public:
     void add(pid_t pid, pid_t parent, char state, const std::string& name = "x", int threads = 1) {
@@ -234,7 +234,7 @@ struct Family : FakeProc {
     }
 };
 
-TEST(ProcStat, IsFoundBehindAnyName) {
+TEST(ProcStat, IsParsedAfterAnyName) {
     const auto stat =
         parse_proc_stat("17 (a ) (b) T 4 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 6 0 99 4096 512 0\n");
     EXPECT_EQ(stat, (ProcStat{'T', 4, 6, 120, 7, 512, 99}));
@@ -267,7 +267,7 @@ TEST(ProcessTree, IsFoundFromTheListsOfAllThreads) {
     proc.list_children(10, 10, "");
     proc.list_children(10, 15, "11 12 ");
     proc.list_children(11, 11, "13 ");
-    proc.list_children(13, 13, "77 ");  // has gone since: no stat
+    proc.list_children(13, 13, "77 ");  // 77 has ended: no stat
     EXPECT_THAT(*descendants_from_children_lists(10, proc.path()), ElementsAre(13, 11));
     EXPECT_THAT(descendants_of(10, proc.path()), ElementsAre(13, 11));
 }
@@ -320,7 +320,7 @@ TEST(Segment, CannotBeShrunkUnderItsUsers) {
     EXPECT_EQ(errno, EPERM);
 }
 
-/// The lowest number that is free: what open(2) would give now.
+/// The lowest free number, which open(2) would return now.
 int next_number() { return UniqueFd(::dup(0)).get(); }
 
 TEST(LinuxSystem, NamesTheCallThatRanOutOfDescriptorsAndLeaksNone) {

@@ -28,7 +28,7 @@ void put_table(std::string& bytes, int which, std::uint64_t entry, std::uint64_t
     put_number(bytes, at + 16, count);
 }
 
-/// Four ranks on two hosts, as HPE's pals.h has it on 64 bits: 3 on the first.
+/// Four ranks on two hosts, 3 on the first, in the layout of HPE's pals.h on 64 bits.
 std::string file_of(std::int32_t version, std::size_t node_bytes = 68) {
     std::string bytes(160, '\0');
     put_number(bytes, 0, version);
@@ -65,7 +65,7 @@ TEST(Apinfo, OfBothVersionsHasRanksAndHosts) {
     EXPECT_TRUE(parse_apinfo(file_of(5, 100))) << "entries that are longer than we know";
 }
 
-TEST(Apinfo, ThatIsCutOrStrangeIsRefused) {
+TEST(Apinfo, IsRefusedWhenCutOrMalformed) {
     const std::string whole = file_of(5);
     for (std::size_t length = 0; length < whole.size(); ++length)
         EXPECT_FALSE(parse_apinfo(whole.substr(0, length))) << length;
@@ -81,7 +81,7 @@ TEST(Apinfo, ThatIsCutOrStrangeIsRefused) {
     EXPECT_FALSE(parse_apinfo(huge)) << "more than there is";
 }
 
-TEST(Apinfo, FillsInWhatTheVariablesLeaveOut) {
+TEST(Apinfo, FillsInFactsThatTheVariablesLack) {
     const PalsApplication application = *parse_apinfo(file_of(5));
     Placement last = pals_rank(3);
     fill_from_apinfo(last, application);
@@ -106,7 +106,7 @@ TEST(Apinfo, OfAnotherApplicationFillsInNothing) {
     }
 }
 
-TEST(Apinfo, IsReadWhereTheVariableNamesIt) {
+TEST(Apinfo, IsReadFromTheFileInTheVariable) {
     const test::TemporaryDirectory directory;
     std::ofstream(directory.file("apinfo"), std::ios::binary) << file_of(1);
     const auto lookup = [&](std::string_view name) -> std::optional<std::string> {

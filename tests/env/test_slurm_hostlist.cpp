@@ -33,7 +33,7 @@ TEST(SlurmHostlist, MalformedListsAreRefused) {
     }
 }
 
-TEST(SlurmHostlist, AListThatWouldEatTheMemoryIsRefused) {
+TEST(SlurmHostlist, AListThatIsTooLargeIsRefused) {
     for (const char* text : {"n[0-99999999]", "n[0-999]m[0-999]", "n[0-18446744073709551615]"}) {
         const Result<std::vector<std::string>> list = expand_hostlist(text);
         ASSERT_FALSE(list) << text;

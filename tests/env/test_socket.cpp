@@ -33,7 +33,7 @@ Connected connected_pair() {
             UniqueFd(::accept4(listener->fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC))};
 }
 
-TEST(Endpoint, IsReadAsUsersWriteIt) {
+TEST(Endpoint, ParsesUsersSpellings) {
     EXPECT_EQ(*parse_endpoint("node07", 29400), (Endpoint{"node07", 29400}));
     EXPECT_EQ(*parse_endpoint("node07:1", 29400), (Endpoint{"node07", 1}));
     EXPECT_EQ(*parse_endpoint("[::1]", 29400), (Endpoint{"::1", 29400}));
@@ -41,13 +41,13 @@ TEST(Endpoint, IsReadAsUsersWriteIt) {
     EXPECT_EQ(*parse_endpoint("10.0.0.5:0", 29400), (Endpoint{"10.0.0.5", 0}));
 }
 
-TEST(Endpoint, PrintsWhatItReads) {
+TEST(Endpoint, IsPrintedAsItIsParsed) {
     for (const char* const text : {"node07:29400", "[::1]:29400", "10.0.0.5:65535"}) {
         EXPECT_EQ(to_string(*parse_endpoint(text, 1)), text);
     }
 }
 
-TEST(Endpoint, IsRefusedWhenItIsNone) {
+TEST(Endpoint, RefusesOtherText) {
     for (const char* const bad : {"", ":1", "node07:", "node07:x", "node07:65536", "node07:-1", "::1", "[::1",
                                   "[::1]1", "a b:1", "tcp://node07:1", "[]:1"}) {
         const Result<Endpoint> endpoint = parse_endpoint(bad, 29400);
@@ -59,14 +59,14 @@ TEST(Endpoint, IsRefusedWhenItIsNone) {
               "'::1' is not host:port (write an IPv6 address as [address]:port)");
 }
 
-TEST(ListenTcp, TellsThePortTheKernelChose) {
+TEST(ListenTcp, ReturnsThePortTheKernelChose) {
     const Result<Listener> listener = listen_tcp({"127.0.0.1", 0});
     ASSERT_TRUE(listener) << listener.error().what;
     EXPECT_EQ(listener->bound.host, "127.0.0.1");
     EXPECT_NE(listener->bound.port, 0);
 }
 
-TEST(ListenTcp, OnAllInterfacesAlsoServesIpv4) {
+TEST(ListenTcp, ServesIpv4TooOnAllInterfaces) {
     const Result<Listener> listener = listen_tcp({"", 0});
     ASSERT_TRUE(listener) << listener.error().what;
     const Result<UniqueFd> client = connect_tcp({"127.0.0.1", listener->bound.port}, soon());
@@ -99,8 +99,8 @@ TEST(ConnectTcp, GivesANonBlockingCloexecSocketWithoutDelay) {
     EXPECT_NE(no_delay, 0);
 }
 
-TEST(ConnectTcp, SaysRefusedAtOnce) {
-    // Bound and not listening: the kernel refuses, and nobody else can take the port meanwhile.
+TEST(ConnectTcp, ReportsARefusalAtOnce) {
+    // Bind without listening: the kernel refuses, and no other process can take the port meanwhile.
     const UniqueFd holder(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -137,7 +137,7 @@ TEST(ConnectTcp, GivesUpAtItsDeadline) {
     FAIL() << "the backlog never filled";
 }
 
-TEST(ConnectTcp, NamesAHostNobodyKnows) {
+TEST(ConnectTcp, NamesAnUnknownHost) {
     const Result<UniqueFd> client = connect_tcp({"no-such-host.invalid", 1}, soon());
     ASSERT_FALSE(client);
     EXPECT_EQ(client.error().code, Errc::NotFound);
@@ -169,13 +169,13 @@ TEST(Transfer, CarriesMoreThanTheBuffersHold) {
     EXPECT_EQ(received, message);
 }
 
-TEST(Transfer, OfNothingNeedsNobody) {
+TEST(Transfer, OfNoBytesNeedsNoPeer) {
     const Connected pair = connected_pair();
     EXPECT_TRUE(send_all(pair.client.get(), "", in(0ms)));
     EXPECT_TRUE(receive_exactly(pair.server.get(), {}, in(0ms)));
 }
 
-TEST(Receive, TimesOutOnAPeerThatSaysNothing) {
+TEST(Receive, TimesOutOnASilentPeer) {
     const Connected pair = connected_pair();
     std::string one(1, '\0');
     const Status status = receive_exactly(pair.server.get(), one, in(20ms));
@@ -184,7 +184,7 @@ TEST(Receive, TimesOutOnAPeerThatSaysNothing) {
     EXPECT_EQ(status.error().what, "receive: timed out");
 }
 
-TEST(Receive, SaysClosedWhenThePeerLeavesInTheMiddle) {
+TEST(Receive, ReportsAPeerThatClosesInTheMiddle) {
     Connected pair = connected_pair();
     ASSERT_TRUE(send_all(pair.client.get(), "half", soon()));
     pair.client.reset();
@@ -221,7 +221,7 @@ TEST(Send, ToAPeerThatLeftIsAnErrorAndNotASignal) {
     EXPECT_EQ(status.error().what.rfind("send: ", 0), 0U);
 }
 
-TEST(WaitReadable, TellsReadableFromDeadline) {
+TEST(WaitReadable, DistinguishesReadableFromTheDeadline) {
     const Connected pair = connected_pair();
     EXPECT_FALSE(*wait_readable(pair.server.get(), in(5ms)));
     ASSERT_TRUE(send_all(pair.client.get(), "x", soon()));

@@ -44,7 +44,7 @@ TEST(Spawn, RunsAProgramWithItsArgumentsAndEnvironmentOnly) {
     ::unsetenv("DDPRUN_TEST_OURS");
 }
 
-TEST(Spawn, TellsExitCodesFromSignals) {
+TEST(Spawn, DistinguishesExitCodesFromSignals) {
     LinuxSystem system;
     const Ran exited = run(system, shell("exit 37"));
     EXPECT_FALSE(exited.exit.signaled);
@@ -134,7 +134,7 @@ TEST(Spawn, GivesTheChildDefaultSignalsWhateverOursAre) {
     const Ran ran = run(system, program("/bin/cat", {"/proc/self/status"}));
     EXPECT_THAT(ran.output, HasSubstr("SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"));
 
-    // Ours are as they were: the child shares our memory, not our dispositions.
+    // Our dispositions are unchanged: the child shares only our memory.
     sigset_t after;
     ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
     EXPECT_EQ(::sigismember(&after, SIGTERM), 1);
@@ -146,7 +146,7 @@ TEST(Spawn, GivesTheChildDefaultSignalsWhateverOursAre) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-/// The numbers open in a child. `ls` opens the directory itself; its entry points into /proc.
+/// The descriptors open in a child, without that of `ls` itself, which points into /proc.
 std::vector<std::string> open_in_child(SpawnSpec spec) {
     LinuxSystem system;
     std::vector<std::string> numbers;
@@ -161,7 +161,7 @@ std::vector<std::string> open_in_child(SpawnSpec spec) {
 }
 
 TEST(Spawn, GivesTheChildItsDescriptorsAndNoOther) {
-    // One that is CLOEXEC as ours are, and one that is not, as a scheduler may hand us.
+    // Open one with CLOEXEC, like ours, and one without, which a scheduler may leave us.
     const UniqueFd ours(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const UniqueFd inherited(::fcntl(ours.get(), F_DUPFD, 20));
     ASSERT_TRUE(inherited);
@@ -254,7 +254,7 @@ TEST(Spawn, PrefersTheMemoryNodesAskedFor) {
     EXPECT_THAT(ran.output, HasSubstr("prefer"));
 }
 
-TEST(Spawn, AMemoryNodeThatIsNotThereIsAWishThatIsNotFulfilled) {
+TEST(Spawn, IgnoresAMissingMemoryNode) {
     LinuxSystem system;
     SpawnSpec spec = program("/bin/echo", {"hello"});
     spec.memory_nodes = {1000};
@@ -263,7 +263,7 @@ TEST(Spawn, AMemoryNodeThatIsNotThereIsAWishThatIsNotFulfilled) {
     EXPECT_EQ(ran.output, "hello\n");
 }
 
-TEST(Spawn, ACgroupThatCannotBeEnteredIsAWishThatIsNotFulfilled) {
+TEST(Spawn, StartsInOurCgroupWhenTheOtherCannotBeEntered) {
     LinuxSystem system;
     const UniqueFd no_cgroup(::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     SpawnSpec spec = program("/bin/echo", {"hello"});
@@ -273,9 +273,9 @@ TEST(Spawn, ACgroupThatCannotBeEnteredIsAWishThatIsNotFulfilled) {
     EXPECT_EQ(ran.output, "hello\n");
 }
 
-TEST(Spawn, TellsWhenTheMachineHasNoRoomForAProcess) {
+TEST(Spawn, ReportsAMachineWithoutRoomForAProcess) {
     LinuxSystem system;
-    // As another user without the right to exceed it: the limit does not bind root.
+    // Run as another user, because the limit does not bind root.
     const pid_t child = ::fork();
     if (child == 0) {
         const rlimit none{0, 0};
@@ -288,7 +288,7 @@ TEST(Spawn, TellsWhenTheMachineHasNoRoomForAProcess) {
     EXPECT_EQ(status, 0);
 }
 
-/// In a session of its own, with a new terminal on fd 0: starts a child in its foreground. 0 when the
+/// Starts a child in the foreground of a new terminal on fd 0, in a new session. Returns 0 when the
 /// terminal's foreground group is the child's.
 int start_in_foreground() {
     ::setsid();
@@ -340,7 +340,7 @@ TEST(Spawn, LetsNoChildOutliveItsParent) {
     ::kill(parent, SIGKILL);
     int status = 0;
     ASSERT_EQ(::waitpid(parent, &status, 0), parent);
-    // The sleeping child holds the pipe: its end is the child's end.
+    // The sleeping child holds the pipe, so its end shows the child's end.
     EXPECT_EQ(test::read_to_end(pipe->read.get()), "");
     const Result<std::int64_t> pid = parse_int(child);
     ASSERT_TRUE(pid) << child;

@@ -23,7 +23,7 @@ TEST(ParseInt, TakesTheWholeTextOrNothing) {
     }
 }
 
-TEST(ParseInt, TellsTooLargeFromMalformed) {
+TEST(ParseInt, DistinguishesTooLargeFromMalformed) {
     EXPECT_EQ(message(parse_int("9223372036854775808")), "'9223372036854775808' is too large a number");
     EXPECT_EQ(message(parse_uint("18446744073709551616")), "'18446744073709551616' is too large a number");
 }
@@ -92,13 +92,13 @@ TEST(ParseBytes, KnowsBinaryAndDecimalUnits) {
     EXPECT_EQ(*parse_bytes("1TiB"), 1ULL << 40);
 }
 
-TEST(ParseBytes, RefusesWhatDoesNotFit) {
+TEST(ParseBytes, RefusesSizesThatDoNotFit) {
     EXPECT_EQ(message(parse_bytes("99999999999T")), "'99999999999T' is too large a size");
     EXPECT_EQ(message(parse_bytes("99999999999999999999")), "'99999999999999999999' is too large a size");
     for (const char* const bad : {"", "K", "-1", "1.5G", "1 K", "1Q"}) EXPECT_FALSE(parse_bytes(bad)) << bad;
 }
 
-TEST(FormatDuration, ReadsAsPeopleSayIt) {
+TEST(FormatDuration, UsesTheUnitsOfPeople) {
     EXPECT_EQ(format_duration(0s), "0 s");
     EXPECT_EQ(format_duration(20ms), "20 ms");
     EXPECT_EQ(format_duration(250us), "250 us");
@@ -120,7 +120,7 @@ TEST(FormatDuration, RoundsUpIntoTheNextUnit) {
     EXPECT_EQ(format_duration(59min + 59'700ms), "1 h");
 }
 
-TEST(FormatBytes, ReadsAsPeopleSayIt) {
+TEST(FormatBytes, UsesTheUnitsOfPeople) {
     EXPECT_EQ(format_bytes(0), "0 B");
     EXPECT_EQ(format_bytes(512), "512 B");
     EXPECT_EQ(format_bytes(64 * 1024), "64 KiB");
@@ -142,7 +142,7 @@ TEST(Trim, TakesBlanksFromBothEndsOnly) {
     EXPECT_EQ(trim(""), "");
 }
 
-TEST(Printable, SpellsOutWhatATerminalWouldObey) {
+TEST(Printable, EscapesCharactersThatATerminalObeys) {
     EXPECT_EQ(printable("a\033[2Jb\r\x07\x7f\n"), "a\\x1b[2Jb\\x0d\\x07\\x7f\\n");
     EXPECT_EQ(printable("C1: \xc2\x9b"
                         "2J \xc2\x80 \xc2\x9f"),
@@ -153,7 +153,7 @@ TEST(Printable, SpellsOutWhatATerminalWouldObey) {
     EXPECT_EQ(printable(std::string_view("nul\0", 4)), "nul\\x00");
 }
 
-TEST(Printable, SpellsOutWhatReordersOrHidesText) {
+TEST(Printable, EscapesCharactersThatReorderOrHideText) {
     EXPECT_EQ(printable("a\xe2\x80\xae"
                         "b"),
               "a\\u{202e}b")
@@ -181,7 +181,7 @@ TEST(Printable, ShowsBytesThatAreNoUtf8OneByOne) {
     EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80") << "beyond the last";
 }
 
-TEST(Printable, WhateverComesNoByteOfItIsAControlAndASecondTimeChangesNothing) {
+TEST(Printable, HasNoControlBytesAndIsIdempotentForAnyInput) {
     std::string every;
     for (int a = 0; a < 256; ++a) {
         for (int b = 0; b < 256; ++b) every += {static_cast<char>(a), static_cast<char>(b)};

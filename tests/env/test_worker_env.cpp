@@ -57,7 +57,7 @@ WorkerEnv full() {
     return env;
 }
 
-TEST(WorkerEnv, ComesBackAsItWasWritten) {
+TEST(WorkerEnv, IsReadBackAsItWasWritten) {
     const Result<WorkerEnv> env = read(written(full()));
     ASSERT_TRUE(env) << env.error().what;
     EXPECT_EQ(*env, full());
@@ -77,7 +77,7 @@ TEST(WorkerEnv, WritesTorchrunsNamesAndValues) {
     EXPECT_EQ(variables.at("DDPRUN_SEGMENT_FD"), "3");
 }
 
-TEST(WorkerEnv, LeavesOutWhatIsNotThere) {
+TEST(WorkerEnv, LeavesOutAbsentValues) {
     const Variables variables = written(WorkerEnv{});
     for (const char* const absent : {"OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE", "DDPRUN_STORE",
                                      "DDPRUN_TOKEN", "DDPRUN_SEGMENT_FD", "DDPRUN_LIFELINE_FD"}) {
@@ -88,20 +88,20 @@ TEST(WorkerEnv, LeavesOutWhatIsNotThere) {
     EXPECT_EQ(*env, WorkerEnv{});
 }
 
-TEST(WorkerEnv, WithNoVariableIsAWorldOfOne) {
+TEST(WorkerEnv, IsAWorldOfOneWithoutVariables) {
     const Result<WorkerEnv> env = read({});
     ASSERT_TRUE(env);
     EXPECT_EQ(*env, WorkerEnv{});
 }
 
-TEST(WorkerEnv, OfAWorldOfOneNeedsNoLocalRank) {
+TEST(WorkerEnv, NeedsNoLocalRankInAWorldOfOne) {
     const Result<WorkerEnv> env = read({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
     ASSERT_TRUE(env) << env.error().what;
     EXPECT_EQ(env->local_rank, 0);
     EXPECT_EQ(env->local_world_size, 1);
 }
 
-TEST(WorkerEnv, MadeByHandTakesNodesAndRolesFromTheRanks) {
+TEST(WorkerEnv, TakesNodesAndRolesFromRanksSetByHand) {
     const Result<WorkerEnv> env = read({{"RANK", "5"},
                                         {"WORLD_SIZE", "8"},
                                         {"LOCAL_RANK", "1"},
@@ -121,7 +121,7 @@ void expect_mismatch(const Variables& variables, const std::string& message) {
     EXPECT_EQ(env.error().what, message);
 }
 
-TEST(WorkerEnv, RefusesHalfAContractAndSaysWhatToDo) {
+TEST(WorkerEnv, RefusesHalfAContractWithTheRemedy) {
     expect_mismatch({{"RANK", "0"}}, "RANK is set but WORLD_SIZE is not: start it with ddprun, or set both");
     expect_mismatch({{"WORLD_SIZE", "2"}},
                     "WORLD_SIZE is set but RANK is not: start it with ddprun, or set both");
@@ -202,7 +202,7 @@ TEST(EnvironmentContract, KeepsOnlyTheTokenSecret) {
         EXPECT_EQ(row.is_secret, row.name == "DDPRUN_TOKEN");
 }
 
-TEST(ProcessEnvironment, TellsUnsetFromEmpty) {
+TEST(ProcessEnvironment, DistinguishesUnsetFromEmpty) {
     ::setenv("DDPRUN_TEST_EMPTY", "", 1);
     EXPECT_EQ(process_environment("DDPRUN_TEST_EMPTY"), "");
     ::unsetenv("DDPRUN_TEST_EMPTY");
