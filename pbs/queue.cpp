@@ -19,7 +19,7 @@ using Attributes = std::map<std::string, std::string, std::less<>>;
 
 Error no_such_job() { return {Errc::NotFound, "qstat does not know the job", 0}; }
 
-/// "node01.site:/home/u/train.o12" without the host.
+/// The path "node01.site:/home/u/train.o12" without the host.
 std::string without_host(const std::string& path) {
     const std::size_t colon = path.find(':');
     return colon == std::string::npos || colon > path.find('/') ? path : path.substr(colon + 1);
@@ -56,7 +56,7 @@ Result<QueuedJob> job_in_json(const Json& answer) {
     return job_of(jobs.front().first, attributes);
 }
 
-/// A long value goes on in the next line, behind a tab.
+/// Joins long values, which qstat continues in the next line after a tab.
 std::string without_folds(std::string_view text) {
     std::string unfolded;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -72,7 +72,7 @@ Result<QueuedJob> job_in_text(std::string_view answer) {
     std::string id;
     Attributes attributes;
     for (const std::string_view line : split(text, '\n')) {
-        if (line.starts_with(kBegin) && !id.empty()) break;  // of one job only
+        if (line.starts_with(kBegin) && !id.empty()) break;  // the next job
         if (line.starts_with(kBegin)) id = trim(line.substr(kBegin.size()));
         const std::size_t equals = line.find(" = ");
         if (id.empty() || equals == std::string_view::npos) continue;
@@ -82,7 +82,7 @@ Result<QueuedJob> job_in_text(std::string_view answer) {
     return job_of(std::move(id), attributes);
 }
 
-/// The number of a job, with an array's brackets: "12" of "12.pbs01", also where a table has cut the rest.
+/// The number of a job, with an array's brackets: "12" of "12.pbs01", even if a table has cut the rest.
 std::string_view number_of(std::string_view id) { return id.substr(0, id.find('.')); }
 
 }  // namespace
@@ -93,7 +93,7 @@ Result<QueuedJob> parse_job(std::string_view answer) {
 }
 
 Result<std::string> parse_submitted(std::string_view out) {
-    // Sites' hooks may say something before it.
+    // Sites' hooks may print lines before the id.
     std::string_view last;
     for (const std::string_view line : split(out, '\n')) {
         if (!trim(line).empty()) last = trim(line);

@@ -15,18 +15,18 @@ namespace {
 
 using std::chrono::seconds;
 
-/// resources_used.walltime is as old as MoM's last look, up to two minutes.
+/// resources_used.walltime is as old as MoM's last poll, up to two minutes.
 constexpr double kStale = 180;
 constexpr double kQuarterHour = 900;
 
 /// Thirty years: longer than any job, and its nanoseconds fit into a Duration.
 constexpr std::int64_t kMostSeconds = 1'000'000'000;
-/// The year 5138: of a time that somebody else tells.
+/// The year 5138, the limit on times in qstat's output.
 constexpr std::int64_t kMostEpoch = 100'000'000'000;
 
 Error not_understood(std::string_view what) { return {Errc::Protocol, fmt::format("qstat: {}", what)}; }
 
-/// The object of the only job, or of the first; null where there is none.
+/// The object of the first job; null when there is none.
 const Json* first_job(const Json& answer) {
     const Json::object_t& jobs = members(member(answer, "Jobs"));
     return jobs.empty() || !jobs.front().second.is_object() ? nullptr : &jobs.front().second;
@@ -43,7 +43,7 @@ std::optional<Duration> walltime_in(const Json& job, std::string_view resources)
     return span ? std::optional(*span) : std::nullopt;
 }
 
-/// "Sat Nov 21 14:55:33 2026", as ctime(3) writes it.
+/// Parses "Sat Nov 21 14:55:33 2026", as ctime(3) writes it.
 std::optional<std::int64_t> epoch_of(const std::string& text) {
     tm broken{};
     broken.tm_isdst = -1;
@@ -51,7 +51,7 @@ std::optional<std::int64_t> epoch_of(const std::string& text) {
     return ::mktime(&broken);
 }
 
-/// `told` without the hours by which the server's zone differs from ours.
+/// `told` without the difference between the server's time zone and ours.
 double without_zone(double told, double known) {
     const double offset = std::round((told - known) / kQuarterHour) * kQuarterHour;
     return std::abs(told - known - offset) <= kStale ? told - offset : told;
@@ -80,7 +80,7 @@ Result<JobTime> parse_qstat(std::string_view json, std::optional<Duration> age) 
     const Result<Json> answer = parse_json_object(json);
     if (!answer) return not_understood("its answer is not JSON");
     const Json* job = first_job(*answer);
-    if (job == nullptr) return not_understood("it does not know the job");
+    if (job == nullptr) return not_understood("the server does not know the job");
     const std::optional<Duration> limit = walltime_in(*job, "Resource_List");
     if (!limit) return Error{Errc::NotFound, "the job has no walltime"};
     const std::optional<std::int64_t> started = epoch_of(text_of(*job, "stime"));
@@ -93,7 +93,7 @@ Result<JobTime> parse_qstat(std::string_view json, std::optional<Duration> age) 
     if (known)
         elapsed = without_zone(elapsed, static_cast<double>(std::chrono::floor<seconds>(*known).count()));
     if (std::abs(elapsed) > static_cast<double>(kMostSeconds))
-        return not_understood("its times are more than thirty years apart");
+        return not_understood("the job's times are more than thirty years apart");
     return JobTime{*limit, seconds(std::llround(elapsed))};
 }
 

@@ -16,7 +16,7 @@ constexpr const char* kJson = R"J({"timestamp":1795269600,"pbs_server":"pbs01","
     "Job_Name":"train","job_state":"F","queue":"main","comment":"Job run at Sat Nov 21 at 14:00 on (node01:ncpus=64)",
     "exec_host":"node01/0*64+node02/0*64","Output_Path":"login1.site:/home/u/train.o12","Exit_status":271,"run_count":"2"}}})J";
 
-/// As OpenPBS writes it without -F json: long values go on behind a tab.
+/// OpenPBS's output without -F json: long values continue after a tab.
 constexpr const char* kText =
     "Job Id: 12.pbs01\n    Job_Name = train\n    job_state = Q\n    queue = main\n"
     "    comment = Not Running: Insufficient amount of resource: \n\tngpus\n"
@@ -32,7 +32,7 @@ TEST(QueuedJob, IsReadFromJson) {
     EXPECT_EQ(job->run_count, 2) << "also where it stands in quotes";
 }
 
-TEST(QueuedJob, IsReadFromTextWhereThereIsNoJson) {
+TEST(QueuedJob, IsReadFromTextWithoutJson) {
     const Result<QueuedJob> job = parse_job(kText);
     ASSERT_TRUE(job) << job.error().what;
     EXPECT_EQ(job->state, "Q");
@@ -40,7 +40,7 @@ TEST(QueuedJob, IsReadFromTextWhereThereIsNoJson) {
     EXPECT_EQ(job->exit_status, std::nullopt);
 }
 
-TEST(QueuedJob, OfABrokenJsonIsReadFromNothing) {
+TEST(QueuedJob, RefusesBrokenJson) {
     EXPECT_EQ(parse_job("").error().code, Errc::NotFound);
     EXPECT_EQ(parse_job(R"({"Jobs":{}})").error().code, Errc::NotFound);
     EXPECT_EQ(parse_job("qstat: Unknown Job Id 12.pbs01\n").error().code, Errc::NotFound);
@@ -67,14 +67,14 @@ constexpr const char* kTable =
     "12.pbs01          train            u                 0        Q main\n"
     "120.pbs01         train            u                 0        Q main\n";
 
-TEST(PlaceInQueue, CountsWhatWaitsInTheSameQueue) {
+TEST(PlaceInQueue, CountsJobsThatWaitInTheSameQueue) {
     EXPECT_EQ(place_in_queue(kTable, "12.pbs01.site.org", "main"), (QueuePlace{2, 3}));
     EXPECT_EQ(place_in_queue(kTable, "11.pbs01", "debug"), (QueuePlace{1, 1}));
     EXPECT_EQ(place_in_queue(kTable, "9.pbs01", "main"), std::nullopt) << "it runs";
     EXPECT_EQ(place_in_queue("", "9.pbs01", "main"), std::nullopt);
 }
 
-TEST(PlaceInQueue, AQueueWhoseNameTheTableCutIsKnown) {
+TEST(PlaceInQueue, KnowsAQueueWhoseNameTheTableCut) {
     EXPECT_EQ(place_in_queue("7.s  n  u  0 Q preem\n", "7.s", "preemptable"), (QueuePlace{1, 1}));
 }
 
@@ -84,7 +84,7 @@ TEST(HostsOfAJob, AreNamedOnce) {
     EXPECT_EQ(hosts_of(""), "");
 }
 
-TEST(ExitStatus, IsAsAShellHasIt) {
+TEST(ExitStatus, IsConvertedToAShellsCode) {
     EXPECT_EQ(exit_code_of(0), 0);
     EXPECT_EQ(exit_code_of(75), 75);
     EXPECT_EQ(exit_code_of(271), 143) << "a task that SIGTERM ended";
@@ -94,13 +94,13 @@ TEST(ExitStatus, IsAsAShellHasIt) {
     EXPECT_EQ(meaning_of(0), "");
 }
 
-TEST(PbsDirectives, AreOnlyOfWhatWasAskedFor) {
+TEST(PbsDirectives, LeaveOutWhatWasNotAskedFor) {
     Directives d;
     d.name = "train";
     EXPECT_THAT(render_directives(d), ElementsAre("#PBS -N train", "#PBS -l select=1", "#PBS -j oe"));
 }
 
-TEST(PbsDirectives, OfAWholeRequest) {
+TEST(PbsDirectives, RenderAWholeRequest) {
     Directives d;
     d.name = "train", d.account = "ABCD0001", d.queue = "main", d.walltime = "01:00:00", d.nodes = 2,
     d.cpus = 64, d.gpus = 4;

@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::HasSubstr;
 
-/// In the layout of OpenPBS 23.06; shortened.
+/// A shortened answer of OpenPBS 23.06.
 std::string answer(const std::string& timestamp, const std::string& resources_used) {
     return R"({
     "timestamp":)" +
@@ -81,14 +81,14 @@ TEST(Walltime, IsReadInEveryNotation) {
     EXPECT_EQ(*parse_walltime("100:00:00"), 100h);
 }
 
-TEST(Walltime, ThatIsNoneIsSaid) {
+TEST(Walltime, RefusesOtherText) {
     for (const char* text : {"", "soon", "1:2:3:4:5", "-1", "1::2", "99999999999", "99999999:0:0"}) {
         ASSERT_FALSE(parse_walltime(text)) << text;
         EXPECT_THAT(parse_walltime(text).error().what, HasSubstr("HH:MM:SS"));
     }
 }
 
-TEST(Qstat, TellsTheLimitAndTheAge) {
+TEST(Qstat, HasTheLimitAndTheAge) {
     const InZone utc("UTC0");
     const Result<JobTime> time = parse_qstat(answer(at(10min), used("00:09:12")));
     ASSERT_TRUE(time) << time.error().what;
@@ -96,30 +96,30 @@ TEST(Qstat, TellsTheLimitAndTheAge) {
     EXPECT_EQ(time->elapsed, 10min);
 }
 
-TEST(Qstat, OfAYoungJobHasNoUsedTimeYet) {
+TEST(Qstat, MayLackTheUsedTimeOfAYoungJob) {
     const InZone utc("UTC0");
     EXPECT_EQ(parse_qstat(answer(at(3s), ""))->elapsed, 3s);
 }
 
-TEST(Qstat, AServerInAnotherZoneIsSeenByTheUsedTimeOrTheAge) {
+TEST(Qstat, OfAServerInAnotherZoneIsCorrectedByTheUsedTimeOrTheAge) {
     const InZone elsewhere("XXX-5:30");  // 5 h 30 min east of the server
     EXPECT_EQ(parse_qstat(answer(at(10min), used("00:09:12")))->elapsed, 10min);
     EXPECT_EQ(parse_qstat(answer(at(10min), ""), 598s)->elapsed, 10min);
     EXPECT_EQ(parse_qstat(answer(at(10min), ""))->elapsed, 10min + 5h + 30min) << "nothing to compare with";
 }
 
-TEST(Qstat, AJobThatWasSuspendedIsNotTakenForAnotherZone) {
+TEST(Qstat, OfASuspendedJobIsNotTakenForAnotherZone) {
     const InZone utc("UTC0");
     EXPECT_EQ(parse_qstat(answer(at(50min), used("00:42:30")))->elapsed, 50min)
         << "7 min 30 s are no quarters of an hour";
 }
 
-TEST(Qstat, NumbersMayStandInQuotes) {
+TEST(Qstat, MayHaveNumbersInQuotes) {
     const InZone utc("UTC0");
     EXPECT_EQ(parse_qstat(answer("\"" + at(1min) + "\"", ""))->elapsed, 1min);
 }
 
-TEST(Qstat, WhatCannotBeUsedIsAnError) {
+TEST(Qstat, RefusesUnusableAnswers) {
     const auto why = [](const std::string& text) {
         const Result<JobTime> time = parse_qstat(text);
         return time ? std::string("no error") : time.error().what;
@@ -137,13 +137,13 @@ TEST(Qstat, WhatCannotBeUsedIsAnError) {
         HasSubstr("not started"));
 }
 
-TEST(Qstat, TimesThatNoJobCanHaveAreAnErrorAndDoNotOverflow) {
+TEST(Qstat, RefusesImpossibleTimesWithoutOverflow) {
     for (const char* timestamp : {"57528403267", "9223372036854775807", "-9223372036854775808", "1"}) {
         EXPECT_FALSE(parse_qstat(answer(timestamp, ""))) << timestamp;
     }
 }
 
-TEST(Qstat, ATornAnswerIsAnErrorWhereverItIsTorn) {
+TEST(Qstat, RefusesATornAnswerWhereverItIsTorn) {
     const std::string whole = answer(at(1min), "");
     for (std::size_t cut = 0; cut + 2 < whole.size(); ++cut)
         EXPECT_FALSE(parse_qstat(whole.substr(0, cut))) << cut;
