@@ -9,7 +9,7 @@ namespace ddprun {
 namespace {
 
 constexpr std::size_t kMaxLimitFile = 4096;
-/// A limit above any machine's memory is how version 1 says "none".
+/// Version 1 writes "no limit" as a number above any machine's memory.
 constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;
 
 }  // namespace

@@ -28,8 +28,8 @@ std::string readable_name(const std::string& symbol) {
     return status == 0 ? name.get() : symbol;
 }
 
-/// The last words of NCCL and CUDA, one line each, where the message does not say them already.
-std::string device_words(const Json& extra, const std::string& message) {
+/// The error texts of NCCL and CUDA, one line each, except those that the message contains.
+std::string device_errors(const Json& extra, const std::string& message) {
     std::string lines;
     for (const auto& [key, library] : {std::pair{"nccl_error", "NCCL"}, std::pair{"cuda_error", "CUDA"}}) {
         const std::string words = text_of(extra, key);
@@ -53,7 +53,7 @@ Duration of_timespec(const timespec& time) {
     return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-/// Since 1970.
+/// The time since 1970.
 Duration realtime_now() {
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
@@ -133,12 +133,12 @@ Duration clock_lead_of(const std::string& directory) {
     if (!file) return {};
     struct stat status {};
     const Duration before = realtime_now();
-    // Without times the server takes its own, as for a write.
+    // futimens without times makes the server stamp the file by its own clock, as a write does.
     const bool is_known = ::futimens(file.get(), nullptr) == 0 && ::fstat(file.get(), &status) == 0;
     const Duration after = realtime_now();
     ::unlink(path.c_str());
     if (!is_known) return {};
-    // The same clock, however long this host let us wait, has a time between the two.
+    // A server with our clock stamps between `before` and `after`, however long the call took.
     const Duration stamp = of_timespec(status.st_mtim);
     if (stamp > after) return stamp - after;
     return stamp + kFileClockTick < before ? stamp - before : Duration::zero();

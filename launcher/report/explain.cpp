@@ -23,16 +23,15 @@
 namespace ddprun {
 namespace {
 
-/// Something a program says on stderr before it dies, and what it usually means.
-struct Saying {
-    std::string_view text;  ///< part of a line
-    std::string_view
-        meaning;  ///< "{}" is replaced by the rest of the line behind `text`, up to a colon or quote
+/// A message that programs write to stderr before they die, and its usual meaning.
+struct KnownMessage {
+    std::string_view text;     ///< part of a line
+    std::string_view meaning;  ///< "{}" stands for the rest of the line after `text`, up to a colon or quote
 };
 
-// From the special to the general: the first that is found counts. docs/troubleshooting.md has a remedy for
-// each row.
-constexpr Saying kSayings[] = {
+// Special rows come before general ones, because the first match counts. docs/troubleshooting.md has a remedy
+// for each row.
+constexpr KnownMessage kKnownMessages[] = {
     {"error while loading shared libraries: ",
      "the shared library {} is not found on this node (LD_LIBRARY_PATH, or a module that is not loaded)"},
     {"version `GLIBC_", "the program was built on a system with a newer C library than this node's"},
@@ -92,15 +91,15 @@ constexpr Saying kSayings[] = {
 /// "libfoo.so.1" of "libfoo.so.1: cannot open shared object file", "numpy" of "numpy'".
 std::string subject(std::string_view rest) { return std::string(rest.substr(0, rest.find_first_of(":'\n"))); }
 
-std::string explain_sayings(const std::vector<std::string>& lines) {
-    for (const Saying& saying : kSayings) {
+std::string explain_messages(const std::vector<std::string>& lines) {
+    for (const KnownMessage& known : kKnownMessages) {
         for (const std::string& line : lines) {
-            const std::size_t at = line.find(saying.text);
+            const std::size_t at = line.find(known.text);
             if (at == std::string::npos) continue;
-            std::string meaning(saying.meaning);
+            std::string meaning(known.meaning);
             const std::size_t hole = meaning.find("{}");
             if (hole != std::string::npos) {
-                meaning.replace(hole, 2, subject(std::string_view(line).substr(at + saying.text.size())));
+                meaning.replace(hole, 2, subject(std::string_view(line).substr(at + known.text.size())));
             }
             return meaning;
         }
@@ -122,7 +121,7 @@ std::string explain_exec_failure(const std::string& failure) {
     return "";
 }
 
-bool any_says(const WorkerEnd& end, std::string_view text) {
+bool stderr_has(const WorkerEnd& end, std::string_view text) {
     return std::any_of(end.last_stderr.begin(), end.last_stderr.end(),
                        [&](const std::string& line) { return line.find(text) != std::string::npos; });
 }
@@ -160,37 +159,37 @@ std::string explain_code(int code) {
     return "";
 }
 
-/// With signals whose cause is named by the last lines, the lines know better.
+/// The last lines of stderr take precedence over the signal, unless it came from outside.
 std::string explain_cause(const WorkerEnd& end) {
     if (!end.exec_failure.empty()) return explain_exec_failure(end.exec_failure);
-    if (end.signaled && end.status == SIGBUS && any_says(end, "/dev/shm")) return explain_signal(SIGBUS);
-    // What killed it from outside has nothing to do with what it said before.
+    if (end.signaled && end.status == SIGBUS && stderr_has(end, "/dev/shm")) return explain_signal(SIGBUS);
+    // A signal from outside has nothing to do with the worker's last lines.
     const bool from_outside = end.signaled && (end.status == SIGKILL || end.status == SIGTERM);
     if (!from_outside) {
-        if (std::string meaning = explain_sayings(end.last_stderr); !meaning.empty()) return meaning;
+        if (std::string meaning = explain_messages(end.last_stderr); !meaning.empty()) return meaning;
     }
     return end.signaled ? explain_signal(end.status) : explain_code(end.status);
 }
 
-/// What libddp, NCCL, Gloo and PyTorch's store say of a peer that is not there any more.
-constexpr std::string_view kPeerHasGone[] = {"ended without taking part",
-                                             "ncclRemoteError",
-                                             "onnection closed by peer",
-                                             "onnection reset by peer",
-                                             "onnection was likely closed",
-                                             "the connection to ",
-                                             "Broken pipe"};
+/// Parts of the errors that libddp, NCCL, Gloo and PyTorch's store give after a peer has ended.
+constexpr std::string_view kLostPeerErrors[] = {"ended without taking part",
+                                                "ncclRemoteError",
+                                                "onnection closed by peer",
+                                                "onnection reset by peer",
+                                                "onnection was likely closed",
+                                                "the connection to ",
+                                                "Broken pipe"};
 
-bool says_that_a_peer_has_gone(const WorkerEnd& end) {
-    return std::any_of(std::begin(kPeerHasGone), std::end(kPeerHasGone), [&](std::string_view words) {
-        return end.error_file.find(words) != std::string::npos || any_says(end, words);
+bool reports_lost_peer(const WorkerEnd& end) {
+    return std::any_of(std::begin(kLostPeerErrors), std::end(kLostPeerErrors), [&](std::string_view words) {
+        return end.error_file.find(words) != std::string::npos || stderr_has(end, words);
     });
 }
 
 constexpr std::size_t kMaxSystemFile = 64 * 1024;
 constexpr std::size_t kMaxLinesOfADeath = 4096;  ///< read after one death
 constexpr Duration kNearWalltime = std::chrono::seconds(90);
-/// Who runs so long after it has had it extended: the environment tells the end that was meant at the start.
+/// A job that runs this long past the limit had it extended: the environment has only the first limit.
 constexpr Duration kPastWalltime = std::chrono::minutes(3);
 
 std::string oom_text(const DeathFacts& facts, const std::optional<OomKill>& kill) {
@@ -219,8 +218,8 @@ std::string explain_bus_error(const DeathFacts& facts) {
                        format_bytes(*facts.shm_free), format_bytes(*facts.shm_size));
 }
 
-/// The text behind `key` up to one of `ends`; "" when the key is not there.
-std::string_view text_behind(std::string_view line, std::string_view key, std::string_view ends) {
+/// The text after `key`, up to one of `ends`; "" when the key is not there.
+std::string_view text_after(std::string_view line, std::string_view key, std::string_view ends) {
     const std::size_t at = line.find(key);
     if (at == std::string_view::npos) return {};
     const std::string_view rest = line.substr(at + key.size());
@@ -236,7 +235,7 @@ std::string explain_end(const WorkerEnd& end) {
 }
 
 std::string explain_early_end(const WorkerEnd& cause, std::span<const WorkerEnd> workers) {
-    if (!says_that_a_peer_has_gone(cause)) return "";
+    if (!reports_lost_peer(cause)) return "";
     std::vector<int> ranks;
     TimePoint last{};
     for (const WorkerEnd& worker : workers) {
@@ -253,7 +252,7 @@ std::string explain_early_end(const WorkerEnd& cause, std::span<const WorkerEnd>
 }
 
 std::string explain_python(const WorkerEnd& cause, const std::string& program, const std::string& how) {
-    if (!how.starts_with("run by ") || !any_says(cause, "No module named ")) return "";
+    if (!how.starts_with("run by ") || !stderr_has(cause, "No module named ")) return "";
     return fmt::format("{} was {} (PYTHON_EXEC names another)", program, how);
 }
 
@@ -279,15 +278,15 @@ std::string explain_death(const DeathFacts& facts) {
 }
 
 std::optional<OomKill> parse_oom_kill(std::string_view line) {
-    const std::string_view pid = text_behind(line, "Killed process ", " (,");
+    const std::string_view pid = text_after(line, "Killed process ", " (,");
     const Result<std::int64_t> number = parse_int(pid);
     if (!number) return std::nullopt;
     OomKill kill;
     kill.pid = static_cast<pid_t>(*number);
     kill.by_cgroup = line.find("Memory cgroup out of memory") != std::string_view::npos;
-    kill.program = text_behind(line, "(", ")");
+    kill.program = text_after(line, "(", ")");
     for (const std::string_view part : {"anon-rss:", "file-rss:", "shmem-rss:"}) {
-        kill.rss_bytes += parse_uint(text_behind(line, part, "k")).value_or(0) * 1024;
+        kill.rss_bytes += parse_uint(text_after(line, part, "k")).value_or(0) * 1024;
     }
     return kill;
 }

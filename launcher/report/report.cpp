@@ -22,34 +22,34 @@ constexpr std::size_t kMaxOthers = 8;        ///< other failures that are listed
 constexpr std::size_t kMaxShownLine = 2000;  ///< bytes of one line of stderr
 constexpr std::size_t kMaxErrorLines = 40;   ///< of a worker's error file
 
-/// A worker that exits with 0 because we stopped it has saved, not finished.
+/// A worker that exits with 0 because we stopped it has saved its state but not finished.
 bool all_succeeded(const JobEnd& end) {
     return !end.workers.empty() &&
            std::none_of(end.workers.begin(), end.workers.end(),
                         [](const WorkerEnd& worker) { return worker.failed() || worker.by_us; });
 }
 
-/// Whether it failed by itself, and not after we had decided that something else went wrong.
+/// True when the worker failed by itself, before we had `decided` on another cause.
 bool failed_by_itself(const WorkerEnd& end, std::optional<TimePoint> decided) {
     if (end.by_us || !end.failed()) return false;
     if (!decided) return true;
     return end.error_reported ? *end.error_reported + kFileClockTick < *decided : end.ended < *decided;
 }
 
-/// Whether `reporter`'s error report shows that it failed before `other`, which exited first.
+/// True when `reporter`'s error report shows that it failed before `other`, which exited first.
 bool failed_before(const WorkerEnd& reporter, const WorkerEnd& other) {
     if (!other.exec_failure.empty()) return false;
     if (other.error_reported) return *reporter.error_reported + kFileClockTick < *other.error_reported;
-    // A crash leaves no report, and its peers report theirs before a busy agent has seen it: a clear lead is
-    // asked for.
+    // A crash leaves no report, and peers report theirs before a busy agent has seen the crash: require a
+    // clear lead.
     constexpr Duration kClearLead = std::chrono::milliseconds(100);
     return *reporter.error_reported + kClearLead < other.ended;
 }
 
 int code_of(const WorkerEnd& end) {
-    if (end.stopped_failing) return 1;  // what an uncaught error ends with; the signal was ours
+    if (end.stopped_failing) return 1;  // the code of an uncaught error: the signal was ours
     if (!end.exec_failure.empty()) {
-        // "pipe2: Too many open files": what failed is the launcher's, not the program's.
+        // A failure before exec ("pipe2: Too many open files") is the launcher's, not the program's.
         if (!end.exec_failure.starts_with("exec ")) return static_cast<int>(ExitCode::Internal);
         const bool absent = end.exec_failure.find("No such file") != std::string::npos;
         return static_cast<int>(absent ? ExitCode::NotFound : ExitCode::NotExecutable);
@@ -57,7 +57,7 @@ int code_of(const WorkerEnd& end) {
     return end.signaled ? 128 + end.status : end.status;
 }
 
-/// A line of a worker. Its progress bars go back to the beginning of the line: that is no news.
+/// A worker's line without the carriage returns of progress bars.
 std::string shown_line(std::string_view text) {
     std::string line(text.substr(0, kMaxShownLine));
     std::erase(line, '\r');
@@ -77,13 +77,13 @@ class Table {
         text_ +=
             fmt::format("  {:<{}}{}\n", name, kColumn - 2, width_ ? wrap(shown, *width_, kColumn) : shown);
     }
-    /// Lines of a worker, as it wrote them: not wrapped, so that they can be searched for and copied.
+    /// Adds a worker's lines without wrapping them, so that they can be searched for and copied.
     void quote(std::string_view name, const std::vector<std::string>& lines) {
         for (std::size_t i = 0; i < lines.size(); ++i) {
             text_ += fmt::format("  {:<{}}| {}\n", i == 0 ? name : "", kColumn - 2, shown_line(lines[i]));
         }
     }
-    /// Not wrapped on terminals either: the headline is what people search for in a log.
+    /// Adds the headline, which is not wrapped either: people search for it in logs.
     void line(const std::string& text) { text_ += shown_line(text) + '\n'; }
     std::string take() { return std::move(text_); }
 
@@ -92,7 +92,7 @@ class Table {
     std::string text_;
 };
 
-std::string who(const WorkerEnd& end) {
+std::string rank_and_host(const WorkerEnd& end) {
     std::string text = fmt::format("rank {}", end.rank);
     if (!end.host.empty()) text += fmt::format(" on {}", end.host);
     return text;
@@ -106,7 +106,7 @@ std::string headline_of(const JobEnd& end, const WorkerEnd* cause) {
     if (end.hung) return fmt::format("{} hung: {}", job, end.failure);
     if (!end.failure.empty()) return fmt::format("{} failed: {}", job, end.failure);
     if (cause == nullptr) return fmt::format("{} failed", job);
-    return fmt::format("{} failed: {}: {}", job, who(*cause), describe_end(*cause));
+    return fmt::format("{} failed: {}: {}", job, rank_and_host(*cause), describe_end(*cause));
 }
 
 std::vector<std::string> error_file_lines(const std::string& text) {
@@ -123,8 +123,8 @@ std::vector<std::string> error_file_lines(const std::string& text) {
     return lines;
 }
 
-/// Whether the error report ends as what was written: Python prints an exception, `@record` reports it too.
-bool is_told(const std::vector<std::string>& last_stderr, const std::vector<std::string>& error_report) {
+/// True when the error report repeats the last line of stderr: Python prints what `@record` reports.
+bool is_reported(const std::vector<std::string>& last_stderr, const std::vector<std::string>& error_report) {
     if (last_stderr.empty()) return true;
     const std::string_view last = trim(last_stderr.back());
     return std::any_of(error_report.begin(), error_report.end(), [last](const std::string& line) {
@@ -134,7 +134,7 @@ bool is_told(const std::vector<std::string>& last_stderr, const std::vector<std:
 }
 
 void describe_cause(Table& table, const WorkerEnd& cause) {
-    table.row("first cause", fmt::format("{} (local rank {}{})", who(cause), cause.local_rank,
+    table.row("first cause", fmt::format("{} (local rank {}{})", rank_and_host(cause), cause.local_rank,
                                          cause.pid > 0 ? fmt::format(", pid {}", cause.pid) : ""));
     std::string how = describe_end(cause);
     if (cause.dumped_core) how += ", core dumped";
@@ -145,10 +145,10 @@ void describe_cause(Table& table, const WorkerEnd& cause) {
     table.row("meaning", cause.meaning.empty() ? explain_end(cause) : cause.meaning);
     const std::vector<std::string> error_report = error_file_lines(cause.error_file);
     table.quote("error report", error_report);
-    if (!is_told(cause.last_stderr, error_report)) table.quote("last stderr", cause.last_stderr);
+    if (!is_reported(cause.last_stderr, error_report)) table.quote("last stderr", cause.last_stderr);
 }
 
-/// Ranks that ended in the same way, on one line each: "ranks 0-3: exit code 1".
+/// Adds one line for all ranks that ended in the same way: "ranks 0-3: exit code 1".
 void describe_others(Table& table, const JobEnd& end, const WorkerEnd* cause) {
     std::map<std::string, std::vector<int>> alike;
     std::vector<int> stopped, succeeded;
@@ -178,8 +178,8 @@ void describe_others(Table& table, const JobEnd& end, const WorkerEnd* cause) {
     folded("succeeded", succeeded, "");
 }
 
-/// Workers that the signal behind a preemption notice ended: they had no handler, or raised it again when
-/// they had saved.
+/// Names the workers that the SIGTERM of a preemption notice ended: they had no handler, or raised the signal
+/// again after saving.
 std::string describe_unhandled(const JobEnd& end) {
     std::vector<int> ranks;
     for (const WorkerEnd& worker : end.workers) {
@@ -252,12 +252,11 @@ bool failed_alike(const WorkerEnd& one, const WorkerEnd& other) {
 
 int exit_code(const JobEnd& end) {
     const WorkerEnd* cause = root_cause(end);
-    // "Do not requeue" outweighs everything: the scheduler must not start this job again.
+    // "Do not requeue" outweighs all else: the scheduler must not start this job again.
     if (cause != nullptr && code_of(*cause) == static_cast<int>(ExitCode::DoNotRequeue))
         return code_of(*cause);
     if (all_succeeded(end) && end.failure.empty()) return static_cast<int>(ExitCode::Success);
-    // Workers that die of the same signal as we (the whole process group was signalled) did not cause
-    // anything.
+    // Workers that die of the signal that ended us (sent to the whole process group) are not the cause.
     if (end.preempted || end.stopped_by_signal || end.out_of_time)
         return static_cast<int>(ExitCode::TryAgain);
     if (cause != nullptr) return code_of(*cause);

@@ -12,28 +12,27 @@
 namespace ddprun {
 namespace {
 
-/// Schedulers warn before and look late; what ends further from the limit has another reason.
+/// Schedulers signal early or late by this much. An end further from the limit has another reason.
 constexpr Duration kNear = std::chrono::seconds(60);
 
-/// A scheduler may have hundreds of our jobs.
+/// Hundreds of our jobs may ask one scheduler.
 constexpr Duration kBetweenQuestions = std::chrono::minutes(10);
-/// Of what is left, half of it would not be worth a question.
+/// No question is asked when less than this is left.
 constexpr Duration kLastQuestion = std::chrono::seconds(4);
-/// bjobs tells whole minutes.
+/// Ends closer than this are equal: bjobs prints whole minutes.
 constexpr Duration kSameEnd = std::chrono::seconds(90);
 
-/// Of the year 2255: nanoseconds from now to then fit into a Duration.
+/// In the year 2255: a Duration in nanoseconds reaches that far.
 constexpr std::int64_t kLastSecond = 9'000'000'000;
 
 Error no_limit() { return {Errc::NotFound, "the job has no walltime", 0}; }
 
 Error not_understood(std::string_view program, std::string_view answer) {
     if (answer.empty()) return {Errc::Protocol, fmt::format("{} gave no answer", program), 0};
-    return {Errc::Protocol, fmt::format("{}: '{}' is no answer that we know", program, excerpt(answer)), 0};
+    return {Errc::Protocol, fmt::format("{}: unknown answer '{}'", program, excerpt(answer)), 0};
 }
 
-/// squeue's %e: seconds since 1970, or the time of day in our zone where it does not know
-/// SLURM_TIME_FORMAT=%s.
+/// Parses squeue's %e: seconds since 1970, or local time where squeue does not know SLURM_TIME_FORMAT=%s.
 Result<Duration> left_by_squeue(std::string_view answer, std::int64_t epoch) {
     const std::string text(trim(answer));
     if (text == "NONE" || text == "N/A" || text == "Unknown") return no_limit();
@@ -48,7 +47,7 @@ Result<Duration> left_by_squeue(std::string_view answer, std::int64_t epoch) {
     return Duration(std::chrono::seconds(end - epoch));
 }
 
-/// bjobs' time_left: "2:30 L" (hours and minutes) by a hard limit. E and X stand behind estimates, which end
+/// Parses bjobs' time_left: "2:30 L" (hours and minutes) is a hard limit. E and X mark estimates, which end
 /// nothing.
 Result<Duration> left_by_bjobs(std::string_view answer) {
     const std::string_view text = trim(answer);
@@ -115,12 +114,13 @@ std::string walltime_change(TimePoint before, TimePoint after, TimePoint now) {
     const bool is_same = before == after ||
                          (before != kNever && after != kNever && std::chrono::abs(after - before) < kSameEnd);
     if (is_same) return "";
-    const auto told = [now](TimePoint end) {
+    const auto describe = [now](TimePoint end) {
         return end == kNever ? "none"
                              : "in " + format_duration(std::chrono::round<std::chrono::seconds>(
                                            std::max(Duration::zero(), end - now)));
     };
-    return fmt::format("the end of the walltime has changed: {} (before: {})", told(after), told(before));
+    return fmt::format("the end of the walltime has changed: {} (before: {})", describe(after),
+                       describe(before));
 }
 
 std::string walltime_note(Duration left) {

@@ -12,37 +12,36 @@
 
 namespace ddprun {
 
-/// What is left of the scheduler's walltime, where the environment tells it: SLURM_JOB_END_TIME, or Torque's
-/// PBS_WALLTIME with the job's age. Negative: it is over. `epoch` is the time of day in seconds since 1970.
-/// Pure.
+/// The rest of the scheduler's walltime by the environment: SLURM_JOB_END_TIME, or Torque's PBS_WALLTIME with
+/// the job's age. Negative: the walltime is over. nullopt: the environment does not tell. `epoch` is now, in
+/// seconds since 1970. Pure.
 std::optional<Duration> walltime_left(const EnvironmentLookup& env, std::int64_t epoch,
                                       std::optional<Duration> job_age);
 
-/// The same for this process, now.
+/// The rest of this process's walltime now.
 std::optional<Duration> walltime_left();
 /// The age of the PBS job that this process belongs to, by its node file.
 std::optional<Duration> pbs_job_age();
 
-/// What a scheduler's program is asked where the environment does not tell: a line for a shell, in which "$0"
-/// is the job's id.
+/// The shell line that asks the scheduler's program when the environment does not tell. "$0" in it is the
+/// job's id.
 std::string walltime_question(Scheduler scheduler);
-/// What is left of the walltime, by its answer. `epoch` is now, in seconds since 1970. Reads TZ. Pure
-/// otherwise. Error: NotFound (the job has no limit), Protocol (the answer is none).
+/// The rest of the walltime by the program's answer. `epoch` is now, in seconds since 1970. Pure, but for TZ.
+/// Error: NotFound (the job has no limit), Protocol (the answer is not understood).
 Result<Duration> walltime_answer(Scheduler scheduler, std::string_view answer, std::int64_t epoch,
                                  std::optional<Duration> job_age);
 
-/// When a scheduler that was asked at `asked` is asked again, for a job's limit can be changed: in ten
-/// minutes, and `spread`, by which jobs that began together do not ask together; sooner towards `due`, when
-/// the job will be stopped for its walltime (kNever: not known): after half of what is left. kNever: not
-/// again before then. Pure.
+/// The time to ask the scheduler again after `asked`, because a job's limit can be changed: ten minutes later
+/// plus `spread`, so that jobs that began together do not ask together, or at half of the time to `due` if
+/// that is sooner. `due` is when the job is stopped for its walltime (kNever: not known). kNever: do not ask
+/// again. Pure.
 TimePoint next_walltime_question(TimePoint asked, TimePoint due, Duration spread);
-/// What there is to say where the walltime's end (kNever: there is none, or it is not known) was `before`,
-/// and is `after` by a newer answer: "the end of the walltime has changed: in 2 h (before: in 10 min)"; ""
-/// where they are the same, as far as schedulers count, who count minutes. Pure.
+/// The log line for an end of the walltime (kNever: none, or not known) that moved: "the end of the walltime
+/// has changed: in 2 h (before: in 10 min)". "" when the two are the same within a scheduler's minutes. Pure.
 std::string walltime_change(TimePoint before, TimePoint after, TimePoint now);
 
-/// For the report of a job that was ended from outside with so much left: "killed at walltime: ..." when it
-/// is over, "stopped at walltime: ..." before; "" when that is not why. Pure.
+/// The report's note for a job that was ended from outside with `left` of its walltime: "killed at walltime:
+/// ..." when it was over, "stopped at walltime: ..." shortly before; "" when much was left. Pure.
 std::string walltime_note(Duration left);
 
 }  // namespace ddprun

@@ -14,10 +14,10 @@
 namespace ddprun {
 namespace {
 
-constexpr Duration kSchedulerPatience = std::chrono::seconds(30);
-constexpr std::size_t kMaxSchedulerAnswer = 4 << 20;  ///< qstat's has the job's whole environment
+constexpr Duration kSchedulerTimeout = std::chrono::seconds(30);
+constexpr std::size_t kMaxSchedulerAnswer = 4 << 20;  ///< qstat prints the job's whole environment
 
-/// Through the shell, which finds the program in PATH.
+/// Runs the program through the shell, which finds it in PATH.
 os::SpawnSpec question_to(const BatchJob& job) {
     os::SpawnSpec spec;
     spec.program = "/bin/sh";
@@ -50,7 +50,7 @@ void WalltimeWatch::is_unknown(const std::string& why) {
 }
 
 void WalltimeWatch::ask() {
-    run_tool(loop_, system_, question_to(*job_), kSchedulerPatience, kMaxSchedulerAnswer,
+    run_tool(loop_, system_, question_to(*job_), kSchedulerTimeout, kMaxSchedulerAnswer,
              [this, alive = alive_](const Result<std::string>& answer) {
                  if (!*alive) return;
                  take(answer ? walltime_answer(job_->scheduler, *answer, ::time(nullptr), pbs_job_age())
@@ -59,7 +59,7 @@ void WalltimeWatch::ask() {
 }
 
 void WalltimeWatch::take(const Result<Duration>& left) {
-    // A scheduler that does not answer has changed nothing.
+    // No answer leaves the known end as it is.
     const bool has_none = !left && left.error().code == Errc::NotFound;
     const TimePoint end = left ? deadline_after(loop_.now(), *left) : has_none ? kNever : end_;
     const std::string change = walltime_change(end_, end, loop_.now());

@@ -12,10 +12,10 @@
 
 namespace ddprun {
 
-/// When the walltime ends. At first the environment tells, or where it does not (OpenPBS, LSF, Slurm
-/// before 23.02) the scheduler's own program (qstat, bjobs, squeue). That is asked again from time to time,
-/// for limits are changed while jobs run (qalter, scontrol update, bmod). All of it beside the loop: answers
-/// come later. Borrows its parts for its whole life.
+/// Finds out when the walltime ends: from the environment, or where that does not tell (OpenPBS, LSF, Slurm
+/// before 23.02) from the scheduler's own program (qstat, bjobs, squeue). Asks the program again from time to
+/// time, because limits change while jobs run (qalter, scontrol update, bmod). Never blocks the loop. Borrows
+/// its parts for its whole life.
 class WalltimeWatch {
   public:
     WalltimeWatch(os::EventLoop& loop, os::System& system, os::Log& log)

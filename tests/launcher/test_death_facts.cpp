@@ -48,7 +48,7 @@ TEST(CgroupPlaces, AreOfTheUnifiedCgroupOrTheMemoryControllersOfVersion1) {
     EXPECT_EQ(cgroup_places("nonsense", "memory"), CgroupPlaces{});
 }
 
-TEST(MemoryCounters, AreTakenByTheirWholeName) {
+TEST(MemoryCounters, AreMatchedByTheirWholeName) {
     const std::string_view events = "low 0\nhigh 3\nmax 12\noom 2\noom_kill 1\noom_group_kill 0\n";
     EXPECT_EQ(parse_counter(events, "oom_kill"), 1u);
     EXPECT_EQ(parse_counter(events, "oom"), 2u);
@@ -58,7 +58,7 @@ TEST(MemoryCounters, AreTakenByTheirWholeName) {
     EXPECT_FALSE(parse_cgroup_limit("9223372036854771712\n"));
 }
 
-TEST(Death, BySigkillWhereCpuTimeIsLimitedNamesTheLimit) {
+TEST(ExplainDeath, NamesTheCpuTimeLimitAfterSigkill) {
     DeathFacts facts = killed(4171);
     facts.cpu_limit = 60;
     EXPECT_THAT(explain_death(facts), HasSubstr("limit of 60 s (ulimit -Ht)"));
@@ -68,7 +68,7 @@ TEST(Death, BySigkillWhereCpuTimeIsLimitedNamesTheLimit) {
     EXPECT_EQ(explain_death(facts), "");
 }
 
-TEST(Death, ByTheCgroupsLimitIsSaidWithTheLimit) {
+TEST(ExplainDeath, NamesTheCgroupsMemoryLimit) {
     DeathFacts facts = killed(4171);
     facts.cgroup_oom_kills = 1;
     facts.memory_limit = std::uint64_t{64} << 30;
@@ -77,7 +77,7 @@ TEST(Death, ByTheCgroupsLimitIsSaidWithTheLimit) {
     EXPECT_THAT(explain_death(facts), HasSubstr("(it held 58.2 GiB)"));
 }
 
-TEST(Death, ByTheNodesLastMemoryIsSaidOnlyOfTheProcessThatTheKernelNames) {
+TEST(ExplainDeath, BlamesTheNodesMemoryOnlyForTheProcessThatTheKernelNames) {
     DeathFacts facts = killed(4172);
     facts.kernel_lines = {std::string(kCgroupKill), std::string(kNodeKill)};
     EXPECT_THAT(explain_death(facts), HasSubstr("the node had none left"));
@@ -85,14 +85,14 @@ TEST(Death, ByTheNodesLastMemoryIsSaidOnlyOfTheProcessThatTheKernelNames) {
     EXPECT_EQ(explain_death(facts), "");
 }
 
-TEST(Death, ByAnotherSignalIsNotBlamedOnMemory) {
+TEST(ExplainDeath, DoesNotBlameMemoryForAnotherSignal) {
     DeathFacts facts = killed(1);
     facts.cgroup_oom_kills = 1;
     facts.signal = SIGSEGV;
     EXPECT_EQ(explain_death(facts), "");
 }
 
-TEST(Death, ByABusErrorIsBlamedOnSharedMemoryOnlyWhenItIsFull) {
+TEST(ExplainDeath, BlamesSharedMemoryForABusErrorOnlyWhenItIsFull) {
     DeathFacts facts;
     facts.signal = SIGBUS;
     facts.shm_size = std::uint64_t{64} << 20;
@@ -102,7 +102,7 @@ TEST(Death, ByABusErrorIsBlamedOnSharedMemoryOnlyWhenItIsFull) {
     EXPECT_EQ(explain_death(facts), "");
 }
 
-TEST(Death, AtTheEndOfTheWalltimeIsTheSchedulersDoing) {
+TEST(ExplainDeath, BlamesTheSchedulerAtTheEndOfTheWalltime) {
     DeathFacts facts = killed(1);
     facts.walltime_left = -2s;
     EXPECT_THAT(explain_death(facts), HasSubstr("walltime"));
@@ -112,19 +112,19 @@ TEST(Death, AtTheEndOfTheWalltimeIsTheSchedulersDoing) {
     EXPECT_EQ(explain_death(facts), "") << "it was extended: the job runs on";
 }
 
-TEST(ErrorFile, OfTorchBecomesItsMessageAndTrace) {
+TEST(ReadableErrorFile, ShowsTorchsMessageAndTrace) {
     const std::string json = R"({"message": {"message": "rank 1: boom", "extraInfo": {"py_callstack": )"
                              R"("#0 _ZN5train3runEi [/opt/train+0x12]\n#1 main [x]\n", "timestamp": "1"}}})";
     EXPECT_EQ(readable_error_file(json), "rank 1: boom\n#0 train::run(int) [/opt/train+0x12]\n#1 main [x]");
 }
 
-TEST(ErrorFile, OfPythonDoesNotSayTheMessageTwice) {
+TEST(ReadableErrorFile, ShowsAPythonMessageOnce) {
     const std::string json = R"({"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": )"
                              R"("Traceback:\n  f()\nValueError: no\n", "timestamp": "1"}}})";
     EXPECT_EQ(readable_error_file(json), "Traceback:\n  f()\nValueError: no");
 }
 
-TEST(ErrorFile, TheLastWordsOfNcclAndCudaFollowTheMessageUnlessItSaysThem) {
+TEST(ReadableErrorFile, AddsErrorsOfNcclAndCudaThatTheMessageLacks) {
     const char* json =
         R"({"message": {"message": "rank 1: timed out: the link is down", "extraInfo": {"py_callstack": "#0 main [x]\n",
         "timestamp": "1", "nccl_error": "the link is down", "cuda_error": "device-side assert"}}})";
@@ -132,7 +132,7 @@ TEST(ErrorFile, TheLastWordsOfNcclAndCudaFollowTheMessageUnlessItSaysThem) {
               "rank 1: timed out: the link is down\nlast CUDA error: device-side assert\n#0 main [x]");
 }
 
-TEST(ErrorFile, OfAnyOtherKindStaysAsItIs) {
+TEST(ReadableErrorFile, KeepsAnyOtherText) {
     for (const char* text :
          {"plain words", "{\"message\": 5}", "{\"message\": {\"message\": 5}}", "[1]", ""}) {
         EXPECT_EQ(readable_error_file(text), text);

@@ -50,13 +50,13 @@ TEST(LauncherErrorFile, IsMadeOfWhatIsKnownWhereTheWorkerLeftNothingReadable) {
     }
 }
 
-TEST(LauncherErrorFile, IsReadAsAWorkersByALauncherAbove) {
+TEST(LauncherErrorFile, CanBeReadByALauncherAbove) {
     const std::string text = render_launcher_error_file(
         {.message = "rank 1 on n: exit code 3", .trace = "#0 main", .error_code = 3});
     EXPECT_EQ(readable_error_file(text), "rank 1 on n: exit code 3\n#0 main");
 }
 
-TEST(LauncherErrorFile, GoesWhereTheVariableSaysAndNowhereWithoutIt) {
+TEST(LauncherErrorFile, IsWrittenOnlyWhereTheVariableSays) {
     const test::TemporaryDirectory directory;
     const std::string path = directory.file("error.json");
     EXPECT_TRUE(leave_error_file([](std::string_view) { return std::nullopt; }, {}));
@@ -79,13 +79,13 @@ void set_age(const std::string& path, std::chrono::seconds age) {
     ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
 }
 
-TEST(TimeOfReport, IsThatOfThisHostWhateverTheClockOfTheFileSystemSays) {
+TEST(TimeOfReport, FollowsThisHostsClockWhateverTheFileSystemsClock) {
     using namespace std::chrono_literals;
     const test::TemporaryDirectory directory;
     const std::string path = directory.file("error.json");
     ASSERT_TRUE(write_file_atomically(path, "{}", 0600));
     for (const std::chrono::seconds behind : {100s, -100s}) {
-        set_age(path, behind);  // as a server stamps it now whose clock is that much behind, or ahead
+        set_age(path, behind);  // the stamp of a server whose clock is that far off
         const TimePoint now = MonotonicClock::now();
         EXPECT_GT(time_of_report(path, -behind), now - 50s);
         EXPECT_LE(time_of_report(path, -behind), MonotonicClock::now());

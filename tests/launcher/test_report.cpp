@@ -51,7 +51,7 @@ TEST(RootCause, IsTheEarliestFailureThatWeDidNotCause) {
     EXPECT_EQ(root_cause(job({exited(0, 0), stopped(1)}).workers), nullptr);
 }
 
-/// It ended `ended` after the job's begin, and had written its error report at `reported`.
+/// A worker that ended `ended` after the job's begin and wrote its error report at `reported`.
 WorkerEnd reporting(WorkerEnd end, std::chrono::milliseconds reported, std::chrono::milliseconds ended) {
     end.error_reported = TimePoint{} + reported;
     end.ended = TimePoint{} + ended;
@@ -114,7 +114,7 @@ TEST(RootCause, IsNoWorkerThatFailedAfterWeHadDecidedOnAnotherCause) {
     EXPECT_EQ(exit_code(end), 69) << "a lost node, its peers' errors";
 }
 
-TEST(FailedAlike, IsTheSameErrorButForNumbers) {
+TEST(FailedAlike, IgnoresNumbersInTheErrors) {
     const auto reported = [](const char* text) {
         WorkerEnd end = exited(0, 1);
         end.error_file = text;
@@ -146,7 +146,7 @@ TEST(ExplainEarlyEnd, NamesTheRanksThatHadEndedWellBeforeAPeerMissedThem) {
     EXPECT_EQ(explain_early_end(missed, job({left, missed}).workers), "");
 }
 
-TEST(JobExitCode, IsTheCulprits) {
+TEST(JobExitCode, IsThatOfTheRootCause) {
     EXPECT_EQ(exit_code(job({exited(0, 0), exited(1, 0)})), 0);
     EXPECT_EQ(exit_code(job({exited(0, 3)})), 3);
     EXPECT_EQ(exit_code(job({killed(0, SIGKILL)})), 137);
@@ -162,7 +162,7 @@ TEST(JobExitCode, SaysThatAProgramCouldNotBeExecuted) {
     EXPECT_EQ(exit_code(job({absent})), 126);
 }
 
-TEST(JobExitCode, StoppedBySignalOrPreemptedMayBeStartedAgain) {
+TEST(JobExitCode, IsTryAgainAfterASignalOrAPreemption) {
     JobEnd end = job({stopped(0), killed(1, SIGTERM, 1)});
     end.stopped_by_signal = SIGTERM;
     EXPECT_EQ(exit_code(end), 75) << "a worker that got the signal too is no culprit";
@@ -183,7 +183,7 @@ TEST(JobExitCode, DoNotRequeueOutweighsASignal) {
     EXPECT_EQ(exit_code(end), 93);
 }
 
-TEST(JobExitCode, RendezvousFailuresAreUnavailable) {
+TEST(JobExitCode, IsUnavailableAfterARendezvousFailure) {
     JobEnd end = job({});
     end.failure = "1 of 2 nodes joined within 600 s";
     EXPECT_EQ(exit_code(end), 69);
@@ -247,7 +247,7 @@ TEST(ExplainEnd, ReadsTheLastLines) {
                 HasSubstr("newer C library"));
 }
 
-TEST(ExplainEnd, WhatWasSaidBeforeAKillFromOutsideDoesNotExplainIt) {
+TEST(ExplainEnd, IgnoresTheLastLinesAfterAKillFromOutside) {
     EXPECT_THAT(meaning(killed(0, SIGKILL), {"warning: Address already in use, trying another"}),
                 HasSubstr("out-of-memory"));
 }
@@ -262,13 +262,13 @@ TEST(ExplainEnd, KnowsExecFailuresAndExitCodes) {
     EXPECT_THAT(meaning(exited(0, 93)), HasSubstr("not to be started again"));
 }
 
-TEST(ExplainEnd, SaysNothingWhereThereIsNothingToAdd) {
+TEST(ExplainEnd, IsEmptyWhenThereIsNothingToAdd) {
     EXPECT_EQ(meaning(exited(0, 1), {"some error"}), "");
     EXPECT_EQ(meaning(exited(0, 0), {"bind: Address already in use"}), "");
     EXPECT_EQ(meaning(stopped(0)), "");
 }
 
-TEST(Report, OfASuccessIsEmpty) { EXPECT_EQ(render_report(job({exited(0, 0)}), 100), ""); }
+TEST(Report, IsEmptyAfterASuccess) { EXPECT_EQ(render_report(job({exited(0, 0)}), 100), ""); }
 
 TEST(Report, NamesTheFirstCauseAndFoldsWhatWeStopped) {
     WorkerEnd cause = killed(5, SIGKILL, 1);
@@ -310,7 +310,7 @@ TEST(ExplainPython, NamesThePythonThatLacksAModule) {
     EXPECT_EQ(explain_python(cause, "lightning", "found in PATH"), "") << "its first line names the Python";
 }
 
-TEST(Report, OfAPreemptedJobNamesWhoDidNotHandleTheSignal) {
+TEST(Report, NamesWorkersThatDidNotHandleAPreemption) {
     WorkerEnd saved = exited(0, 0);
     saved.by_us = true;
     JobEnd end = job({saved, stopped(1)});
@@ -324,7 +324,7 @@ TEST(Report, OfAPreemptedJobNamesWhoDidNotHandleTheSignal) {
     EXPECT_THAT(render_report(end, std::nullopt), Not(HasSubstr("not handled"))) << "nobody asked it to save";
 }
 
-TEST(Report, TellsAnExceptionOnceThatWasPrintedAndReported) {
+TEST(Report, ShowsAPrintedAndReportedExceptionOnce) {
     WorkerEnd cause = exited(1, 1);
     cause.error_file = "Traceback:\n  read()\nValueError: no shard 12\n";
     cause.last_stderr = {"Traceback:", "  read()", "[rank1]: ValueError: no shard 12"};
@@ -334,7 +334,7 @@ TEST(Report, TellsAnExceptionOnceThatWasPrintedAndReported) {
     EXPECT_THAT(render_report(job({cause}), 100), HasSubstr("last stderr"));
 }
 
-TEST(Report, ThousandsOfStoppedWorkersTakeOneLine) {
+TEST(Report, FoldsThousandsOfStoppedWorkersIntoOneLine) {
     std::vector<WorkerEnd> workers = {exited(0, 3, 1)};
     for (int rank = 1; rank < 4096; ++rank) workers.push_back(stopped(rank));
     const std::string text = render_report(job(workers), 100);
@@ -351,7 +351,7 @@ TEST(Report, AWorkersControlCharactersDoNotReachTheTerminal) {
     EXPECT_LT(text.size(), 3000U);
 }
 
-TEST(Report, NothingFromOutsideIsObeyedByTheTerminalNorReordersALine) {
+TEST(Report, EscapesTextFromOutsideThatATerminalObeysOrThatReordersALine) {
     WorkerEnd cause = exited(0, 1);
     cause.host = "h\x1b[1m";
     cause.error_file =
@@ -409,14 +409,14 @@ TEST(Report, SaysThatAJobWasStoppedOrPreempted) {
                 HasSubstr("ddprun: train failed: 1 of 2 nodes joined within 600 s\n"));
 }
 
-TEST(Report, ShowsTheErrorReportOfTheCulprit) {
+TEST(Report, ShowsTheErrorReportOfTheRootCause) {
     WorkerEnd cause = exited(0, 1);
     cause.error_file = "ValueError: bad\n  at train.py:3\n";
     EXPECT_THAT(render_report(job({cause}), 80),
                 HasSubstr("  error report  | ValueError: bad\n                |   at train.py:3\n"));
 }
 
-TEST(JsonReport, SaysTheSame) {
+TEST(JsonReport, MatchesTheTable) {
     WorkerEnd cause = killed(1, SIGKILL, 4);
     cause.last_stderr = {"\xff not UTF-8"};
     const Json json = parse_json(render_report_json(job({stopped(0), cause}))).value_or(Json());

@@ -20,17 +20,17 @@ std::optional<Duration> left(std::map<std::string, std::string> variables,
     return walltime_left(look, 1000, age);
 }
 
-TEST(WalltimeLeft, IsToldBySlurmAsATimeOfDay) {
+TEST(WalltimeLeft, ReadsSlurmsTimeOfDay) {
     EXPECT_EQ(left({{"SLURM_JOB_END_TIME", "1060"}}), 60s);
     EXPECT_EQ(left({{"SLURM_JOB_END_TIME", "990"}}), -10s);
 }
 
-TEST(WalltimeLeft, ATimeThatDoesNotFitIsNone) {
+TEST(WalltimeLeft, IgnoresATimeThatDoesNotFit) {
     EXPECT_EQ(left({{"SLURM_JOB_END_TIME", "57528403267"}}), std::nullopt);
     EXPECT_EQ(left({{"SLURM_JOB_END_TIME", "9223372036854775807"}}), std::nullopt);
 }
 
-TEST(WalltimeLeft, IsToldByTorqueAsASpan) {
+TEST(WalltimeLeft, ReadsTorquesSpan) {
     EXPECT_EQ(left({{"PBS_WALLTIME", "3600"}}, 600s), 50min);
     EXPECT_EQ(left({{"PBS_WALLTIME", "01:00:00"}}, 600s), 50min);
     EXPECT_EQ(left({{"PBS_WALLTIME", "3600"}}), std::nullopt) << "since when is not known";
@@ -39,7 +39,7 @@ TEST(WalltimeLeft, IsToldByTorqueAsASpan) {
 
 TEST(WalltimeLeft, IsNotKnownWithoutAScheduler) { EXPECT_EQ(left({}, 600s), std::nullopt); }
 
-// ---- what a scheduler's program says
+// ---- the answers of schedulers' programs
 
 Result<Duration> told_by(Scheduler scheduler, std::string_view answer) {
     return walltime_answer(scheduler, answer, 1'000'000, std::nullopt);
@@ -50,7 +50,7 @@ std::string refused_by(Scheduler scheduler, std::string_view answer) {
     return left ? "taken" : left.error().what;
 }
 
-TEST(WalltimeAnswer, OfSqueueIsATimeOfDay) {
+TEST(WalltimeAnswer, ReadsSqueuesTimeOfDay) {
     EXPECT_EQ(*told_by(Scheduler::Slurm, "1003600\n"), 1h);
     EXPECT_EQ(*told_by(Scheduler::Slurm, "999990\n"), -10s) << "it is over";
     ::setenv("TZ", "UTC0", 1);
@@ -60,7 +60,7 @@ TEST(WalltimeAnswer, OfSqueueIsATimeOfDay) {
     ::tzset();
 }
 
-TEST(WalltimeAnswer, OfBjobsIsWhatAHardLimitLeaves) {
+TEST(WalltimeAnswer, ReadsTheRestOfBjobsHardLimit) {
     EXPECT_EQ(*told_by(Scheduler::Lsf, "2:30 L\n"), 2h + 30min);
     EXPECT_EQ(*told_by(Scheduler::Lsf, "0:5 L\n"), 5min);
 }
@@ -72,19 +72,18 @@ TEST(WalltimeAnswer, AJobWithoutALimitHasNoWalltime) {
         EXPECT_EQ(refused_by(Scheduler::Lsf, answer), "the job has no walltime") << answer;
 }
 
-TEST(WalltimeAnswer, ThatIsNoneNamesTheProgram) {
+TEST(WalltimeAnswer, NamesTheProgramWhenItIsNotUnderstood) {
     EXPECT_EQ(refused_by(Scheduler::Slurm, ""), "squeue gave no answer");
     EXPECT_EQ(refused_by(Scheduler::Pbs, "\n"), "qstat gave no answer");
-    EXPECT_EQ(refused_by(Scheduler::Slurm, "soon"), "squeue: 'soon' is no answer that we know");
+    EXPECT_EQ(refused_by(Scheduler::Slurm, "soon"), "squeue: unknown answer 'soon'");
     EXPECT_EQ(refused_by(Scheduler::Slurm, "2026-11-22T12:00:00Z+1"),
-              "squeue: '2026-11-22T12:00:00Z+1' is no answer that we know");
+              "squeue: unknown answer '2026-11-22T12:00:00Z+1'");
     for (const char* answer : {"2:30", "L", ": L", "x:1 L", "-1:00 L", "1:99 L", "Job <17> is not found"}) {
-        EXPECT_EQ(refused_by(Scheduler::Lsf, answer),
-                  std::string("bjobs: '") + answer + "' is no answer that we know");
+        EXPECT_EQ(refused_by(Scheduler::Lsf, answer), std::string("bjobs: unknown answer '") + answer + "'");
     }
 }
 
-// ---- asked again
+// ---- later questions
 
 const TimePoint kAsked{100h};
 
@@ -94,7 +93,7 @@ TEST(WalltimeQuestion, IsAskedAgainEveryTenMinutesAndNotTogetherWithOtherJobs) {
     EXPECT_EQ(next_walltime_question(kAsked, kNever, 0s), kAsked + 10min) << "a limit can be set later";
 }
 
-TEST(WalltimeQuestion, ComesSoonerTowardsTheEndAFewTimesAndNotBehindIt) {
+TEST(WalltimeQuestion, ComesSoonerTowardsTheEndAFewTimesAndNotAfterIt) {
     const TimePoint due = kAsked + 10min;
     int questions = 0;
     for (TimePoint at = kAsked; at != kNever; at = next_walltime_question(at, due, 119s)) {
@@ -105,7 +104,7 @@ TEST(WalltimeQuestion, ComesSoonerTowardsTheEndAFewTimesAndNotBehindIt) {
     EXPECT_EQ(next_walltime_question(due + 1s, due, 0s), kNever);
 }
 
-TEST(WalltimeChange, IsSaidWithTheOldEndAndTheNew) {
+TEST(WalltimeChange, NamesTheOldEndAndTheNew) {
     EXPECT_EQ(walltime_change(kAsked + 10min, kAsked + 2h, kAsked),
               "the end of the walltime has changed: in 2 h (before: in 10 min)");
     EXPECT_EQ(walltime_change(kAsked + 2h, kAsked - 10s, kAsked),
@@ -116,7 +115,7 @@ TEST(WalltimeChange, IsSaidWithTheOldEndAndTheNew) {
               "the end of the walltime has changed: in 10 min (before: none)");
 }
 
-TEST(WalltimeChange, WhatASchedulerRoundsIsNone) {
+TEST(WalltimeChange, IgnoresWhatASchedulerRounds) {
     EXPECT_EQ(walltime_change(kAsked + 2h, kAsked + 2h + 59s, kAsked), "");
     EXPECT_EQ(walltime_change(kNever, kNever, kAsked), "");
 }

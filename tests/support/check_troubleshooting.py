@@ -23,7 +23,7 @@ def explained(root):
         part = source[source.index(beginning):]
         return re.findall(row, part[:re.search(r"^\}", part, re.M).start()])
 
-    found = rows("kSayings[]", r"\{" + TEXT + r",\s*" + TEXT + r"\}")
+    found = rows("kKnownMessages[]", r"\{" + TEXT + r",\s*" + TEXT + r"\}")
     found += rows("explain_exec_failure(", r"says\(" + TEXT + r"\)\)[\s{]*return " + TEXT)
     for cases, meaning in rows("explain_signal(", r"((?:case SIG\w+:\s*)+)return " + TEXT):
         found += [(signal, meaning) for signal in re.findall(r"SIG\w+", cases)]

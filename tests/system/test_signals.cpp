@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(Signals, TermStopsTheWorkersGracefullyAndSaysRequeueMe) {
+TEST(Signals, TermStopsTheWorkersGracefullyWithTheRequeueExitCode) {
     Program program(ddprun_probe({"--nproc-per-node=2"},
                                  {"note", "15", "saving", "say", "up", "noted", "15", "exit", "0"}));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
@@ -83,9 +83,9 @@ TEST(Signals, ASurvivorThatIgnoresTermDelaysAFailedJobOnlyByTheGrace) {
     EXPECT_LT(outcome.took, 20s) << "a failure grants no more than a stop";
 }
 
-// ---- the walltime of a PBS job, told by a qstat of ours
+// ---- the walltime of a PBS job, by a fake qstat
 
-/// A PATH with a qstat that tells of a job that has run for so many of its 60 minutes.
+/// A PATH with a qstat that shows a job that has run for so many of its 60 minutes.
 struct PbsJob {
     TemporaryDirectory directory;
     RunOptions options;
@@ -105,7 +105,7 @@ echo '{"timestamp":'$now',"Jobs":{"17.pbs":{"Resource_List":{"walltime":"01:00:0
     }
 };
 
-TEST(Signals, AJobThatPbsEndsAfterItsWalltimeSaysSo) {
+TEST(Signals, AJobThatPbsEndsAfterItsWalltimeReportsTheWalltime) {
     const PbsJob job(61);
     Program program(ddprun_probe({}, {"say", "up", "hold"}), job.options);
     ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up\n"));
@@ -115,7 +115,7 @@ TEST(Signals, AJobThatPbsEndsAfterItsWalltimeSaysSo) {
     EXPECT_THAT(outcome.err, HasSubstr("killed at walltime"));
 }
 
-TEST(Signals, AJobThatIsDeletedLongBeforeItsWalltimeDoesNot) {
+TEST(Signals, AJobDeletedLongBeforeItsWalltimeDoesNotReportIt) {
     const PbsJob job(1);
     Program program(ddprun_probe({}, {"say", "up", "hold"}), job.options);
     ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up\n"));
@@ -132,7 +132,7 @@ TEST(Signals, AWalltimeNoticePreemptsTheJobBeforeItsEnd) {
                                    HasSubstr("stopped at walltime")));
 }
 
-/// A Slurm job whose environment does not tell its end, and a squeue of ours.
+/// A Slurm job whose environment does not have its end, and a fake squeue.
 RunOptions slurm_job(const TemporaryDirectory& directory, const std::string& squeue) {
     std::ofstream(directory.file("squeue")) << "#!/bin/sh\n" << squeue << "\n";
     ::chmod(directory.file("squeue").c_str(), 0755);
@@ -142,7 +142,7 @@ RunOptions slurm_job(const TemporaryDirectory& directory, const std::string& squ
     return options;
 }
 
-TEST(Signals, AWalltimeNoticeComesWhereSlurmTellsTheEndOnlyWhenAsked) {
+TEST(Signals, AWalltimeNoticeComesByTheEndFromSqueue) {
     const TemporaryDirectory directory;
     const RunOptions options = slurm_job(
         directory, "test \"$SLURM_TIME_FORMAT $*\" = '%s -h -j 17 -o %e' && echo $(($(date +%s) + 60))");
@@ -151,7 +151,7 @@ TEST(Signals, AWalltimeNoticeComesWhereSlurmTellsTheEndOnlyWhenAsked) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("walltime in "), HasSubstr("was preempted")));
 }
 
-TEST(Signals, AWalltimeNoticeComesWhereLsfTellsWhatIsLeft) {
+TEST(Signals, AWalltimeNoticeComesByTheRestFromBjobs) {
     const TemporaryDirectory directory;
     std::ofstream(directory.file("bjobs"))
         << "#!/bin/sh\ntest \"$*\" = '-noheader -o time_left 17[3]' && echo '0:1 L'\n";
@@ -165,7 +165,7 @@ TEST(Signals, AWalltimeNoticeComesWhereLsfTellsWhatIsLeft) {
     EXPECT_THAT(outcome.err, HasSubstr("walltime in "));
 }
 
-TEST(Signals, AWalltimeNoticeThatCannotComeIsSaidAtTheStart) {
+TEST(Signals, AnImpossibleWalltimeNoticeIsReportedAtTheStart) {
     const TemporaryDirectory directory;
     const RunOptions refused =
         slurm_job(directory, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1");
@@ -176,7 +176,7 @@ TEST(Signals, AWalltimeNoticeThatCannotComeIsSaidAtTheStart) {
     EXPECT_THAT(
         run(ddprun_probe({"--walltime-notice=2m"}, {"say", "done"}), nowhere).err,
         HasSubstr(
-            "--walltime-notice=2 min: no notice will be given: this is no job of PBS, Torque, Slurm or LSF"));
+            "--walltime-notice=2 min: no notice will be given: this process is in no job of PBS, Torque, Slurm or LSF"));
     EXPECT_THAT(run(ddprun_probe({}, {"say", "done"}), nowhere).err, Not(HasSubstr("notice")))
         << "nobody asked for one";
 }
@@ -201,14 +201,14 @@ TEST(Signals, TwoSigtermsAtOnceInABatchJobLeaveTheWorkersTheirGrace) {
     ASSERT_TRUE(program.wait_for_output("up\n"));
     program.signal(SIGTERM);
     ASSERT_TRUE(program.wait_for_output("saving"));
-    program.signal(SIGTERM);  // after it had acted on the first: the kernel cannot have made one of them
+    program.signal(SIGTERM);  // the first was handled, so the kernel cannot have merged the two
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.status, 75);
     EXPECT_THAT(outcome.out, HasSubstr("saved"));
     EXPECT_THAT(outcome.err, Not(HasSubstr("killing")));
 }
 
-TEST(Signals, AQstatThatHangsHoldsNothingUp) {
+TEST(Signals, AQstatThatHangsDoesNotHoldUpTheJob) {
     const PbsJob job(1);
     std::ofstream(job.directory.file("qstat")) << "#!/bin/sh\nexec sleep 1000\n";
     const Outcome outcome = run(ddprun_probe({}, {"say", "done"}), job.options);
