@@ -10,28 +10,28 @@
 
 namespace ddprun {
 
-/// The files of one attempt after the other: `<log_dir>/attempt_<attempt>/<rank>/{stdout,stderr}.log`, and
-/// beside the ranks' `filtered_{stdout,stderr}.log`. Opening waits for the disk; writing does not
+/// The log files of the current attempt: `<log_dir>/attempt_<attempt>/<rank>/{stdout,stderr}.log` and, beside
+/// the rank directories, `filtered_{stdout,stderr}.log`. Opening a file waits for the disk; writing does not
 /// (log_writer.h).
 class AttemptFiles {
   public:
     /// Both are borrowed for its life.
     AttemptFiles(const OutputSpec& spec, LogWriter& writer) : spec_(spec), writer_(writer) {}
 
-    /// Closes those of the attempt before. Error: System; then this one has no directory, and no files.
+    /// Closes the files of the attempt before. Error: System; this attempt then has no directory and no
+    /// files.
     Status begin(int attempt);
-    /// "" there is none.
+    /// "" when the attempt has no directory.
     [[nodiscard]] const std::string& directory() const { return directory_; }
 
-    /// Error: System. A rank has a directory also where none of its streams has a file: error reports lie
-    /// there.
+    /// Every rank has a directory, for its error report, even when no stream has a file. Error: System.
     Status make_rank_directory(const StreamOwner& owner) const;
     [[nodiscard]] std::string path_of(const StreamOwner& owner, Streams stream) const;
     /// Error: System.
     Result<LogWriter::Handle> open(const StreamOwner& owner, Streams stream) {
         return open(path_of(owner, stream));
     }
-    /// Where lines of this stream are copied to, of all ranks; null: nowhere. Error: System.
+    /// The file for all ranks' filtered lines of this stream; null: no filter is set. Error: System.
     Result<LogWriter::Handle> filtered(Streams stream);
 
   private:

@@ -14,10 +14,9 @@
 namespace ddprun {
 namespace {
 
-/// What a terminal that cannot be opened again takes after poll() said it has room, without blocking for
-/// long.
+/// Bytes that a terminal which cannot be opened again takes after poll() without blocking for long.
 constexpr std::size_t kPolledPiece = 256;
-/// One call does not keep the loop from its other work for longer than copying this takes.
+/// Bytes per write(2), so that one call does not hold up the loop.
 constexpr std::size_t kPiece = 1 << 20;
 
 }  // namespace
@@ -25,7 +24,7 @@ constexpr std::size_t kPiece = 1 << 20;
 // O_NONBLOCK belongs to the open file description, which our stdout shares with the user's shell and with
 // every process on the terminal: setting it there breaks them. Opening /proc/self/fd/N again gives a
 // description of our own for pipes and terminals. Sockets have MSG_DONTWAIT, files and /dev/null do not
-// block. What is left (a terminal that belongs to another user, after su) is polled and written in small
+// block. Any other place (a terminal that belongs to another user, after su) is polled and written in small
 // pieces.
 void Console::open_own(int fd) {
     struct stat status {};
@@ -65,7 +64,7 @@ bool Console::has_room_now() const {
     return ::poll(&poll, 1, 0) == 1;
 }
 
-/// As write(2); EAGAIN when it would block.
+/// Returns as write(2) does, with EAGAIN when it would block.
 ssize_t Console::write_some(std::string_view bytes) const {
     const std::string_view piece = bytes.substr(0, kPiece);
     switch (kind_) {
@@ -104,7 +103,7 @@ void Console::write() {
     }
 }
 
-/// Drops what is queued. A full disk may have room again later; a reader that has gone does not come back.
+/// Drops the queue. A full disk may have room again later; a reader that has gone does not come back.
 void Console::give_up(int error) {
     if (loss_.empty()) loss_ = fmt::format("write to the console: {}", ::strerror(error));
     lost_bytes_ += pending();
@@ -114,7 +113,7 @@ void Console::give_up(int error) {
     if (error != 0 && error != ENOSPC && error != EDQUOT && error != EFBIG) closed_ = true;
 }
 
-/// Moves what is left to the front when that is little, so that the queue does not grow for ever.
+/// Removes written bytes from the queue, so that it does not grow for ever.
 void Console::compact() {
     if (head_ == queue_.size()) {
         // Keep the memory of a usual batch, not that of a rare burst.
@@ -132,7 +131,7 @@ void Console::wait_for_room() {
     waiting_ = true;
     const Status watched = loop_.watch(fd_, EPOLLOUT, [this](std::uint32_t) { write(); });
     if (!watched) {
-        // Cannot be watched, so it cannot be a pipe, terminal or socket: it will not block.
+        // A descriptor that epoll refuses is no pipe, terminal or socket: it will not block.
         waiting_ = false;
         kind_ = Kind::NeverBlocks;
     }

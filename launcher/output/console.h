@@ -11,11 +11,10 @@
 
 namespace ddprun {
 
-/// One place where people read: a terminal, a pipe, a file, a socket.
+/// A queue of bytes in front of ddprun's stdout or stderr: a terminal, a pipe, a file or a socket.
 ///
-/// Bytes are queued and written without ever blocking the loop, whatever the place is (a regular file takes
-/// as long as its disk). For the loop's thread. Ignores SIGPIPE for the whole process: a closed console is an
-/// error here.
+/// Writes never block the loop (a regular file takes as long as its disk). For the loop's thread. Ignores
+/// SIGPIPE for the whole process: a closed console is an error here.
 class Console {
   public:
     /// Borrows `fd` for its whole life.
@@ -24,9 +23,9 @@ class Console {
     Console(const Console&) = delete;
     Console& operator=(const Console&) = delete;
 
-    /// Where to append bytes; write() sends them off.
+    /// The bytes to write: append here, then call write().
     std::string& queue() { return queue_; }
-    /// Writes as much as the place takes now; the rest follows when it has room.
+    /// Writes as much as the descriptor takes now; the rest follows when it has room.
     void write();
     /// Writes, waiting for room until `deadline`. Blocks.
     void flush(TimePoint deadline);
@@ -34,9 +33,9 @@ class Console {
     [[nodiscard]] std::size_t pending() const { return queue_.size() - head_; }
     /// Bytes that have left the queue so far, written or lost.
     [[nodiscard]] std::uint64_t gone() const { return gone_; }
-    /// Producers should wait until on_room is called.
+    /// While this is true, producers should wait for on_room.
     [[nodiscard]] bool is_full() const { return pending() >= kHighWater; }
-    /// Called from the loop whenever the queue has become short after it was full.
+    /// `handler` is called from the loop whenever the queue has become short after it was full.
     void on_room(std::function<void()> handler) { room_handler_ = std::move(handler); }
     [[nodiscard]] bool is_terminal() const { return is_terminal_; }
 
@@ -69,7 +68,7 @@ class Console {
     std::size_t head_ = 0;  ///< bytes of the queue already written
     bool waiting_ = false;
     bool was_full_ = false;
-    bool closed_ = false;  ///< nobody reads any more
+    bool closed_ = false;  ///< the reader has gone
     std::uint64_t gone_ = 0;
     std::uint64_t lost_bytes_ = 0;
     std::string loss_;

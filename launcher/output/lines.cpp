@@ -33,7 +33,7 @@ bool is_name_character(char c) {
     return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
 }
 
-/// What stands at a dollar: how long it is, and the variable's name; "" none.
+/// A reference at a dollar: its length and the variable's name ("" when it names none).
 struct Reference {
     std::size_t length = 1;
     std::string_view name;
@@ -59,7 +59,7 @@ std::string LineAssembler::take() {
 }
 
 std::string LineAssembler::cut() {
-    // A progress bar draws over itself: what a terminal would show now is what follows the last return.
+    // A progress bar draws over itself: a terminal would show the text after the last carriage return.
     const std::size_t drawn = partial_.rfind('\r');
     if (drawn != std::string::npos && drawn + 1 < partial_.size()) partial_.erase(0, drawn + 1);
     std::string line = take();
@@ -123,7 +123,7 @@ std::string PrefixTemplate::render(const PrefixValues& values) const {
 }
 
 std::string colored_prefix(const std::string& prefix, int rank) {
-    // The twelve of 16 colours that are readable on black and on white; neighbours differ well.
+    // Twelve of the 16 colours are readable on black and on white; neighbours differ well.
     constexpr std::array kColors = {32, 36, 33, 35, 34, 31, 92, 96, 93, 95, 94, 91};
     const int color = kColors[static_cast<std::size_t>(rank) % kColors.size()];
     return fmt::format("\x1b[{}m{}\x1b[0m", color, prefix);

@@ -9,10 +9,10 @@
 
 namespace ddprun {
 
-/// Said behind the part of a line that is shown before its end has come, and before what follows of it.
+/// Marks after a part of a line that is shown before its end has arrived, and before the part that follows.
 inline constexpr std::string_view kUnfinishedMark = " [line goes on]";
 inline constexpr std::string_view kContinuedMark = "[line continued] ";
-/// A longer line is passed on in pieces of about this size, marked in the same way.
+/// A longer line is passed on in pieces of about this size, with the same marks.
 inline constexpr std::size_t kMaxLineBytes = 1 << 20;
 
 /// Calls `visit` with each line of a block of whole lines, with its newline.
@@ -25,7 +25,7 @@ void for_each_line(std::string_view block, const Visit& visit) {
     }
 }
 
-/// Puts the pieces in which one stream arrives together to whole lines.
+/// Joins the pieces of one stream to whole lines.
 ///
 /// Pure: time is an argument. `emit` is called with blocks of whole lines; every block ends with a newline.
 class LineAssembler {
@@ -55,54 +55,53 @@ class LineAssembler {
         since_ = now;
     }
 
-    /// When an unfinished line should be shown: kNever while there is none.
+    /// The time at which an unfinished line should be shown; kNever: no line is unfinished.
     [[nodiscard]] TimePoint due(Duration half_line_after) const {
         return partial_.empty() ? kNever : deadline_after(since_, half_line_after);
     }
     /// The unfinished line so far, marked, as one line. Call only while due() is not kNever.
     [[nodiscard]] std::string cut();
-    /// What is left at the end of the stream as one line, or "".
+    /// The rest at the end of the stream as one line, or "".
     [[nodiscard]] std::string finish();
 
   private:
     [[nodiscard]] std::string take();
 
     std::string partial_;
-    TimePoint since_{};       ///< when the first byte of partial_ came
+    TimePoint since_{};       ///< when the first byte of partial_ arrived
     bool continued_ = false;  ///< the beginning of this line has been shown
 };
 
-/// What a prefix template can name, as text.
+/// The values of the variables of a prefix template.
 struct PrefixValues {
     std::string rank, local_rank, role_name, host, time;
 };
 
-/// torchrun's own, of its --tee.
+/// The prefix that torchrun puts before lines of --tee.
 inline constexpr std::string_view kTorchrunPrefix = "[${role_name}${local_rank}]:";
 
-/// One place that lines come to: a console, a file of filtered lines.
+/// A destination of lines: a console, or a file of filtered lines.
 struct PrefixPlace {
     int ranks = 0;  ///< how many ranks of this node are shown there
     bool is_terminal = false;
-    bool is_whole_job = false;  ///< these ranks are all that the job can have
+    bool is_whole_job = false;  ///< the job can have no other ranks
 };
-/// What stands before lines where the user did not say: "[${rank}]: ", or nothing where all lines are of one
-/// rank and a prefix would only keep the next program in the pipe from reading them. People at a terminal see
-/// which rank it is unless there is no other.
+/// The prefix when the user sets none: "[${rank}]: ", or "" when all lines are of one rank, so that the next
+/// program in a pipe reads them unchanged. A terminal gets the prefix unless the job has only one rank.
 std::string_view default_prefix(const PrefixPlace& place);
 
-/// Whether a prefix can have this variable.
+/// True when a prefix can have this variable.
 bool is_prefix_variable(std::string_view name);
 /// "${rank}, ${local_rank}, ...", for errors and documentation.
 std::string prefix_variables();
 
-/// "[${rank}]: " taken apart once, as Python's string.Template reads it for torchrun: "$rank" is "${rank}",
-/// "$$" is a dollar, unknown variables stay as they are written.
+/// A parsed prefix such as "[${rank}]: ", by the rules of Python's string.Template, which torchrun uses:
+/// "$rank" is "${rank}", "$$" is a dollar, unknown variables stay as they are.
 class PrefixTemplate {
   public:
     explicit PrefixTemplate(std::string_view text);
     [[nodiscard]] std::string render(const PrefixValues& values) const;
-    /// False: the prefix of a stream never changes.
+    /// False when the prefix of a stream never changes.
     [[nodiscard]] bool names_time() const { return names_time_; }
 
   private:
@@ -114,7 +113,7 @@ class PrefixTemplate {
     bool names_time_ = false;
 };
 
-/// The prefix in the colour of this rank, with the reset behind it.
+/// The prefix in the colour of this rank, followed by the reset.
 std::string colored_prefix(const std::string& prefix, int rank);
 
 }  // namespace ddprun

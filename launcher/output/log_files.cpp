@@ -21,8 +21,7 @@ Result<UniqueFd> open_log(const std::string& path, int extra_flags) {
     return fd;
 }
 
-/// How much of `bytes` belongs before the rotation: whole lines that fit, or the one that does not fit
-/// anywhere.
+/// The part of `bytes` to write before the rotation: the whole lines that fit, or a line that fits no file.
 std::size_t bytes_before_rotation(std::string_view bytes, std::uint64_t room, bool file_is_empty) {
     const std::size_t fitting = bytes.substr(0, room).rfind('\n');
     if (fitting != std::string_view::npos) return fitting + 1;
@@ -39,7 +38,7 @@ bool wants_files(const OutputSpec& output) {
            !output.stderr_filters.empty();
 }
 
-/// A run id as part of a path: PBS array jobs have brackets in it, users anything.
+/// A run id as part of a path: those of PBS array jobs have brackets, users' may have any character.
 std::string as_file_name(std::string id) {
     std::replace_if(
         id.begin(), id.end(), [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '.'; },
@@ -98,7 +97,7 @@ void LogFile::rotate() {
         (void)::rename(from.c_str(), fmt::format("{}.{}", path_, number).c_str());
     }
     if (::rename(path_.c_str(), (path_ + ".1").c_str()) != 0) {
-        // Better one file that is too long than lost lines.
+        // A file that is too long is better than lost lines.
         max_bytes_ = 0;
         return;
     }

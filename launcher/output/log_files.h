@@ -18,17 +18,17 @@ struct OutputLoss {
     std::string why;  ///< the first cause: "write /logs/3/stdout.log: No space left on device"
 };
 
-/// One file that grows, and is rotated at a size: stdout.log, stdout.log.1 (newer), stdout.log.2 ...
+/// One log file, rotated at a size: stdout.log, stdout.log.1 (newer), stdout.log.2 ...
 ///
-/// Writing blocks as long as the disk does: LogWriter does it in a thread. What cannot be written is counted,
-/// never an error: the job goes on.
+/// Writing blocks as long as the disk does: LogWriter does it in a thread. Bytes that cannot be written are
+/// counted and are no error: the job goes on.
 class LogFile {
   public:
     /// Rotated files kept beside the current one.
     static constexpr int kKept = 3;
 
     LogFile() = default;
-    /// Error: System naming the file. `max_bytes` 0: never rotated.
+    /// `max_bytes` 0 means no rotation. Error: System, naming the file.
     static Result<LogFile> open(std::string path, std::uint64_t max_bytes);
 
     explicit operator bool() const { return static_cast<bool>(fd_); }
@@ -55,12 +55,11 @@ std::string read_file_end(const std::string& path, std::size_t max_bytes);
 /// The last `count` lines of a text whose first line may be cut off (`is_cut`).
 std::vector<std::string> last_lines(std::string_view text, std::size_t count, bool is_cut);
 
-/// Makes this run's own directory "<--log-dir>/<run id>_<random>", or a temporary one when streams go to
-/// files and no --log-dir says where, and returns the output part of `spec` with it. A directory that cannot
-/// be made costs the files, not the job: it is said once, and the streams come to the console.
+/// Makes this run's directory "<--log-dir>/<run id>_<random>", or a temporary one when streams go to files
+/// without --log-dir, and returns the output part of `spec` with it. When that fails, logs a warning and
+/// returns without_files(): the job goes on.
 OutputSpec prepare_log_directory(const JobSpec& spec, os::Log& log);
-/// The same to the console only; also for a head that is no node, because log files lie where the workers
-/// are.
+/// The same output, to the console only. A head without workers uses it too: log files lie on the nodes.
 OutputSpec without_files(OutputSpec output);
 
 }  // namespace ddprun

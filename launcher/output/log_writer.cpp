@@ -17,10 +17,10 @@ namespace ddprun {
 
 namespace {
 
-void tell(int news) {
+void wake(int event_fd) {
     const std::uint64_t one = 1;
-    // Refused only when it has been told 2^64 times: then it is known. Ignoring.
-    if (::write(news, &one, sizeof one) < 0) return;
+    // The write fails only when the counter is full, and then the loop is already awake. Ignoring.
+    if (::write(event_fd, &one, sizeof one) < 0) return;
 }
 
 }  // namespace
@@ -28,8 +28,8 @@ void tell(int news) {
 class LogWriter::File {
   public:
     explicit File(LogFile opened) : file(std::move(opened)) {}
-    LogFile file;       ///< the thread's alone
-    std::string queue;  ///< with Shared's lock
+    LogFile file;       ///< used by the thread only
+    std::string queue;  ///< guarded by Shared's lock
 };
 
 struct LogWriter::Shared {
@@ -144,14 +144,14 @@ void LogWriter::run(const std::shared_ptr<Shared>& shared) {
         file->file.write(batch);
         const std::uint64_t lost = file->file.lost_bytes() - lost_before;
         std::string why = file->file.loss();
-        file.reset();  // may close it, which takes as long as its disk does: not with the lock
+        file.reset();  // may close the file, which takes as long as its disk does: do it without the lock
         held.lock();
         shared->pending -= batch.size();
         if (lost > 0 && shared->loss.empty()) shared->loss = std::move(why);
         shared->lost_bytes += lost;
         const bool has_room = shared->was_full && shared->pending <= kLowWater;
         if (has_room) shared->was_full = false;
-        if (has_room || lost > 0) tell(shared->news.get());
+        if (has_room || lost > 0) wake(shared->news.get());
         if (shared->pending == 0) shared->written.notify_all();
     }
 }

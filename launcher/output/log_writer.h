@@ -12,38 +12,37 @@
 
 namespace ddprun {
 
-/// The thread behind the log files: a disk that hangs (NFS) holds it up, and never the event loop.
+/// The thread that writes the log files, so that a disk that hangs (NFS) never holds up the event loop.
 ///
-/// What it has not written yet is bounded: whoever writes stops at is_full() and goes on after on_news().
-/// Starts its thread with the first file. All members are for the loop's thread.
+/// The unwritten bytes are bounded: producers stop at is_full() and go on after on_news(). The thread starts
+/// with the first file. All members are for the loop's thread.
 class LogWriter {
   public:
-    /// One file in its care.
     class File;
     using Handle = std::shared_ptr<File>;
 
-    /// `on_news`: called from the loop when there is room again, and when something has been lost.
+    /// `on_news` is called from the loop when there is room again, and when bytes have been lost.
     LogWriter(os::EventLoop& loop, std::function<void()> on_news);
-    /// Does not wait for a disk that hangs: flush() before.
+    /// Does not wait for unwritten bytes: call flush() first.
     ~LogWriter();
     LogWriter(const LogWriter&) = delete;
     LogWriter& operator=(const LogWriter&) = delete;
 
-    /// Error: System (eventfd); the thread cannot be had.
+    /// Error: System (eventfd, or no thread).
     Result<Handle> add(LogFile file);
-    /// Queues; kick() sends it off, once for many.
+    /// Queues bytes; a later kick() wakes the thread for all of them.
     void write(const Handle& file, std::string_view bytes);
-    /// Once all is written; in the thread, for it takes as long as a write.
+    /// Closes the file after its last write, in the thread.
     void close(Handle file);
     void kick();
 
-    /// Producers should wait until on_news is called.
+    /// While this is true, producers should wait for on_news.
     [[nodiscard]] bool is_full();
     [[nodiscard]] bool is_written() const;
     /// Blocks until all is written, or until `deadline`.
     void flush(TimePoint deadline);
 
-    /// Of all files so far, as LogFile counts.
+    /// The sum of LogFile's counts, of all files so far.
     [[nodiscard]] std::uint64_t lost_bytes() const;
     [[nodiscard]] std::string loss() const;
 
@@ -57,7 +56,7 @@ class LogWriter {
 
     os::EventLoop& loop_;
     std::function<void()> on_news_;
-    std::shared_ptr<Shared> shared_;  ///< the thread's, too: it may outlive us when its disk hangs
+    std::shared_ptr<Shared> shared_;  ///< shared with the thread, which outlives us when its disk hangs
     bool started_ = false;
     bool kick_is_due_ = false;
 };

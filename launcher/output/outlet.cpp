@@ -8,10 +8,10 @@
 namespace ddprun {
 namespace {
 
-/// What may wait of our own lines: the workers wait for the console, but nobody can make us wait.
+/// Bytes of our own lines that may wait for the console; further lines are dropped, because we cannot pause.
 constexpr std::size_t kMaxOwn = 1 << 20;
 
-/// Wall-clock time of day, as people compare it with other logs: "14:03:59.123".
+/// The local time of day: "14:03:59.123".
 std::string time_of_day() {
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
@@ -58,8 +58,8 @@ bool Outlet::say(std::string_view lines) {
     return true;
 }
 
-std::string Outlet::news_of_loss() {
-    if (console_.lost_bytes() == 0 || std::exchange(has_told_loss_, true)) return "";
+std::string Outlet::take_new_loss() {
+    if (console_.lost_bytes() == 0 || std::exchange(has_reported_loss_, true)) return "";
     return console_.loss();
 }
 

@@ -22,11 +22,11 @@ namespace {
 
 Streams bit_of(Output::Stream stream) { return stream == Output::Stream::Out ? Streams::Out : Streams::Err; }
 
-std::string words_for_loss(std::string_view why) {
+std::string loss_line(std::string_view why) {
     return fmt::format("ddprun: output is being lost: {}; the job goes on\n", why);
 }
 
-/// A worker's stream, or another ddprun's.
+/// A worker's stream, or a relayed one of another ddprun.
 struct StreamState : PipeReader::Pipe {
     StreamState(UniqueFd pipe, Streams which) : Pipe(std::move(pipe)), stream(which) {}
 
@@ -35,10 +35,10 @@ struct StreamState : PipeReader::Pipe {
     Outlet* outlet = nullptr;    ///< null: not on the console
     LogWriter::Handle filtered;  ///< shared with other streams
     LogWriter::Handle file;
-    bool file_failed = false;  ///< it should have one, which could not be opened
+    bool file_failed = false;  ///< the stream's file could not be opened
     LineAssembler assembler;
     std::string prefix;  ///< fixed, unless the template names the time
-    /// Of another ddprun, which has put its prefixes: nobody's here. Both or none.
+    /// Both are set for a relayed stream, whose lines already have their prefixes; else both are empty.
     std::function<void(std::string_view)> on_piece;
     std::function<void()> on_end;
 
@@ -46,10 +46,10 @@ struct StreamState : PipeReader::Pipe {
     [[nodiscard]] bool is_kept() const { return file != nullptr || filtered != nullptr; }
 };
 
-/// Another host's ddprun whose lines come by its session: nobody's here either.
+/// Another host's ddprun whose lines arrive in its session.
 struct Sender {
     LineAssembler out, err;
-    std::uint64_t out_bytes = 0, err_bytes = 0;  ///< shown, and not told
+    std::uint64_t out_bytes = 0, err_bytes = 0;  ///< shown, not reported by on_shown yet
 };
 
 StreamState& state_of(PipeReader::Pipe& pipe) { return static_cast<StreamState&>(pipe); }
@@ -60,7 +60,7 @@ struct Output::Impl final : PipeReader::Owner {
     Impl(os::EventLoop& event_loop, OutputSpec output_spec, OutputRanks output_ranks, int out_fd, int err_fd);
     ~Impl() override;
 
-    // Where a stream goes.
+    // Destinations of a stream.
     [[nodiscard]] StreamRoute route(int local_rank, Streams stream) const;
     [[nodiscard]] Outlet& outlet_of(Stream stream) const { return stream == Stream::Out ? *out : *err; }
     void connect_to_files(StreamState& stream, const StreamRoute& route);
@@ -69,7 +69,7 @@ struct Output::Impl final : PipeReader::Owner {
     [[nodiscard]] PrefixTemplate prefix_for(const PrefixPlace& place) const;
     [[nodiscard]] int ranks_shown_on(const Outlet& outlet) const;
 
-    // What comes.
+    // Input.
     bool make_room(PipeReader::Pipe& pipe) override;
     void on_read(PipeReader::Pipe& pipe, std::string_view chunk) override;
     void on_end(PipeReader::Pipe& pipe) override;
@@ -81,16 +81,16 @@ struct Output::Impl final : PipeReader::Owner {
     void resume(const Choose& is_chosen);
     void close(StreamState& stream);
 
-    // What is shown of it.
+    // Display.
     void show(StreamState& stream, std::string_view block);
     void copy_filtered(StreamState& stream, std::string_view block);
     void write_soon();
     void write_now();
     void arm_timer();
     void on_timer();
-    void tell_senders();
+    void report_shown();
 
-    // What is lost.
+    // Losses.
     void on_log_news();
     void note_loss(const std::string& why);
     void note_console_loss(Outlet& outlet, Outlet& other);
@@ -99,7 +99,7 @@ struct Output::Impl final : PipeReader::Owner {
     OutputSpec spec;
     OutputRanks world;
     PrefixTemplate filtered_prefix{""};
-    int console_out, console_err;  ///< as they were given; borrowed
+    int console_out, console_err;  ///< borrowed
     std::unique_ptr<Outlet> out, own_err;
     Outlet* err;  ///< `out` itself when both lead to one place: two queues would tear each other's lines
     LogWriter writer;
@@ -109,8 +109,8 @@ struct Output::Impl final : PipeReader::Owner {
     std::unordered_map<const PipeReader::Pipe*, std::unique_ptr<StreamState>> streams;
     std::map<std::uint64_t, Sender> senders;
     std::function<void(std::uint64_t, std::uint64_t)> on_shown;
-    OutputLoss loss;   ///< of streams that are closed, and the first cause
-    OutputLoss total;  ///< what loss() handed out last
+    OutputLoss loss;   ///< bytes of closed streams, and the first cause
+    OutputLoss total;  ///< the last result of loss()
     bool write_posted = false;
     os::EventLoop::TimerId timer = 0;
     TimePoint timer_at = kNever;
@@ -134,7 +134,7 @@ Output::Impl::Impl(os::EventLoop& event_loop, OutputSpec output_spec, OutputRank
     for (Outlet* outlet : {out.get(), err}) {
         outlet->console().on_room([this, outlet] {
             resume([outlet](const StreamState& stream) { return stream.outlet == outlet; });
-            tell_senders();
+            report_shown();
         });
     }
     choose_prefixes();
@@ -146,7 +146,7 @@ Output::Impl::~Impl() {
     loop.cancel(timer);
 }
 
-// ---- where a stream goes
+// ---- destinations of a stream
 
 StreamRoute Output::Impl::route(int local_rank, Streams stream) const {
     return route_of(spec, local_rank, stream, !files.directory().empty());
@@ -171,7 +171,7 @@ Status Output::Impl::keep(std::unique_ptr<StreamState> stream) {
     return {};
 }
 
-/// Again for each attempt: streams whose files cannot be made come to the console.
+/// Each attempt chooses anew, because streams whose files cannot be made go to the console.
 void Output::Impl::choose_prefixes() {
     for (Outlet* outlet : {out.get(), err}) {
         const bool is_alone = world.is_whole_job && world.here == 1;
@@ -194,9 +194,9 @@ int Output::Impl::ranks_shown_on(const Outlet& outlet) const {
     return world.is_merged ? shown + 1 : shown;
 }
 
-// ---- what comes
+// ---- input
 
-/// False when the console, or the disk, is slower than the workers: they wait.
+/// False when the console or the disk is slower than the workers: the workers wait.
 bool Output::Impl::make_room(PipeReader::Pipe& pipe) {
     const StreamState& stream = state_of(pipe);
     if (stream.is_kept() && writer.is_full()) {
@@ -218,7 +218,7 @@ void Output::Impl::pause(const Choose& is_chosen) {
     }
 }
 
-// Who waits for the other reason as well is paused again at its next line.
+// A stream that must also wait for the other reason is paused again at its next line.
 template <class Choose>
 void Output::Impl::resume(const Choose& is_chosen) {
     for (const auto& [pipe, stream] : streams) {
@@ -233,7 +233,7 @@ void Output::Impl::on_read(PipeReader::Pipe& pipe, std::string_view chunk) {
         stream.on_piece(chunk);
         return stream.assembler.feed(chunk, now, [&](std::string_view block) { stream.outlet->show(block); });
     }
-    ranks.heard(stream.owner.rank, stream.stream, chunk, now);
+    ranks.on_output(stream.owner.rank, stream.stream, chunk, now);
     if (stream.file) writer.write(stream.file, chunk);
     if (stream.file_failed) loss.bytes += chunk.size();
     if (stream.outlet == nullptr && stream.filtered == nullptr) return;
@@ -258,7 +258,7 @@ void Output::Impl::close(StreamState& stream) {
     stream.filtered = nullptr;
 }
 
-// ---- what is shown of it
+// ---- display
 
 void Output::Impl::show(StreamState& stream, std::string_view block) {
     if (stream.filtered != nullptr) copy_filtered(stream, block);
@@ -279,7 +279,7 @@ void Output::Impl::copy_filtered(StreamState& stream, std::string_view block) {
     });
 }
 
-/// One write for all that this batch of events brings.
+/// Writes once for all events of this batch.
 void Output::Impl::write_soon() {
     if (write_posted) return;
     write_posted = true;
@@ -295,10 +295,10 @@ void Output::Impl::write_now() {
     if (own_err) own_err->console().write();
     note_console_loss(*out, *err);
     if (own_err) note_console_loss(*own_err, *out);
-    tell_senders();
+    report_shown();
 }
 
-void Output::Impl::tell_senders() {
+void Output::Impl::report_shown() {
     for (auto& [id, sender] : senders) {
         std::uint64_t bytes = 0;
         if (!out->console().is_full()) bytes += std::exchange(sender.out_bytes, 0);
@@ -332,28 +332,28 @@ void Output::Impl::on_timer() {
     arm_timer();
 }
 
-// ---- what is lost
+// ---- losses
 
 void Output::Impl::on_log_news() {
     if (const std::string why = writer.loss(); !why.empty()) note_loss(why);
     if (!writer.is_full()) resume([](const StreamState& stream) { return stream.is_kept(); });
 }
 
-/// Says the first loss, once.
+/// Shows the first loss, once.
 void Output::Impl::note_loss(const std::string& why) {
     if (!loss.why.empty()) return;
     loss.why = why;
-    err->show(words_for_loss(printable(why)));
+    err->show(loss_line(printable(why)));
     write_soon();
 }
 
-/// Says it on the other console, if there is one that is still read.
+/// Shows the loss on the other console, if there is one that is still read.
 void Output::Impl::note_console_loss(Outlet& outlet, Outlet& other) {
-    const std::string why = outlet.news_of_loss();
+    const std::string why = outlet.take_new_loss();
     if (why.empty()) return;
     if (loss.why.empty()) loss.why = why;
     if (&other == &outlet) return;
-    other.show(words_for_loss(why));
+    other.show(loss_line(why));
     other.console().write();
 }
 
@@ -378,13 +378,13 @@ bool Output::needs_pipe(const StreamOwner& owner, Stream stream) const {
 
 Result<UniqueFd> Output::direct_file(const StreamOwner& owner, Stream stream) {
     Impl& impl = *impl_;
-    impl.ranks.begins(owner.rank, impl.loop.now());
+    impl.ranks.begin(owner.rank, impl.loop.now());
     if (const Status made = impl.files.make_rank_directory(owner); !made) return made.error();
     const bool kept = impl.route(owner.local_rank, bit_of(stream)).to_file;
     const std::string path = kept ? impl.files.path_of(owner, bit_of(stream)) : "/dev/null";
     UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     if (!file) return Error::system("open " + path);
-    if (kept) impl.ranks.writes_itself(owner.rank, bit_of(stream), path);
+    if (kept) impl.ranks.add_direct_file(owner.rank, bit_of(stream), path);
     return file;
 }
 
@@ -399,7 +399,7 @@ Status Output::add(UniqueFd pipe, const StreamOwner& owner, Stream stream) {
     }
     impl.connect_to_files(*state, route);
     if (Status kept = impl.keep(std::move(state)); !kept) return kept;
-    impl.ranks.begins(owner.rank, impl.loop.now());
+    impl.ranks.begin(owner.rank, impl.loop.now());
     return {};
 }
 
@@ -490,7 +490,7 @@ std::vector<std::string> Output::last_stderr(int rank) const { return impl_->ran
 TimePoint Output::last_output(int rank) const { return impl_->ranks.last_output(rank); }
 
 const OutputLoss& Output::loss() const {
-    // What consoles and open files have lost so far is added to the sum of what is closed.
+    // impl.loss counts closed streams; add the losses of consoles and open files so far.
     Impl& impl = *impl_;
     impl.total = impl.loss;
     impl.total.bytes += impl.out->console().lost_bytes() + impl.writer.lost_bytes();

@@ -20,7 +20,7 @@ using Stream = Output::Stream;
 
 constexpr std::size_t kSentPiece = 64 * 1024;
 
-/// What can be read now; "" nothing.
+/// The bytes that can be read now, at most `most`; "" none.
 std::string read_available(int fd, std::size_t most) {
     std::string bytes(most, '\0');
     ssize_t n = 0;
@@ -31,7 +31,7 @@ std::string read_available(int fd, std::size_t most) {
     return bytes;
 }
 
-/// Ignores errors: there is no other place for what a job's output file or its demultiplexer does not take.
+/// Ignores errors: bytes that the job's output file or its demultiplexer refuses have no other place.
 void write_blocking(int fd, std::string_view bytes) {
     while (!bytes.empty()) {
         const ssize_t n = ::write(fd, bytes.data(), bytes.size());
@@ -57,7 +57,7 @@ bool is_asked_to_end() {
 Result<std::unique_ptr<OutputSender>> OutputSender::create(Parts parts) {
     std::unique_ptr<OutputSender> sender(new OutputSender(std::move(parts)));
     for (Way& way : sender->ways_) {
-        // No pipe: Console writes to a socket without blocking where there is no /proc, too.
+        // A socket, not a pipe: Console writes to it without blocking even without /proc.
         int ends[2];
         if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
             return Error::system("socketpair");

@@ -14,18 +14,18 @@
 
 namespace ddprun {
 
-/// The consoles of an Output whose lines another ddprun shows (Output::show_sent): reads what Output writes,
-/// and sends it.
+/// Reads the lines that Output writes and sends them to another ddprun, which shows them
+/// (Output::show_sent).
 ///
-/// No more than `window` bytes that the other side has not shown are under way. The rest waits in the sockets
-/// that Output writes to, then in Output, then in the workers' pipes: workers wait as they wait for any slow
-/// console. On the loop's thread.
+/// At most `window` bytes are sent ahead of what the other side has shown. The rest waits in the sockets that
+/// Output writes to, then in Output, then in the workers' pipes: workers wait as for any slow console. For
+/// the loop's thread.
 class OutputSender {
   public:
     struct Parts {
         os::EventLoop& loop;
         std::size_t window;  ///< bytes
-        /// False: there is no session any more, and nothing was sent.
+        /// False: the session is over, and nothing was sent.
         std::function<bool(Output::Stream stream, std::string bytes)> send;
     };
     /// Sends nothing before begin(). Error: System (no sockets).
@@ -34,23 +34,23 @@ class OutputSender {
     OutputSender(const OutputSender&) = delete;
     OutputSender& operator=(const OutputSender&) = delete;
 
-    /// What Output writes a stream to; lives as long as this object.
+    /// The descriptor that Output writes a stream to; lives as long as this object.
     [[nodiscard]] int console(Output::Stream stream) const { return way_of(stream).writing.get(); }
-    /// A session has begun, the first or, where the last one is lost, another.
+    /// Call it when a session has begun, the first or one after a lost session.
     void begin();
-    /// The other side has shown so many bytes more.
+    /// Call it when the other side has shown `bytes` more.
     void shown(std::uint64_t bytes);
-    /// All that Output has written so far has been shown by the other side.
+    /// True when the other side has shown all that Output has written so far.
     [[nodiscard]] bool is_done() const;
-    /// For the end, where the session was lost: writes what was not sent to these descriptors. Blocks as long
-    /// as they do.
+    /// Writes the unsent bytes to these descriptors, at the end of a job whose session was lost. Blocks as
+    /// long as they do.
     void write_rest(int out, int err);
 
   private:
     struct Way {
         UniqueFd reading, writing;
         bool is_watched = false;
-        std::string unsent;  ///< was read, and could not be sent
+        std::string unsent;  ///< bytes that were read and could not be sent
     };
     explicit OutputSender(Parts parts) : parts_(std::move(parts)) {}
     [[nodiscard]] const Way& way_of(Output::Stream stream) const {

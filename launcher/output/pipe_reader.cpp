@@ -11,10 +11,10 @@ namespace ddprun {
 namespace {
 
 constexpr std::size_t kReadBytes = 256 * 1024;
-/// More than any pipe holds: what is read at once of a stream whose writer never stops.
+/// The limit on one read_rest(), for a writer that never stops: more than any pipe holds.
 constexpr std::size_t kMostRestBytes = 2 << 20;
-/// How long the pipe of a busy worker fills before it is read again. Nobody sees two milliseconds, and a
-/// worker that writes a line every microsecond would otherwise wake us for each.
+/// The pause between two reads of a busy worker's pipe. Nobody sees two milliseconds, and a worker that
+/// writes a line every microsecond would otherwise wake us for each.
 constexpr Duration kRest = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -58,7 +58,7 @@ void PipeReader::watch_again(Pipe& pipe) {
     if (const Status watched = watch(pipe); !watched) owner_.on_unreadable(watched.error());
 }
 
-// A paused pipe is not watched at all: a hang-up would be told again and again whatever the events asked for.
+// A paused pipe is not watched at all, because epoll reports a hang-up again and again.
 void PipeReader::pause(Pipe& pipe) {
     pipe.is_paused_ = true;
     pipe.is_resting_ = false;
@@ -108,24 +108,24 @@ void PipeReader::read_resting() {
         }
     }
     owner_.on_pause_in_reading();
-    // A pipe that has filled up in this time makes its worker wait: come back at once.
+    // A pipe that is full makes its worker wait: read it again at once.
     const TimePoint next = any_full ? loop_.now() : deadline_after(loop_.now(), kRest);
     timer_ = resting_.empty() ? 0 : loop_.call_at(next, [this] { read_resting(); });
 }
 
-/// As read(2): bytes taken, 0 at the end of the stream, -1 when nothing is there now.
+/// Returns as read(2): bytes taken, 0 at the end of the stream, -1 when the pipe is empty.
 ssize_t PipeReader::read_once(Pipe& pipe) {
     ssize_t n = 0;
     do {
         n = ::read(pipe.fd_.get(), buffer_.data(), buffer_.size());
     } while (n < 0 && errno == EINTR);
     if (n > 0) owner_.on_read(pipe, std::string_view(buffer_).substr(0, static_cast<std::size_t>(n)));
-    // An error of a pipe is the end of what it can tell.
+    // An error counts as the end of the stream.
     return n < 0 && errno != EAGAIN ? 0 : n;
 }
 
 void PipeReader::read_rest(Pipe& pipe) {
-    // Reading is not held up by a full console here: what the pipes hold is all there can be.
+    // A full console does not matter here: the pipe's content is bounded.
     for (std::size_t n = 0; n < kMostRestBytes / kReadBytes && read_once(pipe) > 0; ++n) {
     }
 }

@@ -14,13 +14,13 @@
 
 namespace ddprun {
 
-/// Reads pipes, as far as their owner has room; never blocks.
+/// Reads pipes while their owner has room; never blocks.
 ///
-/// As network drivers do under load: events tell of the first bytes at once; while more keep coming, a pipe
-/// is looked at by the clock. Every write of a worker into a watched pipe costs it and us a wake-up.
+/// Events announce the first bytes at once; while more arrive, a timer polls the pipe, as network drivers do
+/// under load: every write into a watched pipe costs the worker and us a wake-up.
 class PipeReader {
   public:
-    /// One pipe; whoever has more to say of it derives from it.
+    /// One pipe, the base of the owner's own type.
     class Pipe {
       public:
         /// Takes the non-blocking read end.
@@ -31,22 +31,22 @@ class PipeReader {
         UniqueFd fd_;
         std::size_t capacity_ = 0;
         TimePoint last_read_{};
-        bool is_watched_ = false;  ///< the loop tells when there is something to read
-        bool is_resting_ = false;  ///< read by the clock instead
+        bool is_watched_ = false;  ///< read on events of the loop
+        bool is_resting_ = false;  ///< read by the timer
         bool is_paused_ = false;   ///< not read at all
     };
     /// Called on the loop's thread.
     class Owner {
       public:
         virtual ~Owner() = default;
-        /// False: what it says cannot be taken now, and it was paused.
+        /// False: the owner has no room and has paused the pipe.
         virtual bool make_room(Pipe& pipe) = 0;
         virtual void on_read(Pipe& pipe, std::string_view bytes) = 0;
-        /// All its writers are gone. To be removed, and may be destroyed in here.
+        /// All writers of the pipe are gone. The owner must remove() it and may destroy it in here.
         virtual void on_end(Pipe& pipe) = 0;
-        /// All has been read that there is room and reason for now.
+        /// No more can be read for now.
         virtual void on_pause_in_reading() = 0;
-        /// It is not read any more. Error: System (epoll).
+        /// A pipe can no longer be read. `why`: System (epoll).
         virtual void on_unreadable(const Error& why) = 0;
     };
     /// Both are borrowed for its life.
@@ -55,13 +55,13 @@ class PipeReader {
     PipeReader(const PipeReader&) = delete;
     PipeReader& operator=(const PipeReader&) = delete;
 
-    /// Borrowed until it is removed. Error: System (epoll).
+    /// Borrows the pipe until remove(). Error: System (epoll).
     Status add(Pipe& pipe);
     void remove(Pipe& pipe);
-    /// Reads nothing of it until it is resumed.
+    /// Stops reading the pipe until resume().
     void pause(Pipe& pipe);
     void resume(Pipe& pipe);
-    /// Reads what is in it now, whether there is room or not, but not for ever where its writer never stops.
+    /// Reads what the pipe holds, even without room; at most 2 MiB, for a writer that never stops.
     void read_rest(Pipe& pipe);
 
   private:
@@ -76,7 +76,7 @@ class PipeReader {
     os::EventLoop& loop_;
     Owner& owner_;
     std::unordered_map<int, Pipe*> pipes_;
-    std::vector<int> resting_;  ///< while it is not empty, the timer runs
+    std::vector<int> resting_;  ///< the timer runs while this is not empty
     os::EventLoop::TimerId timer_ = 0;
     std::string buffer_;
 };

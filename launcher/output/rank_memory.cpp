@@ -13,7 +13,7 @@ constexpr std::size_t kReportLines = 20;
 
 }  // namespace
 
-void RankMemory::heard(int rank, Streams stream, std::string_view chunk, TimePoint now) {
+void RankMemory::on_output(int rank, Streams stream, std::string_view chunk, TimePoint now) {
     Rank& one = ranks_[rank];
     one.last_output = now;
     if (stream == Streams::Err) remember(one, chunk);
@@ -31,7 +31,7 @@ void RankMemory::remember(Rank& rank, std::string_view chunk) {
     rank.tail.erase(0, rank.tail.size() - kTailBytes);
 }
 
-void RankMemory::writes_itself(int rank, Streams stream, const std::string& path) {
+void RankMemory::add_direct_file(int rank, Streams stream, const std::string& path) {
     ranks_[rank].direct_files.push_back(path);
     if (stream == Streams::Err) ranks_[rank].stderr_path = path;
 }

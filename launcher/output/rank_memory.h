@@ -10,20 +10,20 @@
 
 namespace ddprun {
 
-/// What is remembered of each rank's output in one attempt: the end of its stderr for the report, and when it
-/// last said anything. Of bounded size per rank.
+/// Remembers the end of each rank's stderr in one attempt, for the report, and the time of its last output.
+/// Bounded per rank.
 class RankMemory {
   public:
-    /// It lives, and has not said anything yet.
-    void begins(int rank, TimePoint now) { ranks_[rank].last_output = now; }
-    void heard(int rank, Streams stream, std::string_view chunk, TimePoint now);
-    /// It writes this file itself: nothing of the stream comes by here.
-    void writes_itself(int rank, Streams stream, const std::string& path);
+    /// The rank starts now, without output so far.
+    void begin(int rank, TimePoint now) { ranks_[rank].last_output = now; }
+    void on_output(int rank, Streams stream, std::string_view chunk, TimePoint now);
+    /// The rank writes this stream to a file itself, without on_output().
+    void add_direct_file(int rank, Streams stream, const std::string& path);
     void clear() { ranks_.clear(); }
 
     /// The last (at most 20) lines rank wrote to stderr: from memory, or from its file.
     [[nodiscard]] std::vector<std::string> last_stderr(int rank) const;
-    /// When rank last wrote anything, or began.
+    /// The time at which the rank last wrote anything, or began.
     [[nodiscard]] TimePoint last_output(int rank) const;
 
   private:

@@ -8,7 +8,7 @@ namespace ddprun {
 StdinRelay::StdinRelay(os::EventLoop& loop, int input, UniqueFd worker)
     : loop_(loop), input_(input), worker_(std::move(worker)) {
     const Status input_watched = loop_.watch(input_, EPOLLIN, [this](std::uint32_t) { read_input(); });
-    // Only errors and hang-ups for now: the worker has closed its standard input, or is gone.
+    // For now watch only for errors and hang-ups: the worker has closed its standard input, or is gone.
     const Status worker_watched = loop_.watch(worker_.get(), 0, [this](std::uint32_t events) {
         if ((events & EPOLLOUT) != 0) write_worker();
         else finish();

@@ -7,12 +7,12 @@
 
 namespace ddprun {
 
-/// Passes what is typed at ddprun's terminal on to one worker.
+/// Passes the input of ddprun's terminal on to one worker.
 ///
 /// A worker is in a process group of its own, in the background of the terminal: reading it directly would
 /// stop it (SIGTTIN). So ddprun, in the foreground, reads and writes into a pipe that is the worker's
 /// standard input. When the worker does not read, ddprun does not either; end-of-file (Ctrl-D) is passed on.
-/// Anything that is no terminal the worker inherits as it is, and needs no relay.
+/// A standard input that is no terminal needs no relay: the worker inherits it.
 class StdinRelay {
   public:
     /// `input` is borrowed; `worker` is the non-blocking write end of the worker's standard input.

@@ -16,9 +16,7 @@ StreamRoute route_of(const OutputSpec& spec, int local_rank, Streams stream, boo
     route.is_filtered = !filters_of(spec, stream).empty();
     if (route.to_console || route.is_filtered) route.needs_pipe = true;
     else if (route.to_file) route.needs_pipe = spec.max_file_bytes != 0;
-    else
-        route.needs_pipe =
-            stream == Streams::Err;  // shown nowhere and kept nowhere, but wanted for the report
+    else route.needs_pipe = stream == Streams::Err;  // the report needs its last lines
     return route;
 }
 

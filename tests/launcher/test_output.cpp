@@ -47,7 +47,7 @@ void put(const UniqueFd& fd, std::string_view text) {
     ASSERT_EQ(::write(fd.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
 }
 
-/// Everything that can be read now.
+/// All bytes that can be read now.
 std::string available(const UniqueFd& fd) {
     std::string text, piece(65536, '\0');
     for (ssize_t n = 0; (n = ::read(fd.get(), piece.data(), piece.size())) > 0;)
@@ -86,7 +86,7 @@ class OutputTest : public testing::Test {
             ASSERT_TRUE(loop_->run_once(deadline));
         }
     }
-    /// What the console shows once it has at least that many bytes.
+    /// The console's text, once it has at least that many bytes.
     std::string shown(std::size_t bytes, const Pipe& console) {
         std::string text;
         run_until([&] { return (text += available(console.read)).size() >= bytes; });
@@ -98,8 +98,8 @@ class OutputTest : public testing::Test {
         output().flush(deadline_after(MonotonicClock::now(), seconds(20)));
         EXPECT_TRUE(output().flushed());
     }
-    /// Writes `text` again and again until nothing moves any more because nobody reads the console. How often
-    /// it was written; -1 when there seems to be no end.
+    /// Writes `text` until the pipe stays full because nobody reads the console. Returns how often it was
+    /// written; -1 when the pipe never fills.
     long fill(const UniqueFd& worker, std::string_view text) {
         ::fcntl(worker.get(), F_SETFL, O_NONBLOCK);
         long written = 0;
@@ -238,7 +238,7 @@ TEST_F(OutputTest, AJammedConsoleDoesNotKeepTheLoopAwakeWhenItsWorkerEnds) {
 
 TEST_F(OutputTest, ABusyWorkerIsReadByTheClockAndAQuietOneByEvents) {
     const UniqueFd worker0 = worker(0);
-    for (int i = 0; i < 3; ++i) {  // the first two reads come quickly one after the other
+    for (int i = 0; i < 3; ++i) {  // the first two reads follow each other quickly
         put(worker0, "x\n");
         ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
     }
@@ -252,7 +252,7 @@ TEST_F(OutputTest, ABusyWorkerIsReadByTheClockAndAQuietOneByEvents) {
     EXPECT_EQ(shown(7), "[0]: y\n");
 }
 
-TEST_F(OutputTest, AConsoleNobodyReadsIsDrainedAndSaidOnce) {
+TEST_F(OutputTest, AConsoleThatNobodyReadsIsDrainedAndReportedOnce) {
     const UniqueFd worker0 = worker(0);
     out_.read.reset();
     for (int i = 0; i < 50; ++i) {
@@ -290,7 +290,7 @@ TEST_F(OutputTest, OnePlaceForBothStreamsKeepsLinesWhole) {
         ASSERT_TRUE(both.add(std::move(pipe.read), {0, 0, "default", ""}, stream));
         ends.push_back(std::move(pipe.write));
     }
-    // More than the console takes at once: with two queues the rests would meet inside a line.
+    // These are more bytes than the console takes at once: two queues would tear a line.
     const std::string line = std::string(9000, 'y') + '\n';
     std::string text;
     for (int i = 0; i < 40; ++i) {
@@ -355,7 +355,7 @@ TEST_F(OutputTest, KnowsWhichConsoleADescriptorLeadsTo) {
     EXPECT_EQ(output().console_at(Pipe().write.get()), std::nullopt);
 }
 
-TEST_F(OutputTest, AFileIsAGoodConsole) {
+TEST_F(OutputTest, TheConsoleMayBeAFile) {
     const std::string path = directory_.file("console");
     const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     Output output(*loop_, spec_, ranks_, file.get(), file.get());
@@ -413,7 +413,7 @@ TEST_F(OutputTest, ARankWhoseStreamsShareOnePlaceWithAnothersHasItsPrefix) {
     EXPECT_EQ(shown(7), "[1]: x\n");
 }
 
-TEST_F(OutputTest, StreamsWhoseFilesCannotBeMadeCountAmongTheShown) {
+TEST_F(OutputTest, StreamsWhoseFilesCannotBeMadeCountAsShown) {
     ranks_.here = 2;
     spec_.log_dir = directory_.file("plain") + "/logs";
     std::ofstream(directory_.file("plain")) << "a file";
@@ -437,7 +437,7 @@ TEST_F(OutputTest, AFileOfFilteredLinesOfManyRanksHasPrefixesWhateverTheConsoleH
     EXPECT_EQ(content(directory_.path() + "/attempt_0/filtered_stdout.log"), "[0]: loss 3\n");
 }
 
-TEST(DefaultPrefix, IsThereWhereRanksHaveToBeToldApart) {
+TEST(DefaultPrefix, IsEmptyWhenAllLinesAreOfOneRank) {
     for (const bool is_terminal : {false, true}) {
         for (const bool is_whole_job : {false, true}) {
             EXPECT_EQ(default_prefix({2, is_terminal, is_whole_job}), "[${rank}]: ");
@@ -502,7 +502,7 @@ TEST_F(OutputTest, RedirectedStreamsGoStraightToTheirFile) {
     EXPECT_GT(output().last_output(11), TimePoint{});
 }
 
-TEST_F(OutputTest, AFullDiskIsSaidOnceAndTheJobGoesOn) {
+TEST_F(OutputTest, AFullDiskIsReportedOnceAndTheJobGoesOn) {
     spec_.log_dir = directory_.file("logs");
     spec_.tee.everyone = Streams::Out;
     const std::string rank_directory = spec_.log_dir + "/attempt_0/0";
@@ -534,7 +534,7 @@ TEST_F(OutputTest, AFileThatCannotBeOpenedIsALossAndNoError) {
     EXPECT_THAT(output().loss().why, HasSubstr("stdout.log: Is a directory"));
 }
 
-TEST_F(OutputTest, WithoutItsLogDirectoryEverythingIsShown) {
+TEST_F(OutputTest, EverythingIsShownWithoutALogDirectory) {
     spec_.log_dir = "/proc/no/logs";
     spec_.redirects.everyone = Streams::All;
     output().begin_attempt(0);
@@ -560,7 +560,7 @@ TEST_F(OutputTest, FilteredLinesAreCopiedToOneFile) {
     EXPECT_THAT(kept, Not(HasSubstr("other")));
 }
 
-/// A log file on a disk that hangs: a FIFO that nobody reads, in the place of rank 0's.
+/// A log file on a disk that hangs: rank 0's is a FIFO that nobody reads.
 class HungDisk : public OutputTest {
   protected:
     HungDisk() {
@@ -573,7 +573,7 @@ class HungDisk : public OutputTest {
         fifo_.reset(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
         output().begin_attempt(0);
     }
-    /// Writes lines of rank 0 until nothing moves any more; what the console showed is thrown away.
+    /// Writes lines of rank 0 until its pipe stays full; discards the console's text.
     long jam(const UniqueFd& worker0, const std::string& line) {
         ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
         long written = 0;
@@ -631,7 +631,7 @@ TEST_F(HungDisk, MakesTheWorkersWaitAndLosesNothing) {
     EXPECT_EQ(output().loss().bytes, 0U);
 }
 
-TEST_F(HungDisk, IsNotWaitedForWhenTheOutputGoesAway) {
+TEST_F(HungDisk, DoesNotHoldUpTheDestructor) {
     const UniqueFd worker0 = worker(0);
     (void)jam(worker0, std::string(4095, 'x') + '\n');
     output().flush(deadline_after(MonotonicClock::now(), milliseconds(1)));
@@ -639,7 +639,7 @@ TEST_F(HungDisk, IsNotWaitedForWhenTheOutputGoesAway) {
     SUCCEED() << "it would hang here";
 }
 
-TEST_F(OutputTest, WithoutLogFilesThereIsNoThread) {
+TEST_F(OutputTest, NoThreadStartsWithoutLogFiles) {
     const auto threads = [] {
         return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
     };
@@ -667,7 +667,7 @@ TEST(LogFile, RotatesAtLineEndsAndKeepsThreeOlderFiles) {
     EXPECT_EQ(content(path), "h\n") << "a line longer than a file stays whole";
 }
 
-// ---- what is remembered
+// ---- memory of ranks
 
 TEST_F(OutputTest, RemembersTheLastTwentyLinesOfStderr) {
     const UniqueFd worker0 = worker(0, Stream::Err);
@@ -682,7 +682,7 @@ TEST_F(OutputTest, RemembersTheLastTwentyLinesOfStderr) {
     EXPECT_THAT(output().last_stderr(1), IsEmpty());
 }
 
-TEST_F(OutputTest, FinishReadsWhatIsLeftAndLetsGoOfAPipeThatAGrandchildHolds) {
+TEST_F(OutputTest, FinishReadsTheRestAndClosesAPipeThatAGrandchildHolds) {
     const UniqueFd worker0 = worker(0);
     put(worker0, "left\nhalf");
     output().finish_attempt();
@@ -723,13 +723,13 @@ TEST(LineAssembler, IsDueOnceAfterItsFirstByte) {
     EXPECT_EQ(assembler.finish(), "");
 }
 
-TEST(LineAssembler, AProgressBarIsShownAsATerminalWouldShowIt) {
+TEST(LineAssembler, ShowsAProgressBarAsATerminalWould) {
     LineAssembler assembler;
     (void)assembled(assembler, "\r 10%\r 20%");
     EXPECT_EQ(assembler.cut(), " 20% [line goes on]\n");
 }
 
-TEST(PrefixTemplate, ReadsWhatTorchrunsTemplatesMayHold) {
+TEST(PrefixTemplate, ReadsTorchrunsTemplates) {
     const PrefixValues values{"5", "1", "trainer", "node03", ""};
     EXPECT_EQ(PrefixTemplate(kTorchrunPrefix).render(values), "[trainer1]:");
     EXPECT_EQ(PrefixTemplate("${hostname} $rank/$local_rank:").render(values), "node03 5/1:");
@@ -753,7 +753,7 @@ TEST_F(OutputTest, LinesThatAnotherHostSendsAreShownWholeWhateverTheirPieces) {
     EXPECT_EQ(shown(10, err_), "[4]: half\n");
 }
 
-TEST_F(OutputTest, WhatAnotherHostSendsIsToldAsShownOnlyWhileTheConsoleHasRoom) {
+TEST_F(OutputTest, LinesOfAnotherHostAreReportedAsShownOnlyWhileTheConsoleHasRoom) {
     std::uint64_t told = 0, sent = 0;
     output().on_shown([&](std::uint64_t sender, std::uint64_t bytes) {
         EXPECT_EQ(sender, 7u);
@@ -770,7 +770,7 @@ TEST_F(OutputTest, WhatAnotherHostSendsIsToldAsShownOnlyWhileTheConsoleHasRoom) 
     EXPECT_EQ(told, sent);
 }
 
-/// An Output whose lines are sent, and what has arrived of them.
+/// An Output whose lines are sent, and the bytes that have arrived.
 class OutputSenderTest : public OutputTest {
   protected:
     void SetUp() override {
@@ -795,7 +795,7 @@ class OutputSenderTest : public OutputTest {
     std::unique_ptr<OutputSender> sender_;
 };
 
-TEST_F(OutputSenderTest, SendsNothingBeforeTheSessionBeginsAndNoMoreThanItsWindowBeforeThatWasShown) {
+TEST_F(OutputSenderTest, SendsNothingBeforeTheSessionAndAtMostItsWindowAhead) {
     const std::string text = std::string(149, 'x') + "\n";
     ASSERT_TRUE(output().say(text, Stream::Out));
     run_a_while();
@@ -812,7 +812,7 @@ TEST_F(OutputSenderTest, SendsNothingBeforeTheSessionBeginsAndNoMoreThanItsWindo
     EXPECT_TRUE(sender_->is_done());
 }
 
-TEST_F(OutputSenderTest, WhatCouldNotBeSentGoesToStreamsOfItsOwnAtTheEnd) {
+TEST_F(OutputSenderTest, WritesUnsentBytesToItsOwnStreamsAtTheEnd) {
     sender_->begin();
     ASSERT_TRUE(output().say("sent\n"));
     run_until([&] { return sent_err_ == "sent\n"; });

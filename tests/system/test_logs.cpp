@@ -1,5 +1,4 @@
-// What the workers write arrives: whole, once, and in the place that was asked for; and no log ever ends a
-// job.
+// The workers' output arrives whole, once and in the place that was asked for; no log ever ends a job.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -28,7 +27,7 @@ std::string probe_line(int rank, int number) {
     return text;
 }
 
-/// All that `ranks` probes print with one of the acts lines, blocks, halves.
+/// All lines that `ranks` probes print with one of the acts lines, blocks, halves.
 std::vector<std::string> all_lines(int ranks, int count) {
     std::vector<std::string> lines;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -59,7 +58,7 @@ TEST(Logs, TheLinesOfOneRankKeepTheirOrder) {
     EXPECT_TRUE(outcome.out == expected);
 }
 
-TEST(Logs, WhatOneRankWritesIntoAPipeIsReadByTheNextProgramAsItIs) {
+TEST(Logs, AnOnlyRanksOutputReachesTheNextProgramInAPipeUnchanged) {
     const std::string record = R"({"loss": 0.25, "text": "[0]: "})";
     const auto piped = [&](const std::string& options) {
         return run({"bash", "-c", "\"$0\" " + options + " \"$1\" say \"$2\" | cat", path_of("DDPRUN"),
@@ -75,7 +74,7 @@ TEST(Logs, WhatOneRankWritesIntoAPipeIsReadByTheNextProgramAsItIs) {
                 AllOf(HasSubstr("[0]: " + record + "\n"), HasSubstr("[1]: " + record + "\n")));
 }
 
-TEST(Logs, AFloodOfOneWorkerDoesNotKeepTheOthersFromBeingSeenToFail) {
+TEST(Logs, AFloodOfOneWorkerDoesNotDelayTheFailureOfAnother) {
     Program program(ddprun_probe({"--nproc-per-node=2"},
                                  {"rank", "1", "err", "gone", "exit", "9", "end", "lines", "100000000"}));
     const Outcome outcome = program.wait();
@@ -106,9 +105,9 @@ TEST(Logs, AConsoleThatIsClosedDoesNotEndTheJob) {
     EXPECT_EQ(occurrences(cut.err, "output is being lost"), 1);
 }
 
-/// True once the process has ended, or after `patience` false; it is not reaped and nothing is read from it.
-bool has_ended(pid_t pid, std::chrono::seconds patience = 30s) {
-    const auto until = std::chrono::steady_clock::now() + patience;
+/// True once the process has ended; false after `timeout`. Does not reap it, and reads nothing from it.
+bool has_ended(pid_t pid, std::chrono::seconds timeout = 30s) {
+    const auto until = std::chrono::steady_clock::now() + timeout;
     siginfo_t info{};
     while (std::chrono::steady_clock::now() < until) {
         if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
@@ -216,7 +215,7 @@ TEST(Logs, ALogDirectoryThatCannotBeMadeCostsOnlyTheFiles) {
     }
 }
 
-TEST(Logs, AFullDiskIsSaidOnceAndCountedAndTheJobGoesOn) {
+TEST(Logs, AFullDiskIsReportedOnceAndCountedAndTheJobGoesOn) {
     const SmallDisk disk("size=128k");
     if (!disk.mounted()) GTEST_SKIP() << "a tmpfs cannot be mounted here";
     const Outcome outcome =
@@ -253,7 +252,7 @@ TEST(Logs, AFileSizeLimitCostsOnlyWhatIsBeyondIt) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("File too large"), HasSubstr("output lost")));
 }
 
-TEST(Logs, APipeInPlaceOfAnErrorReportHoldsNobodyUp) {
+TEST(Logs, APipeInPlaceOfAnErrorReportDoesNotHoldUpTheJob) {
     const TemporaryDirectory directory;
     const Outcome outcome =
         run({path_of("DDPRUN"), "--nproc-per-node=1", "--no-python", "--log-dir", directory.path(), "bash",

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-// What a worker says when it runs. No line of ddprun's own holds it ("up" is in "cgroup").
+// The line of a running worker. No line of ddprun's own has it ("up" is in "cgroup").
 const std::string ready = "the worker runs";
 
 char state_of(pid_t pid) {
@@ -35,11 +35,11 @@ bool comes_to(pid_t pid, char state) {
     return true;
 }
 
-TEST(Terminal, WhatIsTypedReachesTheChosenRankOnly) {
+TEST(Terminal, InputReachesTheChosenRankOnly) {
     Terminal terminal(ddprun_probe({"--nproc-per-node=2", "--stdin=1"}, {"say", ready, "cat"}));
     ASSERT_TRUE(terminal.shows(ready));
     terminal.type("a line\n");
-    // Behind the rank's (coloured) prefix: the terminal's own echo of the line has none.
+    // The worker's line has the rank's (coloured) prefix; the terminal's echo has none.
     EXPECT_TRUE(terminal.shows("[1]: \x1b[0ma line\r\n")) << terminal.screen();
     terminal.type("\x04");  // Ctrl-D ends its input
     EXPECT_EQ(terminal.wait(), 0) << terminal.screen();
