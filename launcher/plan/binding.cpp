@@ -10,10 +10,10 @@
 namespace ddprun {
 namespace {
 
-/// The CPUs of one thing (core, complex, node), in order.
+/// The CPUs of each core, complex or node, in order.
 using Groups = std::map<int, std::vector<int>>;
 
-/// Where each worker belongs, and which of the workers of that NUMA node it is.
+/// A worker's NUMA node, and its position among the workers of that node.
 struct Home {
     int node = 0;
     int position = 0;
@@ -59,7 +59,7 @@ std::vector<int> cpus_of_node(const Machine& machine, int node) {
     return cpus_where(machine, [&](const Cpu& cpu) { return cpu.numa_node == node; });
 }
 
-/// The kernel's distance to another socket, unless the firmware says more.
+/// The kernel's default distance to another socket.
 constexpr int kOtherSocket = 20;
 
 int numa_distance(const Machine& machine, int from, int to) {
@@ -69,8 +69,9 @@ int numa_distance(const Machine& machine, int from, int to) {
     return found == row->second.end() ? kOtherSocket : found->second;
 }
 
-/// By NUMA node, the node whose workers have it: itself where a GPU's worker is at home, else the nearest
-/// such node of the socket, of equally near ones that which has the fewest; else nobody's.
+/// For each NUMA node, the node whose workers use it: itself when it has a GPU's worker, else the nearest
+/// such node of the socket (of equally near ones, that with the fewest nodes). Nodes without an entry are
+/// unused.
 std::map<int, int> keepers_of_nodes(const Machine& machine, const std::vector<Home>& homes) {
     std::map<int, int> keeper, kept;
     for (const Home& home : homes) keeper[home.node] = home.node, kept[home.node] = 1;
@@ -88,7 +89,7 @@ std::map<int, int> keepers_of_nodes(const Machine& machine, const std::vector<Ho
     return keeper;
 }
 
-/// What Auto gives each worker: whole NUMA nodes, of its socket by its GPU, else in blocks.
+/// Auto gives each worker whole NUMA nodes: those near its GPU on the socket, else blocks of nodes.
 std::vector<std::vector<int>> auto_cpus(const Machine& machine, const std::vector<Home>& homes) {
     std::vector<std::vector<int>> cpus;
     if (each_has_gpu_with_node(machine, static_cast<int>(homes.size()))) {
@@ -131,7 +132,7 @@ Groups groups_of_node(const Machine& machine, int node, int Cpu::*by) {
     return groups;
 }
 
-/// The first workers of a node get one core more when the cores do not divide evenly.
+/// When the cores do not divide evenly, the first workers of a node get one more.
 Result<std::vector<int>> exclusive_cpus(const Machine& machine, const Home& home) {
     const Groups cores = groups_of_node(machine, home.node, &Cpu::core);
     const int count = static_cast<int>(cores.size());
@@ -154,7 +155,7 @@ Result<std::vector<int>> exclusive_cpus(const Machine& machine, const Home& home
     return cpus;
 }
 
-/// Large complexes first; more workers than complexes share them in turn.
+/// Large complexes are given first. More workers than complexes share them in turn.
 std::vector<int> core_complex_cpus(const Machine& machine, const Home& home) {
     const Groups complexes = groups_of_node(machine, home.node, &Cpu::core_complex);
     std::vector<std::vector<int>> ordered;
@@ -183,7 +184,7 @@ std::vector<int> memory_nodes_of(const Machine& machine, const std::vector<int>&
     for (const Cpu& cpu : machine.cpu_places) {
         if (wanted.contains(cpu.id)) nodes.insert(cpu.numa_node);
     }
-    // Without the nodes whose memory is not ours, perhaps without any: then the kernel takes the nearest.
+    // Drop nodes whose memory we may not use. When none is left, the kernel takes the nearest memory.
     if (machine.memory_nodes)
         std::erase_if(nodes, [&](int node) { return !machine.memory_nodes->contains(node); });
     return {nodes.begin(), nodes.end()};
@@ -198,8 +199,8 @@ int cores_of(const Machine& machine, const std::vector<int>& cpus) {
     return static_cast<int>(cores.size());
 }
 
-/// The cores that the batch system gave of a host that is not all ours, where nothing confines us to them;
-/// nullopt: what we may use is ours.
+/// The number of cores that the batch system gave us when that is a part of the host and nothing confines us
+/// to it; nullopt: all usable cores are ours.
 std::optional<int> granted_share(const Machine& machine) {
     const bool confined = machine.host_cpus > machine.cpus;
     if (confined || !machine.grant.cpus) return std::nullopt;
@@ -218,7 +219,7 @@ void share_cores(const Machine& machine, std::vector<Binding>& workers) {
     }
 }
 
-/// Why Auto does not bind, or "" when it does.
+/// The reason why Auto does not bind; "" when it does.
 std::string ambiguity(const Machine& machine, int workers) {
     const int nodes = static_cast<int>(numa_nodes(machine).size());
     if (nodes < 2) return "one NUMA node";

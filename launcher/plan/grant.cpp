@@ -53,8 +53,7 @@ Grant grant_of(const EnvironmentLookup& env, std::string_view node_file, std::st
         grant.by = "Slurm";
         grant.cpus = positive(env("SLURM_CPUS_ON_NODE"));
     } else if (env("LSB_JOBID")) {
-        grant.by =
-            "LSF";  // its variables count the slots of all hosts; what is ours here is told by the affinity
+        grant.by = "LSF";  // LSF's variables count the slots of all hosts; the affinity has ours
     }
     return grant;
 }
@@ -65,7 +64,7 @@ Grant read_grant(const EnvironmentLookup& env, std::string_view host) {
     return grant_of(env, node_file, host);
 }
 
-bool means_threads_of_a_worker(const Grant& grant, int workers, int cores) {
+bool preset_is_per_worker(const Grant& grant, int workers, int cores) {
     return grant.preset_threads && grant.slots > 1 &&
            static_cast<std::int64_t>(*grant.preset_threads) * workers <= cores;
 }

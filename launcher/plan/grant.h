@@ -8,24 +8,24 @@
 
 namespace ddprun {
 
-/// What a batch system has given this job of this host, as far as its variables tell.
+/// This host's share that the batch system gave the job, as far as its variables tell.
 struct Grant {
-    std::string by;           ///< "PBS", "Torque", "Slurm", "LSF"; "" there is none, or it does not say
-    std::optional<int> cpus;  ///< of this host; PBS tells those of its first chunk
+    std::string by;           ///< "PBS", "Torque", "Slurm", "LSF"; "" no batch system, or not known
+    std::optional<int> cpus;  ///< CPUs of this host; under PBS those of the first chunk
     int slots = 1;            ///< lines of this host in PBS' node file: chunks, or mpiprocs of one
-    /// OMP_NUM_THREADS where PBS has set it itself, to the chunk's ncpus, or to the directive ompthreads.
+    /// OMP_NUM_THREADS when PBS has set it, to the chunk's ncpus or to the directive ompthreads.
     std::optional<int> preset_threads;
     bool operator==(const Grant&) const = default;
 };
 
-/// Pure. `node_file`: the content of PBS_NODEFILE, "" where there is none; `host`: ours, short or with its
-/// domain.
+/// `node_file` is the content of PBS_NODEFILE ("" without one), `host` our name, short or with its domain.
+/// Pure.
 Grant grant_of(const EnvironmentLookup& env, std::string_view node_file, std::string_view host);
-/// The same, with the node file read.
+/// Reads the node file and calls grant_of().
 Grant read_grant(const EnvironmentLookup& env, std::string_view host);
 
-/// Whether a preset OMP_NUM_THREADS is the user's word (ompthreads) rather than ncpus: there are several
-/// slots, and so many threads for each worker find a core.
-bool means_threads_of_a_worker(const Grant& grant, int workers, int cores);
+/// True when a preset OMP_NUM_THREADS is the user's ompthreads rather than ncpus: the host has several slots,
+/// and enough cores for that many threads of each worker.
+bool preset_is_per_worker(const Grant& grant, int workers, int cores);
 
 }  // namespace ddprun

@@ -17,7 +17,7 @@ namespace ddprun {
 namespace {
 
 constexpr std::size_t kMaxSysFile = 64 * 1024;
-constexpr int kMaxCpus = 8192;  // as the kernel's largest configuration
+constexpr int kMaxCpus = 8192;  // the kernel's largest configuration
 constexpr int kMaxNumaNodes = 1024;
 
 std::string read_sys(const std::string& path) {
@@ -111,7 +111,7 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     machine.cpus = static_cast<int>(usable.size());
     machine.host_cpus = static_cast<int>(parse_cpu_list(read_sys("/sys/devices/system/cpu/online")).size());
     machine.grant = read_grant(env, host_name());
-    // What was granted is told in cores, mostly: without the caches' files every thread would be one.
+    // Grants mostly count cores; without the caches' files every thread would count as one.
     machine.cpu_places = read_cpu_places("/sys", usable, probe.caches || machine.grant.cpus);
     machine.numa_distances = read_numa_distances("/sys");
     if (has_several_numa_nodes(machine.cpu_places))

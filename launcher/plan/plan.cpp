@@ -54,21 +54,21 @@ WorkerEnv environment_of(const JobSpec& spec, const rdzv::StartGeneration& order
     return env;
 }
 
-/// Of a node's workers, those that this agent starts: all, or the one that an outer launcher made it for.
+/// The node's workers that this agent starts: all, or the one of its outer launcher's rank.
 struct Share {
     int first = 0;
     int of = 1;
     NumaBinding binding;
 };
 
-/// Processes of an outer launcher stay where it bound them, unless the user says otherwise.
+/// Ranks of an outer launcher keep its binding, unless the user says otherwise.
 Share share_of(const JobSpec& spec, int workers) {
     if (!spec.outer_rank) return {0, workers, spec.binding};
     return {spec.outer_rank->local_rank, spec.outer_rank->local_size,
             spec.binding == NumaBinding::Auto ? NumaBinding::None : spec.binding};
 }
 
-/// A debugger that is named alone gets the word that makes it take the program's arguments too.
+/// Adds the option that makes a debugger named alone pass arguments to the program.
 std::string debugger_command(const std::string& command) {
     const std::string name = command.substr(command.rfind('/') + 1);
     if (name == "gdb" || name == "cuda-gdb") return command + " --args";
@@ -78,7 +78,7 @@ std::string debugger_command(const std::string& command) {
 void attach(WorkerPlan& plan, const std::string& command) {
     std::vector<std::string> under = {"/bin/sh", "-c",
                                       fmt::format("exec {} \"$@\"", debugger_command(command)), "sh"};
-    // The debugger starts the program itself: it needs the path, not the name.
+    // The debugger starts the program itself, so it needs the path, not the name.
     under.push_back(plan.program);
     under.insert(under.end(), plan.arguments.begin() + 1, plan.arguments.end());
     plan.program = "/bin/sh";
@@ -86,7 +86,7 @@ void attach(WorkerPlan& plan, const std::string& command) {
     plan.attached = true;
 }
 
-/// One GPU for each worker. On a machine without GPUs there is nothing to narrow.
+/// Gives each worker one GPU. Does nothing on a machine without GPUs.
 Status assign_gpus(const JobSpec& spec, const Machine& machine, std::vector<WorkerPlan>& workers) {
     if ((!spec.virtual_local_rank && !spec.narrow_gpus) || machine.gpus == 0) return {};
     const Share share = share_of(spec, static_cast<int>(workers.size()));
@@ -102,8 +102,8 @@ Status assign_gpus(const JobSpec& spec, const Machine& machine, std::vector<Work
     return {};
 }
 
-/// Variables of ours and of torchrun that describe another job or an outer worker must not reach the workers.
-/// What is set anew replaces the inherited value anyway; these may stay unset.
+/// Variables of ours and torchrun's about an outer job or worker, which must not reach our workers. Variables
+/// that we set anew replace the inherited value anyway; these may stay unset.
 std::vector<std::string> stale_variables() {
     return {"DDPRUN_STORE", "DDPRUN_TOKEN", "DDPRUN_SEGMENT_FD", "DDPRUN_LIFELINE_FD",
             "TORCHELASTIC_ERROR_FILE"};
@@ -119,12 +119,11 @@ bool is_secret(std::string_view name) {
                        [&](const std::string& mark) { return word.find(mark) != std::string::npos; });
 }
 
-/// Whether OMP_NUM_THREADS is somebody's word on a worker. PBS presets it to the chunk's CPUs on every host:
-/// of several workers each would take them all.
-bool threads_are_told(const Machine& machine, int workers, const EnvironmentLookup& inherited) {
+/// True when OMP_NUM_THREADS was set for a worker. PBS presets it to the chunk's CPUs, all of which each of
+/// several workers would take.
+bool threads_are_set(const Machine& machine, int workers, const EnvironmentLookup& inherited) {
     if (!inherited("OMP_NUM_THREADS")) return false;
-    return !machine.grant.preset_threads ||
-           means_threads_of_a_worker(machine.grant, workers, core_count(machine));
+    return !machine.grant.preset_threads || preset_is_per_worker(machine.grant, workers, core_count(machine));
 }
 
 EnvironmentList variables_of(const WorkerPlan& worker) {
@@ -139,7 +138,7 @@ std::string assignment(const std::string& name, const std::string& value) {
     return fmt::format("{}={}", name, is_secret(name) ? "<secret>" : shell_quoted(value));
 }
 
-/// Variables that have the same value for all workers: shown once.
+/// Variables that have the same value for all workers, which are shown once.
 EnvironmentList common_variables(const std::vector<WorkerPlan>& workers) {
     EnvironmentList common = variables_of(workers.front());
     for (const WorkerPlan& worker : workers) {
@@ -196,8 +195,8 @@ std::string describe_streams(const StreamsMap& map) {
 }
 
 std::string describe_output(const OutputSpec& output) {
-    std::string text = output.prefix ? fmt::format("prefix '{}'", *output.prefix)
-                                     : "prefix where several ranks can be told apart by it";
+    std::string text =
+        output.prefix ? fmt::format("prefix '{}'", *output.prefix) : "prefix when several ranks are shown";
     if (output.log_dir.empty() && output.redirects == StreamsMap{} && output.tee == StreamsMap{})
         return text + ", console only";
     return text + fmt::format(", files below {} (to files only: {}; to both: {})",
@@ -216,7 +215,7 @@ std::string describe_signals(const std::map<int, SignalAction>& signals) {
     return join(parts, "; ");
 }
 
-/// A line each; the first has the name.
+/// One row per line; the first has the name.
 std::string rows(std::string_view name, const std::vector<std::string>& lines) {
     std::string text;
     for (const std::string& line : lines) text += fmt::format("{:<12}{}\n", text.empty() ? name : "", line);
@@ -249,7 +248,7 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
     const Share share = share_of(spec, order.local_world_size);
     const Result<Bindings> bindings = bind_workers(share.binding, machine, share.of);
     if (!bindings) return bindings.error();
-    const bool sets_threads = share.of > 1 && !threads_are_told(machine, share.of, inherited);
+    const bool sets_threads = share.of > 1 && !threads_are_set(machine, share.of, inherited);
     const std::vector<FabricSetting> fabric = unset_settings(machine.fabric, inherited);
     const bool sets_nccl = !inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING");
 

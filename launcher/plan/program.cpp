@@ -14,14 +14,14 @@
 namespace ddprun {
 namespace {
 
-/// What stands at a path, as far as execve is concerned.
-enum class Standing : std::uint8_t { Absent, Directory, Forbidden, Executable };
+/// The state of a path for execve.
+enum class PathState : std::uint8_t { Absent, Directory, Forbidden, Executable };
 
-Standing standing_of(const std::string& path) {
+PathState path_state(const std::string& path) {
     struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) return errno == EACCES ? Standing::Forbidden : Standing::Absent;
-    if (S_ISDIR(status.st_mode)) return Standing::Directory;
-    return ::access(path.c_str(), X_OK) == 0 ? Standing::Executable : Standing::Forbidden;
+    if (::stat(path.c_str(), &status) != 0) return errno == EACCES ? PathState::Forbidden : PathState::Absent;
+    if (S_ISDIR(status.st_mode)) return PathState::Directory;
+    return ::access(path.c_str(), X_OK) == 0 ? PathState::Executable : PathState::Forbidden;
 }
 
 Error not_found(std::string what) { return {Errc::NotFound, std::move(what)}; }
@@ -29,9 +29,9 @@ Error is_directory(const std::string& path) {
     return {Errc::System, path + ": is a directory, not a program", EISDIR};
 }
 
-/// The first line of a file that can be read, without its newline.
+/// The first line of a file without its newline; "" when the file cannot be read.
 std::string first_line_of(const std::string& path) {
-    constexpr std::size_t kLongest = 256;  // as the kernel reads of a #! line
+    constexpr std::size_t kLongest = 256;  // the part of a #! line that the kernel reads
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     std::string text(kLongest, '\0');
     const ssize_t n = file ? ::pread(file.get(), text.data(), text.size(), 0) : 0;
@@ -39,7 +39,7 @@ std::string first_line_of(const std::string& path) {
     return text.substr(0, text.find('\n'));
 }
 
-/// What helps depends on what the file is: chmod would hand Python without a #! line to a shell.
+/// The remedy depends on the first line: after chmod +x, Python without a #! line would run in a shell.
 Error not_executable(const std::string& path) {
     const bool names_interpreter = first_line_of(path).starts_with("#!");
     const std::string remedy =
@@ -57,7 +57,7 @@ std::string in_directory(std::string_view directory, std::string_view name) {
 std::vector<std::string> executables_in(const std::string& directory) {
     std::vector<std::string> names = names_in(directory);
     std::erase_if(names, [&](const std::string& name) {
-        return standing_of(in_directory(directory, name)) != Standing::Executable;
+        return path_state(in_directory(directory, name)) != PathState::Executable;
     });
     return names;
 }
@@ -78,7 +78,7 @@ std::string near_file(const std::string& path,
     return near.empty() ? "" : fmt::format("; did you mean {}{}?", directory, near);
 }
 
-/// One place of several to look in.
+/// A directory to search in, and its name in messages.
 struct Place {
     std::string directory;
     std::string_view called;
@@ -93,28 +93,28 @@ std::vector<Place> places_of(const ProgramSearch& search) {
     return places;
 }
 
-/// "stacks" for "stack", "--help" for "help"; "" when nothing is near.
+/// The nearest word ("stacks" for "stack", "--help" for "help"); "" when none is near.
 std::string near_word(const std::string& name, const std::vector<std::string>& words) {
     const std::string option = "--" + name;
     return std::find(words.begin(), words.end(), option) != words.end() ? option : nearest(name, words);
 }
 
-/// "did you mean ./train?", or "".
+/// "; did you mean ./train?", or "".
 std::string suggestion(const std::string& name, const ProgramSearch& search) {
-    const Standing here = standing_of("./" + name);
-    if (here == Standing::Executable || here == Standing::Forbidden) {
+    const PathState here = path_state("./" + name);
+    if (here == PathState::Executable || here == PathState::Forbidden) {
         return fmt::format("; it exists in the current directory: did you mean ./{}?", name);
     }
-    // What is ddprun's own first: a near one of them is what was meant.
+    // ddprun's own workers and words come before PATH.
     const std::string word = near_word(name, search.own_words);
     for (const Place& place : places_of(search)) {
         if (place.called == "in PATH" && !word.empty()) return fmt::format("; did you mean ddprun {}?", word);
         const std::vector<std::string> names =
             executables_in(place.directory.empty() ? "." : place.directory);
         std::string near = nearest(name, names);
-        // Among the thousands of names in PATH something is always near; nobody mistypes the first letter.
+        // Among the thousands of names in PATH some name is always near; require the same first letter.
         if (place.called == "in PATH" && !near.empty() && near.front() != name.front()) near.clear();
-        // "train_gpt" is no typing error of "train", and yet that is what there is.
+        // "train_gpt" is no typing error of "train", but "train" is all that we have.
         for (const std::string& other : names) {
             if (near.empty() && place.called != "in PATH" && other.size() >= 3 && name.starts_with(other))
                 near = other;
@@ -129,10 +129,10 @@ Result<ResolvedProgram> search_for(const std::string& name, const ProgramSearch&
     std::string forbidden;
     for (const Place& place : places_of(search)) {
         const std::string path = in_directory(place.directory, name);
-        const Standing standing = standing_of(path);
-        if (standing == Standing::Executable)
+        const PathState state = path_state(path);
+        if (state == PathState::Executable)
             return ResolvedProgram{path, {name}, fmt::format("found {}", place.called)};
-        if (standing == Standing::Forbidden && forbidden.empty()) forbidden = path;
+        if (state == PathState::Forbidden && forbidden.empty()) forbidden = path;
     }
     if (!forbidden.empty()) return not_executable(forbidden);
     const bool has_own = !search.own_directories.empty();
@@ -141,11 +141,11 @@ Result<ResolvedProgram> search_for(const std::string& name, const ProgramSearch&
 }
 
 Result<ResolvedProgram> at_path(const std::string& path) {
-    switch (standing_of(path)) {
-        case Standing::Executable: return ResolvedProgram{path, {path}, "a path"};
-        case Standing::Directory: return is_directory(path);
-        case Standing::Forbidden: return not_executable(path);
-        case Standing::Absent: break;
+    switch (path_state(path)) {
+        case PathState::Executable: return ResolvedProgram{path, {path}, "a path"};
+        case PathState::Directory: return is_directory(path);
+        case PathState::Forbidden: return not_executable(path);
+        case PathState::Absent: break;
     }
     return not_found(fmt::format("{}: no such file{}", path, near_file(path, executables_in)));
 }
@@ -175,7 +175,7 @@ Result<ResolvedProgram> find_python(const ProgramSearch& search) {
     return error;
 }
 
-/// Python opens the script itself: it has to be there and readable, not executable.
+/// Python opens the script itself, so it must be readable, not executable.
 Status check_script(const std::string& path) {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) {
@@ -193,21 +193,21 @@ Result<ResolvedProgram> with_python(const ProgramSearch& search, const std::vect
     if (!python) return python;
     python->how = fmt::format("run by {}, {}", python->path, python->how);
     python->name = words.back();
-    // Unbuffered, as torchrun does: a line is seen when it is printed.
+    // -u as in torchrun: a line is shown when it is printed.
     python->arguments = {python->path, "-u"};
     python->arguments.insert(python->arguments.end(), words.begin(), words.end());
     return python;
 }
 
-/// runpy in a fresh interpreter: sys.argv and sys.path are what the script would find if run directly.
+/// Runs the script by runpy with the sys.argv and sys.path of a direct run.
 constexpr const char* kRunPath =
     "import os, runpy, sys; del sys.argv[0]; sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0])); "
     "runpy.run_path(sys.argv[0], run_name='__main__')";
 
-/// A path to a script that Python alone has to be able to read, as torchrun runs it: "./main" with 0644 and
-/// "#!...python".
+/// True for a script that is not executable and whose first line names Python ("./main" with 0644): torchrun
+/// runs it, too.
 bool is_python_by_its_first_line(const std::string& path) {
-    return path.find('/') != std::string::npos && standing_of(path) == Standing::Forbidden &&
+    return path.find('/') != std::string::npos && path_state(path) == PathState::Forbidden &&
            names_python(first_line_of(path));
 }
 

@@ -10,38 +10,37 @@
 
 namespace ddprun {
 
-/// Where programs are looked for.
+/// The places to search for programs.
 struct ProgramSearch {
     std::vector<std::string> own_directories;  ///< ddprun's own workers, before PATH
     std::string path;                          ///< PATH
-    std::vector<std::string> own_words =
-        {};                   ///< what else may stand behind ddprun, and is suggested: "ps", "--help"
-    std::string python;       ///< PYTHON_EXEC; "" python3 from PATH
+    std::vector<std::string> own_words = {};   ///< subcommands and options to suggest: "ps", "--help"
+    std::string python;                        ///< PYTHON_EXEC; "" python3 from PATH
     std::string beside = {};  ///< the Python of the virtual environment that ddprun lies in; "" none
 };
 
-/// A program that can be executed as it stands.
+/// A program that can be executed.
 struct ResolvedProgram {
-    std::string path;                    ///< what execve gets
+    std::string path;                    ///< path for execve
     std::vector<std::string> arguments;  ///< argv, including argv[0]; macros are not yet substituted
     std::string how;        ///< "found in PATH", "run by /usr/bin/python3, the first python3 in PATH"
-    std::string name = {};  ///< for reports: of what Python runs the script or module, else the path
+    std::string name = {};  ///< name in reports: the script or module that Python runs, else the path
 };
 
-/// Whether the first line of a script hands it to Python: "#!/usr/bin/env python3".
+/// True when the first line of a script names Python: "#!/usr/bin/env python3".
 bool names_python(std::string_view first_line);
 
-/// Finds the program. A name with a slash is a path; "x.py" is a path too, relative to the current directory,
-/// and is run by Python, as is a path that is not executable and whose first line says so; any other name is
-/// looked for in own_directories, then in PATH. Error: NotFound (it does not exist; a near name is
-/// suggested), or System (a directory, not executable).
+/// Finds the program. A name with a slash is a path. "x.py" is a path too, relative to the current directory.
+/// Python runs it, and a path that is not executable and whose first line names Python. Any other name is
+/// searched in own_directories, then in PATH. Error: NotFound (with a near name), or System (a directory, not
+/// executable).
 Result<ResolvedProgram> resolve_program(const ProgramSpec& program, const ProgramSearch& search);
-/// Whether Python runs it: a script or a module, python itself, or a file whose first line names Python
-/// (lightning, accelerate).
+/// True when Python runs the program: a script or module, python itself, or a file whose first line names
+/// Python (lightning, accelerate).
 bool is_run_by_python(const ResolvedProgram& program);
-/// The file that is the program to its user: a script rather than the Python that runs it.
+/// The file that the user calls the program: the script rather than the Python that runs it.
 std::string program_file(const ResolvedProgram& program);
-/// What ddprun exits with after that error: 127 or 126, as a shell does.
+/// ddprun's exit code after that error: 127 or 126, as a shell's.
 ExitCode program_exit_code(const Error& error);
 
 }  // namespace ddprun

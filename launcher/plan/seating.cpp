@@ -11,8 +11,8 @@
 namespace ddprun {
 namespace {
 
-constexpr int kMostSeats = 256;        ///< of one node, that a table is for
-constexpr std::size_t kMostNamed = 4;  ///< hosts or ranks, before "and 296 more"
+constexpr int kMostSeats = 256;        ///< workers of one node that a table is made for
+constexpr std::size_t kMostNamed = 4;  ///< hosts in a list without "..."
 
 std::string seat(const Binding& binding, const std::string& gpu) {
     std::string text = fmt::format("CPUs {}", binding.cpus.empty() ? "any" : format_ranges(binding.cpus));
@@ -29,10 +29,10 @@ std::string named(const std::vector<std::string>& all) {
 }  // namespace
 
 std::vector<std::string> seats_of(const JobSpec& spec, const Machine& machine, int workers) {
-    if (spec.outer_rank) return {};  // where the outer launcher put it
+    if (spec.outer_rank) return {};  // placed by the outer launcher
     if (workers > kMostSeats || (spec.nodes.max == 1 && machine.grant.by.empty())) return {};
     const Result<Bindings> bindings = bind_workers(spec.binding, machine, workers);
-    if (!bindings) return {};  // the plan will say it
+    if (!bindings) return {};  // plan_workers() reports this error
     const auto is_bound = [](const Binding& one) { return !one.cpus.empty(); };
     if (std::none_of(bindings->workers.begin(), bindings->workers.end(), is_bound)) return {};
     std::vector<std::string> seats;

@@ -8,9 +8,9 @@
 
 namespace ddprun {
 
-/// Where each worker of this node will sit, by local rank: "CPUs 48-63, NUMA 3, GPU 0". Empty where that is
-/// not worth saying: nobody is bound, or one node outside an allocation, or each process was placed by an
-/// outer launcher; and where there are too many.
+/// The place of each worker of this node, by local rank: "CPUs 48-63, NUMA 3, GPU 0". Empty when no worker is
+/// bound, for one node outside an allocation, for ranks that an outer launcher placed, and for more than 256
+/// workers.
 std::vector<std::string> seats_of(const JobSpec& spec, const Machine& machine, int workers);
 
 struct NodeSeats {
@@ -18,8 +18,8 @@ struct NodeSeats {
     int first_rank = 0;
     std::vector<std::string> seats;  ///< by local rank
 };
-/// The table of the whole job, a line each; nodes that are alike share theirs, however many they are. Empty:
-/// no node has said anything.
+/// The lines of the table for the whole job; nodes that are alike share theirs. Empty when no node sent
+/// seats.
 std::vector<std::string> render_seating(const std::vector<NodeSeats>& nodes);
 
 }  // namespace ddprun

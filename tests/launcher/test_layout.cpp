@@ -1,5 +1,5 @@
-// Who sits where on machines of clusters: their topologies, as lscpu and nvidia-smi show them there, and what
-// their batch systems say.
+// The layout of workers on clusters' machines, with their topologies by lscpu and nvidia-smi and the grants
+// of their batch systems.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ EnvironmentLookup lookup(std::map<std::string, std::string> set) {
     };
 }
 
-/// One socket of AMD's: cores are numbered through the NUMA nodes, second threads behind all of them.
+/// One AMD socket: cores are numbered through the NUMA nodes, second threads after all of them.
 Machine one_socket(int cores, int nodes, const std::vector<int>& gpu_nodes) {
     Machine machine;
     for (int cpu = 0; cpu < 2 * cores; ++cpu)
@@ -49,7 +49,7 @@ Machine polaris() { return one_socket(32, 4, {3, 2, 1, 0}); }
 Machine derecho() { return one_socket(64, 4, {3, 2, 1, 0}); }
 Machine derecho_with_eight_nodes() { return one_socket(64, 8, {7, 5, 3, 1}); }
 
-/// Two sockets whose CPUs are numbered in turn, and what a Slurm step may use of them.
+/// Two sockets whose CPUs are numbered in turn, and the CPUs that a Slurm step may use.
 Machine two_sockets(const std::vector<int>& usable) {
     Machine machine;
     for (const int cpu : usable) machine.cpu_places.push_back({cpu, cpu % 2, cpu % 2, cpu, cpu % 2});
@@ -72,14 +72,14 @@ std::string cpus(const Machine& machine, int workers, std::size_t which) {
 
 // ---- topologies
 
-TEST(Layout, OnPolarisEachWorkerSitsAtItsGpuWhichCountFromTheOtherEnd) {
+TEST(Layout, PlacesEachWorkerAtItsGpuOnPolarisWhereGpusCountBackwards) {
     EXPECT_EQ(cpus(polaris(), 4, 0), "24-31, 56-63");
     EXPECT_EQ(cpus(polaris(), 4, 3), "0-7, 32-39");
     EXPECT_THAT(bound(polaris(), 4).workers[0].memory_nodes, ElementsAre(3));
     EXPECT_EQ(bound(polaris(), 4).workers[0].cores, 8);
 }
 
-TEST(Layout, OnDerechoEachOfFourWorkersHasAQuarterAlsoWithEightNumaNodes) {
+TEST(Layout, GivesEachOfFourWorkersAQuarterOnDerechoAlsoWithEightNumaNodes) {
     EXPECT_EQ(cpus(derecho(), 4, 0), "48-63, 112-127");
     EXPECT_EQ(cpus(derecho_with_eight_nodes(), 4, 0), "48-63, 112-127")
         << "its GPU's node, and the near one that has no GPU";
@@ -98,7 +98,7 @@ TEST(Layout, NodesThatAreEquallyNearToAllGpusAreSharedOutEvenly) {
     EXPECT_EQ(cpus(machine, 4, 1), "8-15, 40-47, 72-79, 104-111");
 }
 
-TEST(Layout, NoNodeOfAnotherSocketIsAddedToAGpus) {
+TEST(Layout, AddsNoNodeOfAnotherSocketToAGpus) {
     Machine machine = two_sockets({0, 1, 2, 3});
     machine.gpu_places = {{"0", "", 1}, {"1", "", 1}};
     machine.gpus = 2;
@@ -106,7 +106,7 @@ TEST(Layout, NoNodeOfAnotherSocketIsAddedToAGpus) {
     EXPECT_EQ(cpus(machine, 2, 1), "1, 3");
 }
 
-TEST(Layout, WhereTheDistancesAreUnknownAWorkerStaysAtItsGpusNode) {
+TEST(Layout, KeepsAWorkerAtItsGpusNodeWhenDistancesAreUnknown) {
     Machine machine = derecho_with_eight_nodes();
     machine.numa_distances.clear();
     EXPECT_EQ(cpus(machine, 4, 0), "56-63, 120-127");
@@ -119,7 +119,7 @@ TEST(Layout, OneWorkerStaysAtItsGpusNode) {
     EXPECT_EQ(cpus(machine, 1, 0), "48-63, 112-127");
 }
 
-TEST(Layout, WithoutGpusFewerWorkersThanNodesHaveABlockOfThemEach) {
+TEST(Layout, GivesFewerWorkersThanNodesABlockOfNodesEachWithoutGpus) {
     Machine machine = derecho_with_eight_nodes();
     machine.gpu_places.clear();
     machine.gpus = 0;
@@ -137,7 +137,7 @@ TEST(Layout, ASlurmStepsTenOddCoresAreSharedNotExceeded) {
     EXPECT_EQ(cpus(both, 2, 1), "1, 3, 5, 7, 9");
 }
 
-TEST(Layout, ANodeWhoseMemoryIsNotOursIsNobodysMemoryNode) {
+TEST(Layout, UsesNoMemoryNodeThatIsNotOurs) {
     Machine machine = two_sockets({0, 1, 2, 3});
     ASSERT_THAT(bound(machine, 2).workers[1].memory_nodes, ElementsAre(1));
     machine.memory_nodes = std::set<int>{0};
@@ -174,9 +174,9 @@ TEST(NumaDistances, AreReadFromSys) {
     EXPECT_THAT(read_numa_distances(sys.path()), IsEmpty());
 }
 
-// ---- what the batch system gave
+// ---- the batch system's grant
 
-TEST(Grant, OfPbsIsItsChunksCpusAndItsPresetThreads) {
+TEST(Grant, HasTheChunksCpusAndThePresetThreadsOfPbs) {
     const std::map<std::string, std::string> job = {
         {"PBS_JOBID", "12.pbs"}, {"NCPUS", "64"}, {"OMP_NUM_THREADS", "64"}};
     const Grant grant = grant_of(lookup(job), "dec01.hsn.example\ndec01\ndec02\n\n", "dec01");
@@ -189,7 +189,7 @@ TEST(Grant, OfPbsIsItsChunksCpusAndItsPresetThreads) {
     EXPECT_EQ(grant_of(lookup(own), "", "dec01"), Grant{});
 }
 
-TEST(Grant, OfOthersIsWhatTheySay) {
+TEST(Grant, HasTheVariablesOfOtherSchedulers) {
     EXPECT_EQ(grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", "10"}}), "", "n1"),
               (Grant{"Slurm", 10, 1, std::nullopt}));
     EXPECT_EQ(grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", "many"}}), "", "n1"),
@@ -200,7 +200,7 @@ TEST(Grant, OfOthersIsWhatTheySay) {
               (Grant{"Torque", 4, 1, std::nullopt}));
 }
 
-TEST(Grant, OfAPartOfAHostThatNothingConfinesUsToBindsNobody) {
+TEST(Grant, OfAPartOfAHostBindsNoWorkerUnlessWeAreConfinedToIt) {
     Machine machine = derecho();
     machine.grant = {"PBS", 16, 1, std::nullopt};
     EXPECT_EQ(bound(machine, 4).why, "none: PBS gave 16 of 64 cores, and which ones is not known");
@@ -212,7 +212,7 @@ TEST(Grant, OfAPartOfAHostThatNothingConfinesUsToBindsNobody) {
         << "four chunks, or mpiprocs=4:ompthreads=16: the whole host";
 }
 
-TEST(Grant, ThatACpusetConfinesUsToIsBoundWithinIt) {
+TEST(Grant, OfACpusetBindsWorkersWithinIt) {
     Machine machine = derecho();
     std::erase_if(machine.cpu_places, [](const Cpu& cpu) { return cpu.core % 16 >= 4; });
     machine.cpus = static_cast<int>(machine.cpu_places.size());
@@ -234,7 +234,7 @@ std::optional<int> threads(const Machine& machine, int workers,
     return plan ? plan->front().env.omp_num_threads : std::nullopt;
 }
 
-TEST(Threads, ThatPbsPresetToTheChunksCpusAreNoUsersWord) {
+TEST(Threads, PresetByPbsToTheChunksCpusAreReplaced) {
     const std::map<std::string, std::string> job = {
         {"PBS_JOBID", "12.pbs"}, {"NCPUS", "64"}, {"OMP_NUM_THREADS", "64"}};
     Machine machine = derecho();
@@ -243,7 +243,7 @@ TEST(Threads, ThatPbsPresetToTheChunksCpusAreNoUsersWord) {
     EXPECT_EQ(threads(machine, 1, job), std::nullopt) << "a lone worker may use all";
 }
 
-TEST(Threads, AreSharesOfWhatWasGivenNotOfTheHost) {
+TEST(Threads, AreSharesOfTheGrantNotOfTheHost) {
     const std::map<std::string, std::string> job = {
         {"PBS_JOBID", "12.pbs"}, {"NCPUS", "8"}, {"OMP_NUM_THREADS", "8"}};
     Machine machine = derecho();
@@ -252,7 +252,7 @@ TEST(Threads, AreSharesOfWhatWasGivenNotOfTheHost) {
     EXPECT_EQ(threads(machine, 16, job), 1) << "never none";
 }
 
-TEST(Threads, OfOmpthreadsOrTheScriptStand) {
+TEST(Threads, OfOmpthreadsOrTheScriptAreKept) {
     std::map<std::string, std::string> job = {
         {"PBS_JOBID", "12.pbs"}, {"NCPUS", "8"}, {"OMP_NUM_THREADS", "8"}};
     Machine machine = derecho();
@@ -268,7 +268,7 @@ TEST(Threads, OfOmpthreadsOrTheScriptStand) {
 
 // ---- the table
 
-TEST(Seats, AreSaidWhereWorkersAreBoundAndThereAreSeveralNodesOrAnAllocation) {
+TEST(Seats, AreShownForBoundWorkersOfSeveralNodesOrAnAllocation) {
     JobSpec spec;
     EXPECT_THAT(seats_of(spec, polaris(), 4), IsEmpty()) << "one's own machine";
     spec.nodes = {2, 2};
@@ -282,7 +282,7 @@ TEST(Seats, AreSaidWhereWorkersAreBoundAndThereAreSeveralNodesOrAnAllocation) {
     EXPECT_EQ(seats_of(spec, in_a_job, 4).size(), 4u);
 }
 
-TEST(Seats, OfNodesThatAreAlikeAreOneTable) {
+TEST(Seats, OfNodesThatAreAlikeShareOneTable) {
     std::vector<NodeSeats> nodes;
     for (int i = 0; i < 3; ++i) nodes.push_back({fmt::format("n{}", i), 2 * i, {"CPUs 0-3", "CPUs 4-7"}});
     nodes.push_back({"fat", 6, {"CPUs 0-63"}});

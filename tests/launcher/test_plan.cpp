@@ -244,7 +244,7 @@ TEST_F(Plan, NumbersEveryWorker) {
     EXPECT_EQ(env.run_id, "j");
 }
 
-TEST_F(Plan, TellsTheSignalsThatStopTheJobAsTheyWereGiven) {
+TEST_F(Plan, ShowsTheSignalsThatStopTheJobAsTheyWereGiven) {
     EXPECT_THAT(plan()[0].environment,
                 Contains(Pair("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")));
     spec_.signals_to_handle = "SIGUSR1";
@@ -360,7 +360,7 @@ TEST_F(Plan, NamesTheScriptAndNotOnlyThePythonThatRunsIt) {
                 HasSubstr("program:    train.py (run by /usr/bin/python3, the first python3 in PATH)\n"));
 }
 
-TEST_F(Plan, SaysWhatIsNotKnownBeforeTheNodesHaveMet) {
+TEST_F(Plan, MarksValuesThatAreNotKnownBeforeTheNodesHaveMet) {
     order_.master_addr = "";
     order_.master_port = 0;
     const PlanSurroundings around{
@@ -375,7 +375,7 @@ TEST_F(Plan, SaysWhatIsNotKnownBeforeTheNodesHaveMet) {
             "controller: at node00:29400 (node rank 1)\nhosts:      node00: node 0\n            node01: node 1\n"));
 }
 
-TEST(RanksExist, OfAJobOfOneNodeOrAreRefusedWithTheOptionTheValueAndTheRemedy) {
+TEST(RanksExist, RefusesAbsentRanksOfOneNodeWithOptionValueAndRemedy) {
     JobSpec spec;
     spec.stdin_rank = 5;
     EXPECT_EQ(
@@ -494,7 +494,7 @@ TEST_F(Program, AMissingScriptSuggestsTheScriptThatIsNear) {
         directory_.file("trian.py") + ": no such file; did you mean " + directory_.file("train.py") + "?");
 }
 
-TEST_F(Program, WhichPythonRunsAndWhyIsKnown) {
+TEST_F(Program, NamesThePythonThatRunsAndWhy) {
     const std::string script = directory_.file("t.py");
     make(script, 0644);
     EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, the first python3 in PATH");
@@ -521,7 +521,7 @@ TEST_F(Program, DirectoriesAndFilesWithoutPermissionAre126) {
     EXPECT_EQ(program_exit_code(error(bin() + "/data")), ExitCode::NotExecutable);
 }
 
-TEST_F(Program, AScriptOfPythonByItsFirstLineNeedsNoNameInPyAndNoPermission) {
+TEST_F(Program, AScriptWhoseFirstLineNamesPythonNeedsNoPySuffixAndNoPermission) {
     const std::string script = directory_.file("main");
     std::ofstream(script) << "#!/usr/bin/env python3\nprint('hello')\n";
     ::chmod(script.c_str(), 0644);
@@ -547,7 +547,7 @@ TEST_F(Program, IsRunByPythonAlsoWhenItsFirstLineOrTheUserSaysSo) {
     EXPECT_FALSE(is_run_by_python(found("solver")));
 }
 
-TEST(NamesPython, ByTheInterpreterHoweverItIsWritten) {
+TEST(NamesPython, MatchesTheInterpreterHoweverItIsWritten) {
     for (const char* line : {"#!/usr/bin/python", "#! /opt/conda/bin/python3.12 -u", "#!/usr/bin/env python3",
                              "#!/usr/bin/env -S python3 -u"}) {
         EXPECT_TRUE(names_python(line)) << line;
@@ -556,7 +556,7 @@ TEST(NamesPython, ByTheInterpreterHoweverItIsWritten) {
         EXPECT_FALSE(names_python(line)) << line;
 }
 
-TEST_F(Program, AMissingPythonIsSaidAsSuch) {
+TEST_F(Program, AMissingPythonIsReported) {
     search_.path = own();
     EXPECT_THAT(error("m", ProgramSpec::Kind::Module).what, HasSubstr("python3: not found in PATH"));
     search_.python = "/no/python";
