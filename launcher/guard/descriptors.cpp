@@ -14,12 +14,11 @@
 namespace ddprun {
 namespace {
 
-/// For the loop, the server, the link, the spawn slots, the terminal's relay and the ends that a child takes
-/// over; what a job of one worker opens besides its worker is 25.
+/// Descriptors of the loop, the server, the link, the spawn slots, the terminal's relay and a child's ends. A
+/// job of one worker opens 25 of these.
 constexpr int kOwn = 40;
 
-/// A pipe's end, and a file where it is ours to write; a stream that only goes to a file is the child's
-/// alone.
+/// Counts a pipe's end, and a file that we write; a stream that only goes to a file is the worker's alone.
 int for_stream(const OutputSpec& output, int local_rank, Streams stream) {
     const StreamRoute route = route_of(output, local_rank, stream, !output.log_dir.empty());
     if (!route.needs_pipe) return 0;

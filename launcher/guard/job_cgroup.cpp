@@ -21,7 +21,7 @@
 namespace ddprun {
 namespace {
 
-/// The path behind "0::", the entry of version 2.
+/// The path after "0::", the entry of version 2.
 std::optional<std::string_view> unified_path(std::string_view cgroup) {
     for (const std::string_view line : split(cgroup, '\n')) {
         if (line.starts_with("0::")) return line.substr(3);
@@ -29,7 +29,7 @@ std::optional<std::string_view> unified_path(std::string_view cgroup) {
     return std::nullopt;
 }
 
-/// Blanks and backslashes of a path stand in mountinfo as "\040" and the like.
+/// Undoes the escapes of mountinfo: "\040" for a blank and the like.
 std::string unescaped(std::string_view text) {
     std::string plain;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -67,7 +67,7 @@ std::optional<Mount> cgroup2_mount(std::string_view line) {
                  has_option(before[5], "ro") || has_option(behind[2], "ro")};
 }
 
-/// Where `path` appears below the mount; nullopt: this mount shows another part of the tree.
+/// The directory of `path` below the mount; nullopt: this mount shows another part of the tree.
 std::optional<std::string> directory_in(const Mount& mount, std::string_view path) {
     if (path.find("/..") != std::string_view::npos) return std::nullopt;  // outside of our cgroup namespace
     if (mount.root == "/") return mount.point + (path == "/" ? "" : std::string(path));
@@ -77,7 +77,7 @@ std::optional<std::string> directory_in(const Mount& mount, std::string_view pat
     return mount.point + std::string(rest);
 }
 
-/// True when nobody is left in the directory and it is gone.
+/// True when the directory is gone; false while processes are left in it.
 bool try_to_remove(const std::string& directory) {
     if (::rmdir(directory.c_str()) == 0 || errno == ENOENT) return true;
     // A worker may have made cgroups of its own (another ddprun, a container).
@@ -92,11 +92,11 @@ bool try_to_remove(const std::string& directory) {
 
 void kill_at(int directory, const char* file) {
     const UniqueFd kill(::openat(directory, file, O_WRONLY | O_CLOEXEC));
-    // Refused: the sweep over descendants kills one by one; ignoring.
+    // When the write is refused, the sweep over descendants kills one by one; ignoring.
     if (kill && ::write(kill.get(), "1", 1) != 1) return;
 }
 
-/// No living process in it or below; false when the kernel does not say.
+/// True when no living process is in the cgroup or below; false when the kernel does not tell.
 bool is_empty(int directory) {
     const UniqueFd events(::openat(directory, "cgroup.events", O_RDONLY | O_CLOEXEC));
     char text[256] = {};
@@ -108,7 +108,7 @@ int open_directory(int where, const std::string& name) {
     return ::openat(where, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/// It has not been removed, or made anew, since it was opened.
+/// True when the directory has not been removed, or made anew, since it was opened.
 bool is_same_directory(int opened, const std::string& path) {
     struct stat ours {
     }, there{};
@@ -116,8 +116,8 @@ bool is_same_directory(int opened, const std::string& path) {
            ours.st_dev == there.st_dev;
 }
 
-/// Whoever gets the lock knows that the cgroup's ddprun has ended, and keeps others away who look for
-/// abandoned ones. Empty: it is in use.
+/// The lock, which proves that the cgroup's ddprun has ended, and keeps others away that look for abandoned
+/// cgroups. Empty: the cgroup is in use.
 UniqueFd lock_abandoned_cgroup(const std::string& path) {
     UniqueFd directory(open_directory(AT_FDCWD, path));
     const bool is_ours = directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0 &&
@@ -226,8 +226,8 @@ Result<std::unique_ptr<JobCgroup>> JobCgroup::create(const std::string& director
     return cgroup;
 }
 
-/// Another ddprun that looks for abandoned ones may see it before it is locked, lock it first and remove it,
-/// empty as it is: then it is made again.
+/// Tries again when another ddprun, looking for abandoned cgroups, has seen the new directory before our
+/// lock, locked it and removed it.
 Status JobCgroup::make_locked() {
     constexpr int kTries = 100;
     const timespec pause{0, 1'000'000};
@@ -236,7 +236,7 @@ Status JobCgroup::make_locked() {
             return Error::system("mkdir " + directory_);
         directory_fd_.reset(open_directory(AT_FDCWD, directory_));
         if (directory_fd_ && is_same_directory(directory_fd_.get(), directory_)) {
-            // Where directories cannot be locked, nobody can take it for abandoned either.
+            // Where directories cannot be locked, no other ddprun can take it for abandoned either.
             const bool taken = ::flock(directory_fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
             if (!taken && is_same_directory(directory_fd_.get(), directory_)) return {};
         }
@@ -266,8 +266,7 @@ JobCgroup::~JobCgroup() {
 }
 
 void JobCgroup::kill() {
-    if (!directory_fd_ || is_empty(directory_fd_.get()))
-        return;  // as it is, it will do for the next generation
+    if (!directory_fd_ || is_empty(directory_fd_.get())) return;  // the next generation can use it
     killed_ = true;
     kill_at(directory_fd_.get(), "cgroup.kill");
 }

@@ -15,7 +15,7 @@ namespace ddprun {
 namespace {
 
 constexpr std::string_view kDirectoryPrefix = "ddprun-job-";
-constexpr std::string_view kDraft = ".new";  // until it is locked
+constexpr std::string_view kDraft = ".new";  // suffix of a directory that is not locked yet
 constexpr std::chrono::seconds kDraftLife{60};
 constexpr std::size_t kIdDigits = 16;
 
@@ -40,10 +40,10 @@ bool is_younger_than(std::chrono::seconds age, const UniqueFd& directory) {
     return ::fstat(directory.get(), &status) != 0 || status.st_mtime + age.count() > ::time(nullptr);
 }
 
-/// The lock of a directory of a job of ours that nobody uses any more; empty otherwise.
+/// The lock of a directory of our user's jobs that is no longer in use; empty otherwise.
 UniqueFd lock_abandoned_directory(const std::string& path) {
     UniqueFd directory = open_without_links(path);
-    // Of one that has no lock yet its age has to do.
+    // A draft has no lock yet: it counts as abandoned after kDraftLife.
     if (!is_owned_by_us(directory) || (path.ends_with(kDraft) && is_younger_than(kDraftLife, directory)))
         return {};
     return ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0 ? std::move(directory) : UniqueFd();
@@ -62,12 +62,11 @@ std::string place_of_job_directories() {
 std::string job_directory_name(std::string_view id) { return fmt::format("{}{}", kDirectoryPrefix, id); }
 
 Result<std::unique_ptr<JobDirectory>> JobDirectory::create(const std::string& path) {
-    // Locked under a name that nobody takes for a job's: one who looks for abandoned ones sees it with its
-    // lock or not at all.
+    // Lock it under a name that is no job's: a search for abandoned directories sees it locked or not at all.
     const std::string draft = path + std::string(kDraft);
     if (::mkdir(draft.c_str(), 0700) != 0) return Error::system("mkdir " + draft);
     UniqueFd lock = open_without_links(draft);
-    // Where directories cannot be locked, nobody can take it for abandoned either.
+    // Where directories cannot be locked, no other ddprun can take it for abandoned either.
     if (lock) (void)::flock(lock.get(), LOCK_EX | LOCK_NB);
     if (::rename(draft.c_str(), path.c_str()) != 0) {
         const Error error = Error::system("rename " + draft);

@@ -9,22 +9,22 @@
 
 namespace ddprun {
 
-/// Where directories of jobs are made: memory that all processes of this host see (/dev/shm), else the
-/// temporary files'.
+/// The directory in which directories of jobs are made: /dev/shm (memory of this host), else that of
+/// temporary files.
 std::string place_of_job_directories();
 /// "ddprun-job-<id>", the id being 16 hexadecimal digits.
 std::string job_directory_name(std::string_view id);
 
-/// A directory of this job on this node for libraries of the workers that keep shared memory and sockets in
-/// files: where such files have names, they go with the job. Only this user can enter it.
+/// A directory of this job on this node, for libraries of the workers that keep shared memory and sockets in
+/// named files: these are removed with the job. Only this user can enter it.
 ///
-/// While it exists we hold a lock on it (flock), as on the job's cgroup: so another ddprun can tell one that
-/// is in use from one that was left when ddprun and its warden were both killed.
+/// While it exists we hold a lock on it (flock), as on the job's cgroup, so that another ddprun can tell a
+/// directory in use from one that was left when ddprun and its warden were both killed.
 class JobDirectory {
   public:
     /// Error: System naming it.
     static Result<std::unique_ptr<JobDirectory>> create(const std::string& path);
-    /// Removes it with all that is in it.
+    /// Removes the directory with its content.
     ~JobDirectory();
     JobDirectory(const JobDirectory&) = delete;
     JobDirectory& operator=(const JobDirectory&) = delete;
@@ -37,12 +37,12 @@ class JobDirectory {
     UniqueFd lock_;
 };
 
-/// A directory with all that is in it, following no link out of it. One that does not exist is done. Touches
-/// nothing but this process's memory, so that the warden can use it.
+/// Removes a directory with its content, following no link out of it; does nothing when it does not exist.
+/// Uses only this process's memory, so that the warden can call it.
 void remove_job_directory(const std::string& path);
-/// The names of the directories of this user's jobs that nobody holds the lock of.
+/// The names of the directories of this user's jobs that no process holds the lock of.
 std::vector<std::string> abandoned_job_directories(const std::string& place);
-/// Removes them, at most so many at once, and tells their names.
+/// Removes at most `most` of them and returns their names.
 std::vector<std::string> remove_abandoned_job_directories(const std::string& place, std::size_t most = 16);
 
 }  // namespace ddprun

@@ -20,7 +20,7 @@
 namespace ddprun {
 namespace {
 
-/// "DD" above 48 bits of the job's id: below "unlimited", above whatever anybody has set in earnest.
+/// "DD" above 48 bits of the job's id: below "unlimited", above any real limit.
 constexpr std::uint64_t kMarkSign = std::uint64_t{0x4444} << 48;
 constexpr std::size_t kMarkDigits = 12;
 constexpr std::string_view kLimitName = "Max file locks";
@@ -37,7 +37,8 @@ bool has_variable(std::string_view environment, std::string_view variable) {
     return false;
 }
 
-/// The soft one of "Max file locks            unlimited            unlimited            locks"; 0: no number.
+/// The soft limit in "Max file locks            unlimited            unlimited            locks"; 0: no
+/// number.
 std::uint64_t lock_limit_in(std::string_view limits) {
     const std::size_t at = limits.find(kLimitName);
     if (at == std::string_view::npos) return 0;
@@ -45,7 +46,7 @@ std::uint64_t lock_limit_in(std::string_view limits) {
     return parse_uint(rest.substr(0, rest.find_first_of(" \n"))).value_or(0);
 }
 
-/// Empty when the process is gone or not ours to read.
+/// The text of /proc/<pid>/<file>; empty when the process is gone or not ours to read.
 std::string text_of(pid_t pid, const char* file) {
     char path[64];
     std::snprintf(path, sizeof path, "/proc/%d/%s", pid, file);
@@ -67,7 +68,7 @@ std::vector<pid_t> marked_in_proc(const JobMark& mark) {
     return found;
 }
 
-/// The real one, from the text of /proc/<pid>/status.
+/// The real user id, from the text of /proc/<pid>/status.
 uid_t user_in(std::string_view status) {
     constexpr std::string_view kName = "\nUid:";
     const std::size_t at = status.find(kName);
@@ -76,14 +77,14 @@ uid_t user_in(std::string_view status) {
     return static_cast<uid_t>(parse_uint(rest.substr(0, rest.find_first_of("\t \n"))).value_or(0xffffffff));
 }
 
-/// It has ended, and nobody has reaped it; false also before Linux 5.3.
+/// True when the process has ended and was not reaped; always false before Linux 5.3.
 bool is_zombie(pid_t pid) {
     const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     pollfd ended{process.get(), POLLIN, 0};
     return process && ::poll(&ended, 1, 0) == 1;
 }
 
-/// Without /proc every number that the kernel may give is asked: up to a second.
+/// For hosts without /proc: asks the kernel about every possible process number, which takes up to a second.
 std::vector<pid_t> marked_by_limit(std::uint64_t wanted) {
     constexpr std::int64_t kHighest = 1 << 22;  // PID_MAX_LIMIT
     const std::string said = read_file("/proc/sys/kernel/pid_max", 64).value_or("");

@@ -26,21 +26,20 @@ namespace ddprun {
 /// Shared between ddprun and its warden, so that a worker is in it from the moment it exists.
 struct Warden::Table {
     std::atomic<bool> farewell{false};
-    std::atomic<std::int64_t> stall_limit_ns{0};  ///< 0: stalls are not looked for
-    std::atomic<std::int64_t> alive_ns{0};        ///< on the monotonic clock
-    std::atomic<bool> has_killed{false};          ///< because of a stall
+    std::atomic<std::int64_t> stall_limit_ns{0};  ///< 0: stalls are not watched for
+    std::atomic<std::int64_t> alive_ns{0};        ///< last note_alive(), on the monotonic clock
+    std::atomic<bool> has_killed{false};          ///< after a stall
     std::atomic<pid_t> groups[1];
 };
 
 namespace {
 
 std::size_t table_bytes(int max_groups) {
-    constexpr std::size_t kHead = 64;  ///< what comes before the groups
+    constexpr std::size_t kHead = 64;  ///< bytes before the groups
     return kHead + sizeof(std::atomic<pid_t>) * static_cast<std::size_t>(max_groups);
 }
 
-/// A process can fork while we look, so we look until two looks in a row find nothing, for five seconds at
-/// most.
+/// Kills until two searches in a row find nothing, for five seconds at most: a process can fork meanwhile.
 void sweep_marked(const JobMark& mark) {
     const timespec pause{0, 5'000'000};
     int quiet = 0;
@@ -50,7 +49,7 @@ void sweep_marked(const JobMark& mark) {
     }
 }
 
-/// Among them is our copy of ddprun's end: while it is open, ddprun's death is not seen.
+/// Also closes our copy of ddprun's end: while it is open, ddprun's death is not seen.
 void close_from(int first) {
     if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 0U) == 0) return;
     for (const int fd : open_descriptors()) {  // before Linux 5.9
@@ -92,7 +91,7 @@ Status Warden::fork_child() {
     pid_ = ::fork();
     if (pid_ < 0) return Error::system("fork the warden");
     if (pid_ > 0) {
-        // It does so itself as well, but on a busy machine long after workers run: a signal to our group
+        // The child does so too, but on a busy machine after workers run; until then a signal to our group
         // would hit it.
         ::setpgid(pid_, pid_);
         return {};
@@ -105,7 +104,7 @@ Status Warden::fork_child() {
     kill_workers();
     if (!cgroup_.empty()) remove_cgroup(cgroup_);
     sweep_marked(mark_);
-    if (!files_.empty()) remove_job_directory(files_);  // last: nobody is left to put something into it
+    if (!files_.empty()) remove_job_directory(files_);  // last: no process is left to write into it
     ::_exit(0);
 }
 
@@ -116,11 +115,10 @@ void Warden::kill_workers() const {
     }
 }
 
-/// Returns when ddprun has ended. Until then the workers of a ddprun that stands still are killed, once for
-/// each stall.
+/// Returns when ddprun has ended. Until then kills its workers once for each stall.
 void Warden::await_end() const {
     std::optional<rdzv::SilenceWatch> watch;
-    // One that was started in place of another goes on with its watch.
+    // A replacement for another warden goes on with its watch.
     TimePoint next = table_->stall_limit_ns.load() == 0 ? kNever : MonotonicClock::now(), killed_for{};
     for (;;) {
         pollfd end{3, POLLIN, 0};
@@ -161,27 +159,27 @@ void Warden::forget_kill() { table_->has_killed.store(false); }
 
 Warden::~Warden() {
     table_->farewell.store(true);
-    if (pid_ > 0) wait_for_its_end();
+    if (pid_ > 0) wait_for_exit();
     ::munmap(table_, table_bytes(max_groups_));
 }
 
-// Our end stays open until the warden is gone: it tells when the other one has closed.
-void Warden::wait_for_its_end() {
+// Our end stays open until the warden is gone: poll() on it tells when the other end has closed.
+void Warden::wait_for_exit() {
     ::shutdown(alive_.get(), SHUT_WR);
     ::kill(pid_, SIGCONT);
-    const TimePoint deadline = deadline_after(MonotonicClock::now(), kPatience);
+    const TimePoint deadline = deadline_after(MonotonicClock::now(), kExitTimeout);
     pollfd other{alive_.get(), 0, 0};
     int gone = 0;
     do gone = ::poll(&other, 1, poll_milliseconds(MonotonicClock::now(), deadline));
     while (gone < 0 && errno == EINTR);
     if (gone <= 0) ::kill(pid_, SIGKILL);
-    // A process that SIGKILL does not end (uninterruptible) is left to whoever adopts it.
+    // A process that SIGKILL does not end (uninterruptible) is left to its next parent.
     for (int look = 0; look < 1000 && ::waitpid(pid_, nullptr, WNOHANG) == 0; ++look)
         ::usleep(look < 100 ? 50 : 1000);
 }
 
 void Warden::end_all() {
-    if (pid_ > 0) wait_for_its_end();
+    if (pid_ > 0) wait_for_exit();
     pid_ = 0;
 }
 

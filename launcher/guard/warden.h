@@ -12,50 +12,49 @@
 
 namespace ddprun {
 
-/// The last line against orphans: a tiny process of ours that outlives a SIGKILL of ddprun.
+/// A tiny process of ours that outlives a SIGKILL of ddprun and kills the job's orphans.
 ///
-/// PR_SET_PDEATHSIG ends the workers themselves when ddprun dies, but not what they have started (data
-/// loaders, shells). The warden waits on a pipe whose other end only ddprun holds; when that closes without a
-/// farewell it kills every worker group in a table that both share, what is in the job's cgroup, then every
-/// process that carries the job's mark (those that left their group), removes the job's directory of files
-/// and its secret file, and exits. It has its own process group, so a kill of ddprun's group does not hit it,
-/// and is named "warden", so `pkill ddprun` does not either.
+/// PR_SET_PDEATHSIG ends the workers when ddprun dies, but not their children (data loaders, shells). The
+/// warden waits on a socket whose other end only ddprun holds. When that closes without a farewell, it kills
+/// every worker group in a table that both share, the processes in the job's cgroup, then every process with
+/// the job's mark (those that left their group), removes the job's directory of files and its secret file,
+/// and exits. It has its own process group, so a kill of ddprun's group does not hit it, and is named
+/// "warden", so `pkill ddprun` does not either.
 class Warden {
   public:
     /// Forks. Call it early, while this process is small and single-threaded. `cgroup` is the directory of
-    /// the job's cgroup, `files` that of its files (job_directory.h), `secret` a file (host_starter.h): they
-    /// need not exist yet, "" none. Error: System (socketpair, mmap, fork).
+    /// the job's cgroup, `files` that of its files (job_directory.h), `secret` its secret file
+    /// (host_starter.h); "" none. They need not exist yet. Error: System (socketpair, mmap, fork).
     static Result<std::unique_ptr<Warden>> start(JobMark mark, std::string cgroup, int max_groups,
                                                  std::string files = {}, std::string secret = {});
-    /// Says farewell and waits for the warden's exit (a millisecond). One that was stopped is woken; one that
-    /// does not go within kPatience is killed.
+    /// Writes the farewell and waits for the warden's exit (a millisecond). Wakes a stopped warden, and kills
+    /// one that has not exited after kExitTimeout.
     ~Warden();
-    static constexpr Duration kPatience = std::chrono::seconds(2);
+    static constexpr Duration kExitTimeout = std::chrono::seconds(2);
     Warden(const Warden&) = delete;
     Warden& operator=(const Warden&) = delete;
 
     [[nodiscard]] pid_t pid() const { return pid_; }
-    /// The worker with this local rank leads this group now; 0: it is to be reaped, and its number another's.
-    /// One atomic store.
+    /// Sets the group that the worker with this local rank leads; 0 before the worker is reaped, because its
+    /// number may then be another's. One atomic store.
     void set_group(int local_rank, pid_t group);
     [[nodiscard]] pid_t group(int local_rank) const;
-    /// Lets a warden go on that somebody has stopped: it could not do its duty. For whenever a child changes
-    /// its state.
+    /// Continues a stopped warden. Call it whenever a child changes its state.
     void wake_if_stopped() const;
-    /// From now on a ddprun that does not note for `limit` that it lives (stopped by a signal, held up by a
-    /// file system) loses its workers: other nodes have given it up by then, and may have begun the next
+    /// From now on the warden kills the workers when ddprun has not called note_alive() for `limit` (stopped
+    /// by a signal, held up by a file system): other nodes have then given it up, and may have begun the next
     /// generation.
     void watch_for_stalls(Duration limit);
-    /// By any thread. How long ago the last note was.
+    /// Returns the time since the last call. Any thread may call it.
     Duration note_alive();
-    /// The workers of this generation were killed because ddprun stood still.
+    /// True when the warden has killed the workers of this generation after a stall.
     [[nodiscard]] bool has_killed() const;
-    /// Another generation begins.
+    /// Call it when another generation begins.
     void forget_kill();
-    /// Does its duty now, as if we had been killed, and waits for that: for a ddprun that cannot go on and
-    /// still has workers.
+    /// Makes the warden act as if we had been killed, and waits for its exit: for a ddprun that cannot go on
+    /// and still has workers.
     void end_all();
-    /// The warden has died (somebody killed it, and it has been reaped): start another, with the same table.
+    /// Starts another warden with the same table, after the last one was killed and reaped.
     Status restart();
 
   private:
@@ -71,7 +70,7 @@ class Warden {
     Status fork_child();
     void await_end() const;
     void kill_workers() const;
-    void wait_for_its_end();
+    void wait_for_exit();
 
     JobMark mark_;
     std::string cgroup_;
@@ -79,7 +78,7 @@ class Warden {
     std::string secret_;
     Table* table_;
     int max_groups_;
-    UniqueFd alive_;  ///< our end of a socket pair: its closing is our death, and the other's is the warden's
+    UniqueFd alive_;  ///< our end of a socket pair: each side sees the other's death by its closing
     pid_t pid_ = 0;
 };
 

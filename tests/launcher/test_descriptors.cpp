@@ -34,13 +34,13 @@ TEST(Descriptors, ARotatedFileIsWrittenByUs) {
     EXPECT_EQ(descriptors_for_workers(output, 1), 5);
 }
 
-TEST(Descriptors, OfAWorkerThatIsNotShownOnlyStandardErrorIsRead) {
+TEST(Descriptors, AWorkerThatIsNotShownTakesAPipeForStderrOnly) {
     OutputSpec output;
     output.local_ranks = {0};
     EXPECT_EQ(descriptors_for_workers(output, 2), 4 + 3);
 }
 
-TEST(Descriptors, ALimitThatIsTooSmallIsSaidWithWhatIsNeededAndTheRemedy) {
+TEST(Descriptors, ALimitThatIsTooSmallIsReportedWithTheNumberNeededAndTheRemedy) {
     EXPECT_TRUE(check_descriptor_limit({}, 64, 10, 1024));
     const Status refused = check_descriptor_limit({}, 64, 10, 200);
     ASSERT_FALSE(refused);

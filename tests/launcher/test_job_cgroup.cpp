@@ -29,7 +29,7 @@ TEST(OwnCgroup, StandsBelowTheMountPoint) {
     EXPECT_EQ(find_own_cgroup("0::/\n", mounts(kWhole)).directory, "/sys/fs/cgroup");
 }
 
-TEST(OwnCgroup, OfAHybridMachineIsThatOfVersion2) {
+TEST(OwnCgroup, IsThatOfVersion2OnAHybridMachine) {
     const OwnCgroup own = find_own_cgroup(
         "9:name=systemd:/\n4:memory:/jobs/17\n0::/x\n",
         mounts("32 31 0:35 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -37,7 +37,7 @@ TEST(OwnCgroup, OfAHybridMachineIsThatOfVersion2) {
     EXPECT_EQ(own.directory, "/sys/fs/cgroup/unified/x");
 }
 
-TEST(OwnCgroup, OfAContainerIsSeenThroughThePartThatIsMounted) {
+TEST(OwnCgroup, IsFoundInTheMountedPartOfAContainer) {
     const std::string mount = mounts("40 31 0:30 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup rw\n");
     EXPECT_EQ(find_own_cgroup("0::/docker/abc\n", mount).directory, "/sys/fs/cgroup");
     EXPECT_EQ(find_own_cgroup("0::/docker/abc/x\n", mount).directory, "/sys/fs/cgroup/x");
@@ -59,7 +59,7 @@ TEST(OwnCgroup, IsNotUsedWhereItIsReadOnlyOrOfVersion1) {
     EXPECT_EQ(find_own_cgroup("", "").directory, "");
 }
 
-TEST(OwnCgroup, AMountPointWithABlankIsUnderstood) {
+TEST(OwnCgroup, MayHaveABlankInItsMountPoint) {
     EXPECT_EQ(find_own_cgroup("0::/x\n", mounts("40 31 0:30 / /mnt/my\\040groups rw - cgroup2 cgroup rw\n"))
                   .directory,
               "/mnt/my groups/x");
@@ -72,7 +72,7 @@ TEST(OwnCgroup, TornTextIsNoCgroup) {
     }
 }
 
-TEST(JobCgroup, WhatIsNoCgroupIsLeftAsItWas) {
+TEST(JobCgroup, LeavesADirectoryThatIsNoCgroupAsItWas) {
     const test::TemporaryDirectory directory;
     const auto cgroup = JobCgroup::create(directory.file("job"));
     ASSERT_FALSE(cgroup);
@@ -95,7 +95,7 @@ TEST(CgroupsOfJobs, AreThoseOfThisUserWithTheWholeName) {
     EXPECT_EQ(cgroups_of_jobs(siblings, 0), std::vector<std::string>{}) << "root ends nobody else's";
 }
 
-/// Directories and files as the kernel shows them; here nothing dies when cgroup.kill is written to.
+/// Directories and files as in cgroupfs; writing to cgroup.kill kills nothing here.
 class AbandonedCgroups : public ::testing::Test {
   protected:
     std::string make(const std::string& name) {
@@ -122,7 +122,7 @@ TEST_F(AbandonedCgroups, AreKilledAndThoseInUseAreNot) {
     EXPECT_FALSE(is_killed(other));
 }
 
-TEST_F(AbandonedCgroups, EmptyOnesAreRemovedAndTold) {
+TEST_F(AbandonedCgroups, AreRemovedAndReturnedWhenEmpty) {
     std::filesystem::create_directory(directory_.file("ddprun-job-0123456789abcdef"));
     EXPECT_EQ(remove_abandoned_cgroups(directory_.path()),
               std::vector<std::string>{"ddprun-job-0123456789abcdef"});
@@ -144,14 +144,14 @@ TEST_F(AbandonedCgroups, AreFoundAtAnyDepthWithThoseInUse) {
     EXPECT_FALSE(is_killed(outer));
 }
 
-TEST(JobCgroup, IsLookedForInEveryMountThatCanBeWritten) {
+TEST(JobCgroup, IsSearchedInEveryWritableMount) {
     EXPECT_EQ(cgroup2_mounts("30 23 0:26 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n"
                              "31 23 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
                              "32 23 0:26 / /ro ro - cgroup2 cgroup2 rw\n"),
               std::vector<std::string>{"/sys/fs/cgroup/unified"});
 }
 
-TEST_F(AbandonedCgroups, ALinkIsNotFollowed) {
+TEST_F(AbandonedCgroups, AreNotFoundThroughLinks) {
     const std::string target = make("elsewhere");
     std::filesystem::create_directory_symlink(directory_.file(target),
                                               directory_.file("ddprun-job-0123456789abcdef"));

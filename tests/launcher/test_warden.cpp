@@ -17,7 +17,7 @@
 namespace ddprun {
 namespace {
 
-/// Runs `act` in a process of its own; its exit code, or nullopt when it is still at it after a long time.
+/// Runs `act` in a process of its own. Returns its exit code, or nullopt when it does not end in a long time.
 template <class Act>
 std::optional<int> exit_code_of(const Act& act) {
     const pid_t pid = ::fork();
@@ -35,7 +35,7 @@ std::optional<int> exit_code_of(const Act& act) {
 
 bool is_there(pid_t pid) { return ::kill(pid, 0) == 0; }
 
-TEST(Warden, AStoppedOneDoesNotHoldUpTheEnd) {
+TEST(Warden, DoesNotHoldUpTheEndWhenStopped) {
     EXPECT_EQ(exit_code_of([] {
                   auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
                   const pid_t pid = warden->pid();
@@ -48,7 +48,7 @@ TEST(Warden, AStoppedOneDoesNotHoldUpTheEnd) {
               0);
 }
 
-TEST(Warden, OfAKilledDdprunRemovesTheFileWithTheSecret) {
+TEST(Warden, RemovesTheSecretFileOfAKilledDdprun) {
     const test::TemporaryDirectory directory;
     const std::string secret = directory.file(".ddprun-1");
     std::ofstream(secret) << "the token";
@@ -60,11 +60,11 @@ TEST(Warden, OfAKilledDdprunRemovesTheFileWithTheSecret) {
               0);
 }
 
-TEST(Warden, OneThatCannotGoOnIsKilledAtTheEnd) {
+TEST(Warden, IsKilledAtTheEndWhenItStaysStopped) {
     EXPECT_EQ(exit_code_of([] {
                   auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
                   const pid_t pid = warden->pid();
-                  // As often as it is woken, it is stopped again.
+                  // Stop the warden again whenever it is woken.
                   const pid_t tormentor = ::fork();
                   if (tormentor == 0) {
                       for (;;) ::kill(pid, SIGSTOP);
@@ -88,7 +88,7 @@ TEST(Warden, KillsTheWorkersOfADdprunThatStandsStill) {
                   }
                   ::setpgid(worker, worker);
                   warden->set_group(0, worker);
-                  warden->watch_for_stalls(std::chrono::milliseconds(50));  // and nothing more is noted
+                  warden->watch_for_stalls(std::chrono::milliseconds(50));  // and never note_alive()
                   int status = 0;
                   if (::waitpid(worker, &status, 0) != worker) return 1;
                   return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && is_there(warden->pid()) ? 0
@@ -97,7 +97,7 @@ TEST(Warden, KillsTheWorkersOfADdprunThatStandsStill) {
               0);
 }
 
-TEST(Warden, ThatWasStartedInPlaceOfAnotherLooksForStallsToo) {
+TEST(Warden, WatchesForStallsAfterARestart) {
     EXPECT_EQ(exit_code_of([] {
                   auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
                   warden->watch_for_stalls(std::chrono::milliseconds(50));
@@ -118,7 +118,7 @@ TEST(Warden, ThatWasStartedInPlaceOfAnotherLooksForStallsToo) {
 
 // ---- the mark
 
-TEST(JobMark, OfAProcessThatIsDeadAndThatNobodyReapsKeepsNobodyLooking) {
+TEST(JobMark, IgnoresZombies) {
     const JobMark mark{"DDPRUN_JOB=none-of-ours", 0x4444123456789abc};
     const pid_t pid = ::fork();
     if (pid == 0) {
@@ -168,7 +168,7 @@ TEST(JobMark, IsTheJobsIdInAVariableAndInALimitThatNothingLooksAt) {
     EXPECT_NE(make_job_mark("00f1e2d3c4b6a697", kUnlimited).lock_limit, mark.lock_limit);
 }
 
-TEST(JobMark, OfAJobAroundUsStaysForThatOneKillsAllBelowIt) {
+TEST(JobMark, KeepsTheMarkOfAnOuterJob) {
     const JobMark outer = make_job_mark("00f1e2d3c4b5a697", kUnlimited);
     EXPECT_EQ(make_job_mark("aaaaaaaaaaaaaaaa", outer.lock_limit),
               (JobMark{"DDPRUN_JOB=aaaaaaaaaaaaaaaa", 0}));

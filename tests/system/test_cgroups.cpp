@@ -1,4 +1,4 @@
-// Cgroups for real, where this machine lets us make them.
+// Real cgroups, where this machine lets us make them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// A cgroup v2 for one test, in which its ddprun runs: nobody else's jobs come and go in it.
+/// A cgroup v2 of one test, in which only its ddprun runs.
 class Cgroups : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -46,7 +46,7 @@ class Cgroups : public ::testing::Test {
         words.insert(words.end(), command.begin(), command.end());
         return words;
     }
-    /// Cgroups of jobs that are there now.
+    /// The cgroups of jobs that exist now.
     [[nodiscard]] std::vector<std::string> jobs() const {
         std::vector<std::string> found;
         for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
@@ -55,7 +55,7 @@ class Cgroups : public ::testing::Test {
         return found;
     }
     [[nodiscard]] std::string populated() const { return file_content(directory_ + "/cgroup.events"); }
-    /// Nobody is left in it, and no directory.
+    /// True when no process and no directory is left in it.
     [[nodiscard]] bool comes_to_rest() const {
         for (const auto until = std::chrono::steady_clock::now() + 10s;
              std::chrono::steady_clock::now() < until;) {
@@ -69,13 +69,13 @@ class Cgroups : public ::testing::Test {
     std::unique_ptr<JobCgroup> cgroup_;
 };
 
-/// Before these acts, starts a process that no environment, no session and no parent ties to the job.
+/// The acts, after one that starts a process which no environment, session or parent ties to the job.
 std::vector<std::string> with_stray(std::vector<std::string> acts) {
     acts.insert(acts.begin(), "nameless");
     return acts;
 }
 
-TEST_F(Cgroups, WorkersLiveInOneOfTheirOwnAndItIsGoneAfterwards) {
+TEST_F(Cgroups, WorkersLiveInACgroupOfTheirOwnThatIsGoneAfterwards) {
     Program program(inside(ddprun_probe({"--nproc-per-node=2"}, {"say", "up", "hold"})));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     ASSERT_EQ(jobs().size(), 1u);
@@ -86,14 +86,14 @@ TEST_F(Cgroups, WorkersLiveInOneOfTheirOwnAndItIsGoneAfterwards) {
     EXPECT_TRUE(jobs().empty());
 }
 
-TEST_F(Cgroups, WithNoneTheWorkersStayInOurs) {
+TEST_F(Cgroups, WorkersStayInOurCgroupWithCgroupNone) {
     const Outcome outcome =
         run(inside(ddprun_probe({"--cgroup=none"}, {"say", "up"})), with_environment({"LOGLEVEL=debug"}));
     EXPECT_EQ(outcome.status, 0);
     EXPECT_THAT(outcome.err, HasSubstr("our own cgroup: --cgroup none"));
 }
 
-TEST_F(Cgroups, ARestartFindsItEmptyOfTheLastGenerationsStrays) {
+TEST_F(Cgroups, ARestartFindsNoStraysOfTheLastGeneration) {
     const TemporaryDirectory directory;
     const Outcome outcome = run(
         inside(ddprun_probe({"--max-restarts=1"},
@@ -115,7 +115,7 @@ TEST_F(Cgroups, AStrayWithoutOurMarkerDoesNotOutliveASigkillOfDdprun) {
 TEST_F(Cgroups, SigkillOfDdprunAtAnyMomentLeavesNoCgroup) {
     for (int round = 0; round < 60; ++round) {
         Program program(inside(ddprun_probe({"--nproc-per-node=3"}, with_stray({"hold"}))));
-        // Spread over the time from before the cgroup is made to after the last worker has started.
+        // The kills are spread from before the cgroup is made to after the last worker has started.
         std::this_thread::sleep_for(std::chrono::microseconds(round * 400));
         program.signal(SIGKILL);
         program.wait();
@@ -123,14 +123,14 @@ TEST_F(Cgroups, SigkillOfDdprunAtAnyMomentLeavesNoCgroup) {
     }
 }
 
-TEST_F(Cgroups, WhatDdprunAndItsWardenKilledTogetherLeaveTheNextDdprunEnds) {
+TEST_F(Cgroups, TheNextDdprunRemovesTheCgroupOfADdprunKilledWithItsWarden) {
     Program program(inside(ddprun_probe({"--nproc-per-node=2"}, with_stray({"say", "up", "hold"}))));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     const std::vector<pid_t> wardens = children_named(program.pid(), "warden");
     ASSERT_EQ(wardens.size(), 1u);
-    // The warden goes first, while ddprun is stopped and cannot start another. (Stopped itself it would be
-    // continued by the kernel at ddprun's death, which leaves its process group an orphan, and would do its
-    // duty before our signal.)
+    // Kill the warden first, while ddprun is stopped and cannot start another. (A stopped warden would be
+    // continued by the kernel at ddprun's death, which orphans its process group, and would act before our
+    // signal.)
     program.signal(SIGSTOP);
     ASSERT_TRUE(is_soon(Stopped::Yes, program.pid()));
     ::kill(wardens[0], SIGKILL);
@@ -145,7 +145,7 @@ TEST_F(Cgroups, WhatDdprunAndItsWardenKilledTogetherLeaveTheNextDdprunEnds) {
     EXPECT_TRUE(comes_to_rest()) << populated();
 }
 
-TEST_F(Cgroups, ALivingDdprunsIsLeftAloneByTheNext) {
+TEST_F(Cgroups, TheNextDdprunLeavesTheCgroupOfALivingOneAlone) {
     const TemporaryDirectory directory;
     Program program(
         inside(ddprun_probe({"--max-restarts=1"}, {"once", directory.file("x"), "on", "10", "1", "say",
@@ -168,7 +168,7 @@ TEST_F(Cgroups, ALivingDdprunsIsLeftAloneByTheNext) {
     EXPECT_TRUE(jobs().empty());
 }
 
-TEST_F(Cgroups, AJobInsideAJobLeavesNoneEither) {
+TEST_F(Cgroups, AJobInsideAJobLeavesNoCgroupEither) {
     const std::vector<std::string> inner =
         ddprun_probe({"--nproc-per-node=2"}, with_stray({"say", "up", "hold"}));
     const TemporaryDirectory directory;
@@ -189,7 +189,7 @@ TEST_F(Cgroups, AJobInsideAJobLeavesNoneEither) {
 
 // ---- memory
 
-/// A cgroup with a limit on memory below ours, of version 1 or 2. "" with the reason: none can be made.
+/// A cgroup with a memory limit below ours, of version 1 or 2; "" with the reason when none can be made.
 struct LimitedCgroup {
     std::string directory, why;
     bool version2 = false;
@@ -209,7 +209,7 @@ struct LimitedCgroup {
         }
         const std::string limit = directory + (version2 ? "/memory.max" : "/memory.limit_in_bytes");
         std::ofstream(limit) << bytes;
-        // With swap to fill it would only become slow.
+        // With swap the process would only become slow.
         for (const char* name : {"/memory.swap.max", "/memory.memsw.limit_in_bytes"})
             std::ofstream(directory + name) << (version2 ? "0" : bytes);
         if (file_content(limit) != bytes + "\n")
@@ -240,7 +240,7 @@ TEST(OutOfMemory, AWorkerThatTheKernelKilledAtTheLimitIsExplainedInTheReport) {
         << outcome.err;
 }
 
-TEST(OutOfMemory, AKillByHandUnderTheSameLimitIsNotCalledThat) {
+TEST(OutOfMemory, AKillByHandUnderTheSameLimitIsNotExplainedByMemory) {
     const LimitedCgroup cgroup("536870912");
     if (!cgroup.why.empty()) GTEST_SKIP() << cgroup.why;
     const Outcome outcome =

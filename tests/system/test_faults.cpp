@@ -1,5 +1,4 @@
-// Faults on one node that no other test injects: starved of descriptors, talked to by strangers, frozen
-// workers.
+// Faults on one node that no other test injects: too few descriptors, strangers' connections, frozen workers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -29,7 +28,7 @@ std::vector<std::string> with_open_files(int limit, const std::vector<std::strin
     return words;
 }
 
-TEST(Faults, ALimitOnOpenFilesThatIsTooSmallIsSaidBeforeAnythingStarts) {
+TEST(Faults, ALimitOnOpenFilesThatIsTooSmallIsReportedBeforeAnyWorkerStarts) {
     const Outcome outcome =
         run(with_open_files(200, ddprun_probe({"--nproc-per-node=64"}, {"say", "started"})));
     EXPECT_EQ(outcome.status, 64) << outcome.err;
@@ -40,7 +39,7 @@ TEST(Faults, ALimitOnOpenFilesThatIsTooSmallIsSaidBeforeAnythingStarts) {
 }
 
 TEST(Faults, AJobThatFitsRunsUnderASmallLimitOnOpenFiles) {
-    // Below the numbers that the segment and the lifeline have otherwise.
+    // The limit is below the usual numbers of the segment and the lifeline.
     const Outcome outcome =
         run(with_open_files(128, ddprun_probe({"--nproc-per-node=8"}, {"say", "started"})));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -63,14 +62,14 @@ TEST(Faults, AHardLimitOnFileSizesLeavesRoomForWorkersThatShareNoMemory) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: 100\n"), HasSubstr("[1]: 100\n")));
 }
 
-TEST(Faults, AHardLimitOnFileSizesThatIsTooSmallIsSaidWithTheRemedy) {
+TEST(Faults, AHardLimitOnFileSizesThatIsTooSmallIsReportedWithTheRemedy) {
     const Outcome outcome =
         run({"/bin/bash", "-c", "ulimit -f 1; exec \"$0\" --nproc-per-node=2 true", path_of("DDPRUN")});
     EXPECT_EQ(outcome.status, 70) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("files may have 1 KiB at most: raise the hard limit (ulimit -Hf)"));
 }
 
-TEST(Faults, ACallThatIsRefusedForEverIsALineAndAnEnd) {
+TEST(Faults, ACallThatIsRefusedForEverEndsTheJobWithOneLine) {
     struct Case {
         long call;
         const char* said;
@@ -96,7 +95,7 @@ TEST(Faults, ACallThatIsRefusedForEverIsALineAndAnEnd) {
     }
 }
 
-TEST(Faults, ASandboxThatRefusesACallIsALineAndAnEndAtOnce) {
+TEST(Faults, ASandboxThatRefusesACallEndsTheJobAtOnceWithOneLine) {
     if (run(with_refused_calls(SYS_eventfd2, SYS_eventfd2, EMFILE, {"true"})).status != 0)
         GTEST_SKIP() << "no seccomp filters here";
     for (const auto& [call, said] : {std::pair(SYS_waitid, "waitid: Operation not permitted"),
@@ -122,7 +121,7 @@ TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {
     EXPECT_TRUE(all_gone(marker, 0ms));
 }
 
-TEST(Faults, TheFirstToReportAnErrorIsTheCauseThoughItsPeerIsGoneFirst) {
+TEST(Faults, TheFirstErrorReportIsTheRootCauseThoughAPeerExitsFirst) {
     const TemporaryDirectory directory;
     const Outcome outcome =
         run(ddprun_probe({"--nproc-per-node=2"},
@@ -155,7 +154,7 @@ TEST(Faults, AnErrorReportedBecauseWeStoppedAWorkerIsNotTheCause) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 0"), Not(HasSubstr("interrupted"))));
 }
 
-TEST(Faults, AHostWithoutLoopbackIsToldTheRemedy) {
+TEST(Faults, TheRemedyIsReportedOnAHostWithoutLoopback) {
     if (run({"unshare", "-n", "true"}).status != 0) GTEST_SKIP() << "no network namespace can be made";
     std::vector<std::string> command{"unshare", "-n"};
     const std::vector<std::string> job = ddprun_probe({"--nproc-per-node=1"}, {"exit", "0"});
@@ -207,7 +206,7 @@ TEST(Faults, ClosedStandardStreamsAreNoFault) {
 }
 
 TEST(Faults, HundredsOfRestartsLeakNothing) {
-    // Descriptors, pipes, segments: a leak of one each would end this long before.
+    // A leak of one descriptor, pipe or segment per restart would end the job long before.
     const Outcome outcome =
         run({"bash", "-c", "ulimit -n 300; exec \"$0\" --nproc-per-node=4 --max-restarts=200 \"$1\" exit 3",
              path_of("DDPRUN"), path_of("PROBE")});

@@ -4,8 +4,7 @@
 
 #include "tests/support/run_program.h"
 
-/// The kernels of many clusters are older than ours: without close_range, clone3, pidfd_open and what came
-/// with them.
+/// An older kernel, as on many clusters: without close_range, clone3, pidfd_open and later calls.
 namespace ddprun::test {
 namespace {
 

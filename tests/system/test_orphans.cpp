@@ -52,7 +52,7 @@ TEST(Orphans, AGrandchildThatHoldsStdoutDoesNotHoldTheJob) {
     EXPECT_TRUE(all_gone(job.variable, 0ms));
 }
 
-TEST(Orphans, TheChildrenOfAKilledWorkerGoWithItsJob) {
+TEST(Orphans, TheChildrenOfAKilledWorkerEndWithItsJob) {
     const Marked job;
     const Outcome outcome = run(
         ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "rank", "1", "kill", "9", "end", "hold"}),
@@ -78,7 +78,7 @@ TEST(Orphans, SigkillOfDdprunAtAnyMomentLeavesNoProcess) {
     for (int round = 0; round < kRounds; ++round) {
         const Marked job;
         Program program(ddprun_probe({"--nproc-per-node=3"}, {"child", "daemon", "hold"}), job.options);
-        // From before the first worker to long after the last.
+        // The kills range from before the first worker's start to long after the last one's.
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 25'000));
         program.signal(SIGKILL);
         program.wait();
@@ -97,7 +97,7 @@ TEST(Orphans, SigkillOfDdprunsWholeGroupLeavesNoProcess) {
     EXPECT_TRUE(all_gone(job.variable));
 }
 
-TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
+TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementKillsTheWorkers) {
     const Marked job;
     Program program(ddprun_probe({"--nproc-per-node=2"}, {"daemon", "say", "up", "hold"}), job.options);
     ASSERT_TRUE(program.wait_for_output("[1]: up"));
@@ -110,7 +110,7 @@ TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
     EXPECT_TRUE(all_gone(job.variable));
 }
 
-/// A Python program that leaves its shared memory to Python's resource tracker, and ends in that way.
+/// A Python program that leaves its shared memory to Python's resource tracker; the parameter is how it ends.
 class SharedMemoryOfPython : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Orphans, SharedMemoryOfPython, ::testing::Values("exit", "abort", "kill"),
                          [](const auto& how) { return how.param; });
@@ -137,7 +137,7 @@ TEST_P(SharedMemoryOfPython, IsRemovedByItsResourceTracker) {
         EXPECT_NE(::access(("/dev/shm/" + name + rank).c_str(), F_OK), 0) << rank;
 }
 
-TEST(Orphans, NobodyIsKilledByANumberFromAProcOfAnotherPidNamespace) {
+TEST(Orphans, AProcOfAnotherPidNamespaceKillsNoStranger) {
     if (run({"unshare", "-p", "-f", "true"}).status != 0) GTEST_SKIP() << "no pid namespace can be made";
     std::vector<std::string> command{"unshare", "-p", "-f"};
     const std::vector<std::string> job = ddprun_probe({"--nproc-per-node=2"}, {"daemon", "exit", "0"});
@@ -148,7 +148,7 @@ TEST(Orphans, NobodyIsKilledByANumberFromAProcOfAnotherPidNamespace) {
         << "two daemons at most are its own, and they end when asked";
 }
 
-TEST(Orphans, WithoutProcADaemonDoesNotOutliveASigkillOfDdprun) {
+TEST(Orphans, ADaemonDoesNotOutliveASigkillOfDdprunWithoutProc) {
     if (run({"unshare", "-m", "mount", "-t", "tmpfs", "none", "/proc"}).status != 0)
         GTEST_SKIP() << "/proc cannot be hidden";
     const Marked job;
@@ -173,7 +173,7 @@ bool comes_to_nothing(const std::string& argument) {
     return false;
 }
 
-TEST(Orphans, WithoutACgroupADaemonWithAnEmptyEnvironmentDoesNotOutliveASigkillOfDdprun) {
+TEST(Orphans, ADaemonWithAnEmptyEnvironmentDoesNotOutliveASigkillOfDdprunWithoutACgroup) {
     const std::string name = unique_name("nameless");
     Program program(ddprun_probe({"--nproc-per-node=2", "--cgroup=none"}, {"nameless", "say", "up", "hold"}),
                     with_environment({"PROBE_JOB=" + name}));
@@ -184,7 +184,7 @@ TEST(Orphans, WithoutACgroupADaemonWithAnEmptyEnvironmentDoesNotOutliveASigkillO
     EXPECT_TRUE(comes_to_nothing(name));
 }
 
-TEST(Orphans, WithoutACgroupADaemonOfAnInnerJobGoesWithTheOuterOne) {
+TEST(Orphans, ADaemonOfAnInnerJobEndsWithTheOuterJobWithoutACgroup) {
     const std::string name = unique_name("nameless");
     std::vector<std::string> outer{path_of("DDPRUN"), "--cgroup=none"};
     const std::vector<std::string> inner = ddprun_probe({"--cgroup=none"}, {"nameless", "say", "up", "hold"});
@@ -197,7 +197,7 @@ TEST(Orphans, WithoutACgroupADaemonOfAnInnerJobGoesWithTheOuterOne) {
     EXPECT_TRUE(comes_to_nothing(name));
 }
 
-/// As another user, whose leftovers no other test makes.
+/// Runs as another user, whose leftovers no other test makes.
 std::vector<std::string> as_daemon(const std::vector<std::string>& command) {
     std::vector<std::string> all{"setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"};
     all.insert(all.end(), command.begin(), command.end());
@@ -207,14 +207,14 @@ std::vector<std::string> as_daemon(const std::vector<std::string>& command) {
 void kill_with_its_warden(Program& program) {
     const std::vector<pid_t> wardens = children_named(program.pid(), "warden");
     ASSERT_EQ(wardens.size(), 1u);
-    program.signal(SIGSTOP);  // it would start another warden
+    program.signal(SIGSTOP);  // so that it starts no other warden
     ASSERT_TRUE(is_soon(Stopped::Yes, program.pid()));
     ::kill(wardens[0], SIGKILL);
     program.signal(SIGKILL);
     program.wait();
 }
 
-TEST(Orphans, CleanEndsWhatAKilledDdprunLeftAndTouchesNoJobThatRuns) {
+TEST(Orphans, CleanEndsTheProcessesOfAKilledDdprunAndTouchesNoRunningJob) {
     const std::string ddprun = path_of("DDPRUN");
     if (run(as_daemon({ddprun, "--version"})).status != 0)
         GTEST_SKIP() << "needs root, and a place that other users can read";
@@ -241,7 +241,7 @@ TEST(Orphans, CleanEndsWhatAKilledDdprunLeftAndTouchesNoJobThatRuns) {
     EXPECT_THAT(run({ddprun, "clean", "--user=daemon"}).out, HasSubstr("nothing is left"));
 }
 
-TEST(Orphans, AStoppedWardenIsWokenAndDoesItsDuty) {
+TEST(Orphans, AStoppedWardenIsWokenAndKillsTheWorkers) {
     const Marked job;
     Program program(ddprun_probe({"--nproc-per-node=2"}, {"daemon", "say", "up", "hold"}), job.options);
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
