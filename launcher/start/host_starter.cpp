@@ -24,29 +24,29 @@ namespace {
 
 constexpr std::size_t kTokenBytes = 32;
 constexpr std::size_t kMostSecretBytes = 4096;
-constexpr Duration kPatience = std::chrono::seconds(60);
-/// So long a started ddprun waits before it says what it waits for.
-constexpr Duration kSilence = std::chrono::seconds(3);
-constexpr Duration kFarewellPatience = std::chrono::seconds(3);
+constexpr Duration kHeadTimeout = std::chrono::seconds(60);
+/// A started ddprun that has waited this long says what it waits for.
+constexpr Duration kQuiet = std::chrono::seconds(3);
+constexpr Duration kFarewellTimeout = std::chrono::seconds(3);
 
 std::string token_from_cookie(std::string_view cookie, std::string_view salt, std::string_view run_id) {
     return to_hex(hmac_sha256(cookie, fmt::format("ddprun start {} {}", salt, run_id)));
 }
 
-/// Byte by byte: what follows the line is not ours to take.
+/// Reads byte by byte, because the bytes after the line are not ours.
 Result<std::string> read_line_of_input() {
     std::string line;
-    if (const Result<bool> is_there = wait_readable(0, deadline_after(MonotonicClock::now(), kSilence));
+    if (const Result<bool> is_there = wait_readable(0, deadline_after(MonotonicClock::now(), kQuiet));
         is_there && !*is_there) {
         ddprun::print(
             stderr,
-            "ddprun: {}: the job's secret has not come by standard input (does a login file of this host read it?)\n",
+            "ddprun: {}: the job's secret has not arrived on standard input (does a login file of this host read it?)\n",
             host_name());
     }
     for (char c = 0; line.size() < kMostSecretBytes;) {
         const ssize_t n = ::read(0, &c, 1);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return Error{Errc::Closed, "standard input ended before the job's secret came", 0};
+        if (n <= 0) return Error{Errc::Closed, "standard input ended before the job's secret arrived", 0};
         if (c == '\n') return line;
         line += c;
     }
@@ -65,7 +65,7 @@ Result<std::string> read_secret(const AgentCall& call) {
     return token_from_cookie(*cookie, call.secret.salt, call.job);
 }
 
-rdzv::ClientOptions as_start_of(const AgentCall& call, const std::string& token) {
+rdzv::ClientOptions start_client_options(const AgentCall& call, const std::string& token) {
     rdzv::ClientOptions options;
     options.role = rdzv::Role::Tool;
     options.job_id = call.job;
@@ -75,7 +75,7 @@ rdzv::ClientOptions as_start_of(const AgentCall& call, const std::string& token)
     return options;
 }
 
-Result<std::vector<Endpoint>> places_of_head(const AgentCall& call) {
+Result<std::vector<Endpoint>> parse_endpoints(const AgentCall& call) {
     std::vector<Endpoint> candidates;
     for (const std::string& text : call.endpoints) {
         Result<Endpoint> head = parse_endpoint(text, 0);
@@ -85,19 +85,19 @@ Result<std::vector<Endpoint>> places_of_head(const AgentCall& call) {
     return candidates;
 }
 
-/// By whichever of its addresses. What is in the way is said once, soon: by the starter it comes to the head,
+/// Tries all addresses of the head. Prints the obstacle once, soon: the starter carries the line to the head,
 /// which may not wait as long as we do.
 Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const AgentCall& call,
                                  const std::string& token) {
     const TimePoint begin = MonotonicClock::now();
     Result<rdzv::Reached> reached =
-        rdzv::reach(places, as_start_of(call, token), deadline_after(begin, kSilence));
+        rdzv::reach(places, start_client_options(call, token), deadline_after(begin, kQuiet));
     if (!reached && reached.error().code == Errc::Timeout) {
         ddprun::print(
             stderr,
             "ddprun: {} cannot reach the head: {} (a firewall? --rdzv-endpoint=HOST:PORT takes a port that is open)\n",
             host_name(), printable(reached.error().what));
-        reached = rdzv::reach(places, as_start_of(call, token), deadline_after(begin, kPatience));
+        reached = rdzv::reach(places, start_client_options(call, token), deadline_after(begin, kHeadTimeout));
     }
     return reached ? std::move(reached) : Result<rdzv::Reached>(reached.error().with("the head"));
 }
@@ -159,12 +159,12 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
 Result<StartedNode> ask_head(const AgentCall& call) {
     Result<std::string> token = read_secret(call);
     if (!token) return token.error();
-    Result<std::vector<Endpoint>> places = places_of_head(call);
+    Result<std::vector<Endpoint>> places = parse_endpoints(call);
     if (!places) return places.error();
     Result<rdzv::Reached> reached = reach_head(*places, call, *token);
     if (!reached) return reached.error();
     const Result<std::string> text =
-        reached->client->get(kOrderKey, deadline_after(MonotonicClock::now(), kPatience));
+        reached->client->get(kOrderKey, deadline_after(MonotonicClock::now(), kHeadTimeout));
     if (!text) return text.error();
     Result<StartOrder> order = unseal_order(*text, *token);
     if (!order) return order.error();
@@ -181,9 +181,9 @@ Result<StartedNode> ask_head(const AgentCall& call) {
 }
 
 void tell_head(const StartedNode& started, const std::string& why) {
-    const rdzv::ClientOptions options = as_start_of(started.call, started.token);
+    const rdzv::ClientOptions options = start_client_options(started.call, started.token);
     const auto client = rdzv::StoreClient::connect(started.head, options,
-                                                   deadline_after(MonotonicClock::now(), kFarewellPatience));
+                                                   deadline_after(MonotonicClock::now(), kFarewellTimeout));
     if (client) (void)(*client)->set(failure_key(started.node), why);
 }
 

@@ -14,43 +14,42 @@
 
 namespace ddprun {
 
-/// What the head starts on the other hosts of the job.
+/// The start of ddprun on the other hosts of the job.
 struct HostStart {
     std::vector<AllocatedHost> hosts;  ///< by node rank
-    NodeRange nodes;                   ///< those of them that are to be started
+    NodeRange nodes;                   ///< the hosts to start
     Starter starter = Starter::Ssh;
     std::vector<std::string> endpoints;  ///< of the head
-    bool tls = false;                    ///< as it wants to be spoken to
-    std::string salt;                    ///< of the secret, where it follows from the PBS job's cookie
-    std::string secret_file;  ///< where it lies until all have joined, if a file is its way; "" none
+    bool tls = false;                    ///< the head requires TLS
+    std::string salt;                    ///< of the secret when it is made from the PBS job's cookie; else ""
+    std::string secret_file;             ///< holds the secret until all have joined; "" when no file is used
     StartOrder order;
 };
 
-/// Makes the secret of a job whose nodes we start ourselves, new in each call: what follows from the PBS
-/// job's cookie and a new `start.salt` where that is the way it travels, else a random one; and chooses
-/// `start.secret_file` in the order's directory where it travels by a file, which is not written yet. Error:
-/// System (getrandom).
+/// Makes a new secret for a job whose nodes we start ourselves: from the PBS job's cookie and a new
+/// `start.salt` if the starter's secret_way is Cookie, else a random one. Also chooses `start.secret_file` in
+/// the order's directory if the way is File, without writing it. Error: System (getrandom).
 Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& variable);
 
-/// Where the ddprun of other hosts find the head: "host:port" by its name and its addresses, or by the one on
-/// which alone it listens.
+/// The endpoints at which other hosts reach the head: "host:port" by its name and addresses, or by the only
+/// address that it listens on.
 std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on,
                                            std::uint16_t port);
 /// Begins to start `start.nodes`. Error: System (no file for the secret).
 Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start,
                                                   const std::string& token, Duration timeout);
 
-/// As one of those: where the head is, by which secret, as what, and what it wants.
+/// A host that the head has started: its way to the head, its secret, its node rank and its order.
 struct StartedNode {
     Endpoint head;
-    std::vector<Endpoint> elsewhere;  ///< by which others of its addresses it may be reached
+    std::vector<Endpoint> elsewhere;  ///< the head's other endpoints
     std::string token;
     int node = 0;
     AgentCall call;
     StartOrder order;
 };
-/// Reads the secret, finds the head and asks for its order. Blocks, for a minute at most.
-/// Error: InvalidArgument, Refused, Timeout, NotFound (this host is none of the order's).
+/// Reads the secret, connects to the head and asks for its order. Blocks, for a minute at most.
+/// Error: InvalidArgument, Refused, Timeout, NotFound (this host is not in the order).
 Result<StartedNode> ask_head(const AgentCall& call);
 /// Tells the head why this host cannot take part.
 void tell_head(const StartedNode& started, const std::string& why);

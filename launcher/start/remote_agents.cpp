@@ -16,12 +16,12 @@
 namespace ddprun {
 namespace {
 
-/// While hosts are missing: whether one has told why, and whether the time is over.
-constexpr Duration kLook = std::chrono::milliseconds(50);
+/// While hosts are missing, their failures and the timeout are checked this often.
+constexpr Duration kCheckInterval = std::chrono::milliseconds(50);
 constexpr std::size_t kWordsBytes = 2048;
 constexpr std::size_t kPipeBytes = 64 << 10;
 
-/// Of a child that has exited by now; leaves it to be reaped.
+/// The exit code of a child that has exited, without reaping it; nullopt while it runs.
 std::optional<int> exit_of_child(pid_t pid) {
     siginfo_t info{};
     if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
@@ -42,8 +42,8 @@ void await_end_of(pid_t pid) {
 
 RemoteAgents::RemoteAgents(Parts parts, Plan plan)
     : parts_(std::move(parts)), plan_(std::move(plan)), processes_(plan_.start.starters.size()) {
-    feed(start_event::Looked{});
-    look_at(deadline_after(parts_.loop.now(), kLook));
+    feed(start_event::TimePassed{});
+    check_at(deadline_after(parts_.loop.now(), kCheckInterval));
 }
 
 RemoteAgents::~RemoteAgents() {
@@ -63,7 +63,7 @@ void RemoteAgents::feed(const StartEvent& event) {
     }
     if (actions.settled) {
         ::unlink(plan_.secret_file.c_str());
-        // Not from within the constructor, or whoever told of it.
+        // Post it, so that on_failure is not called from the constructor or the caller of an event.
         parts_.loop.post([this, still = alive_] {
             if (*still && !done_ && !plan_.start.failures.empty()) parts_.on_failure(plan_.start.failures);
         });
@@ -92,7 +92,7 @@ Status RemoteAgents::run(std::size_t starter) {
     if (!out || !err) return out ? err.error() : out.error();
     spec.descriptors = {{read_in.get(), 0}, {out->write.get(), 1}, {err->write.get(), 2}};
     const std::string line = plan_.token + "\n";
-    // Far less than a pipe holds.
+    // The line is far smaller than a pipe's buffer.
     if (!plan_.token.empty() &&
         ::write(write_in.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
         return Error::system("write");
@@ -142,20 +142,20 @@ void RemoteAgents::ask_why(const std::vector<int>& nodes) {
     for (const int node : nodes) plan_.start.hosts[node].told = parts_.failure_of(node);
 }
 
-void RemoteAgents::look_at(TimePoint when) {
+void RemoteAgents::check_at(TimePoint when) {
     parts_.loop.cancel(timer_);
     timer_ = parts_.loop.call_at(when, [this] {
         ask_why(plan_.start.missing());
-        feed(start_event::Looked{});
+        feed(start_event::TimePassed{});
         if (plan_.start.phase == StartState::Phase::Starting)
-            look_at(deadline_after(parts_.loop.now(), kLook));
+            check_at(deadline_after(parts_.loop.now(), kCheckInterval));
     });
 }
 
-void RemoteAgents::finish(Duration patience, std::function<void()> done) {
+void RemoteAgents::finish(Duration timeout, std::function<void()> done) {
     done_ = std::move(done);
-    feed(start_event::Finish{patience});
-    if (done_) look_at(plan_.start.kill_at);
+    feed(start_event::Finish{timeout});
+    if (done_) check_at(plan_.start.kill_at);
 }
 
 }  // namespace ddprun

@@ -22,7 +22,7 @@ bool is_in_path(std::string_view program) {
     return !find_executable(program, scheduler_search_path(process_environment)).empty();
 }
 
-/// Of more hosts no name is looked up: the names of our own addresses have to do.
+/// The names of more hosts are not looked up: only the names of our own addresses are.
 constexpr std::size_t kMostLookedUp = 64;
 constexpr std::size_t kNamedInLine = 4;
 
@@ -35,14 +35,15 @@ std::vector<std::string> own_addresses(bool with_local) {
     return addresses;
 }
 
-void say_unanswered(const std::vector<std::string>& asked) {
+void warn_unanswered(const std::vector<std::string>& asked) {
     ddprun::print(
-        stderr, "ddprun: {} did not answer within {} for {}: this host ({}) is taken for none of the job's\n",
+        stderr,
+        "ddprun: {} did not answer within {} for {}: this host ({}) does not count as one of the job's\n",
         printable(name_servers()), format_duration(kResolverPatience),
         printable(join_first(asked, kNamedInLine)), host_name());
 }
 
-/// Asks the resolver for the names of our addresses, then for the addresses of `hosts`; each name once, all
+/// Asks the resolver for the names of our addresses, then for the addresses of `hosts`: each name once, all
 /// at the same time.
 OwnPlaces ask_resolver(const std::vector<std::string>& hosts) {
     const TimePoint deadline = deadline_after(MonotonicClock::now(), kResolverPatience);
@@ -61,7 +62,7 @@ OwnPlaces ask_resolver(const std::vector<std::string>& hosts) {
             else if (addresses[i].error().code == Errc::Timeout) unanswered.push_back(hosts[i]);
         }
     }
-    if (!unanswered.empty()) say_unanswered(unanswered);
+    if (!unanswered.empty()) warn_unanswered(unanswered);
     return own;
 }
 

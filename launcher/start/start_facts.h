@@ -10,8 +10,8 @@
 
 namespace ddprun {
 
-/// What there is to decide on: the allocation around us or the hosts that the user names, and what can start
-/// something there. Thin; its functions ask the resolver and PATH later. Error: as find_allocation.
+/// Collects the facts for plan_start(): the allocation around us or the hosts that the user names. Thin; the
+/// functions in the result ask the resolver and PATH later. Error: as find_allocation.
 Result<StartFacts> look_for_hosts(const StartSpec& asked);
 /// The names of a job's hosts by node rank, for those who are missing: of those that we `start` (null: none),
 /// or of the allocation where our own rank goes by it; empty: not known.

@@ -18,7 +18,7 @@
 namespace ddprun {
 namespace {
 
-/// As much of a file as is read to know it: a linker writes the build id of a program near its beginning.
+/// The bytes of a file that identify it: a linker writes a program's build id near its beginning.
 constexpr std::size_t kIdentityBytes = 1 << 20;
 
 Result<std::string> beginning_of(const std::string& path) {
@@ -46,7 +46,7 @@ FileIdentity file_from(const Json& json) {
 
 std::string_view name_in(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
-/// What another host, or another process, has of its own.
+/// True for a variable that each host, or each process, has of its own.
 bool is_of_host(std::string_view name) {
     if (is_rank_variable(name)) return true;
     for (const std::string_view own : {"HOSTNAME",
@@ -78,7 +78,7 @@ bool is_of_host(std::string_view name) {
                                        "NVIDIA_VISIBLE_DEVICES"}) {
         if (name == own) return true;
     }
-    // What an MPI says beside the ranks is of the host where it was started, too.
+    // An MPI's other variables also belong to the host where it was started.
     for (const std::string_view beginning :
          {"SSH_", "XDG_SESSION_", "XDG_RUNTIME_", "SLURM_STEP_", "SLURM_SRUN_", "PMIX_", "OMPI_", "HYDRA_"}) {
         if (name.starts_with(beginning)) return true;
@@ -121,7 +121,7 @@ std::string encode(const StartOrder& order) {
                     {"program", to_json(order.program)},
                     {"arguments", order.arguments.size()},
                     {"environment", order.environment.size()}};
-    // Arguments and variables are bytes, which JSON's text is not.
+    // Arguments and variables may be any bytes, which JSON's text cannot hold.
     std::string text = to_text(json);
     for (const std::vector<std::string>* list : {&order.arguments, &order.environment}) {
         for (const std::string& one : *list) text.append(1, '\0').append(one);
@@ -163,7 +163,7 @@ Result<std::string> seal_order(const StartOrder& order, std::string_view token) 
 
 Result<StartOrder> unseal_order(std::string_view sealed, std::string_view token) {
     const Result<std::string> text = unseal(token, sealed);
-    if (!text) return text.error().with("the head's order is not taken");
+    if (!text) return text.error().with("the head's order is refused");
     return decode_start_order(*text);
 }
 

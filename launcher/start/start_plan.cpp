@@ -40,8 +40,8 @@ std::optional<std::size_t> find_here(const Allocation& allocation, const StartFa
     return facts.find_by_address(allocation.hosts);
 }
 
-/// In the order in which they are tried (hpc reference C.3): what starts tasks of the batch job itself comes
-/// first.
+/// The starters in the order in which they are tried (hpc reference C.3). Those that start tasks of the batch
+/// job come first.
 std::vector<Starter> candidates(AllocationSource source) {
     using enum Starter;
     switch (source) {
@@ -59,7 +59,7 @@ std::string_view program_of(Starter starter) {
     return starter == Starter::Tm ? "pbs_tmrsh" : name_of(starter);
 }
 
-/// By TM a job is needed, Slurm's srun needs Slurm, and LSF's blaunch needs LSF.
+/// Refuses TM without a PBS job, srun without Slurm and blaunch without LSF.
 Status check_choice(Starter choice, AllocationSource source) {
     using enum Starter;
     const std::vector<Starter> own = candidates(source);
@@ -95,14 +95,14 @@ Result<Starter> choose_starter(const JobSpec& spec, const Allocation& allocation
         0};
 }
 
-/// ssh and srun go to hosts from anywhere; TM's programs only within the job, and an LSF job has no way of
-/// its own. Who waits for others' ddprun has to be where these look for node 0.
+/// True for ssh to the user's hosts and for srun, which reach hosts from anywhere; TM's programs work only
+/// within the job. With --start=none the head must be where the others look for node 0.
 bool can_be_started_from_elsewhere(const Allocation& allocation, Starter choice) {
     return choice != Starter::None &&
            (is_of_user(allocation) || allocation.source == AllocationSource::Slurm);
 }
 
-std::string what_follows(const StartPlan& plan, const std::string& host_name) {
+std::string describe_start(const StartPlan& plan, const std::string& host_name) {
     if (plan.kind == StartPlan::Wait) return "waiting for the ddprun of each, as --start=none says";
     const std::size_t hosts = plan.hosts.size();
     if (plan.is_apart)
@@ -140,7 +140,7 @@ std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_w
                                        [](const AllocatedHost& host) { return host.slots.value_or(1) > 1; });
     if (!workers_were_given && !has_slots && cores > 1) {
         remarks.emplace_back(
-            "one worker on each host, since --nproc-per-node is not given (auto: one for each GPU, else one for each core)");
+            "one worker on each host, because --nproc-per-node is not given (auto: one for each GPU, else one for each core)");
     }
     return remarks;
 }
@@ -184,7 +184,7 @@ Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFac
     }
     const Allocation& allocation = *facts.allocation;
     if (said == NodesSaid::ByOthers && !is_of_user(allocation)) return StartPlan{};
-    // Of --nnodes=MIN:MAX only MAX has to agree: the job may go on with fewer later.
+    // Only MAX of --nnodes=MIN:MAX must agree: the job may go on with fewer nodes later.
     if (said != NodesSaid::Nothing && spec.nodes.max != static_cast<int>(allocation.hosts.size())) {
         return Error{Errc::Mismatch,
                      fmt::format("--nnodes={}, but {}; leave --nnodes out to use all of them",
@@ -210,10 +210,10 @@ Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFac
     plan.starter = *starter;
     plan.kind = plan.starter == Starter::None ? StartPlan::Wait : StartPlan::All;
     plan.hosts = allocation.hosts;
-    // This host first: rank 0 is where the controller is.
+    // This host comes first, because rank 0 runs beside the controller.
     const auto own = plan.hosts.begin() + static_cast<std::ptrdiff_t>(here.value_or(0));
     if (here) std::rotate(plan.hosts.begin(), own, own + 1);
-    plan.why += "; " + what_follows(plan, facts.host_name);
+    plan.why += "; " + describe_start(plan, facts.host_name);
     return plan;
 }
 

@@ -12,12 +12,12 @@ namespace {
 using HostState = StartState::Host;
 using StarterState = StartState::Starter;
 
-/// The other hosts may still fail after the first that failed, and are named with it.
+/// Hosts that fail within this time after the first failure are reported with it.
 constexpr Duration kMoreFailures = std::chrono::seconds(2);
 constexpr std::size_t kWordsLines = 3;
 
-/// The last lines that say something, as one.
-std::string last_words(std::string_view text) {
+/// The last lines that are not empty, joined to one.
+std::string last_lines_of(std::string_view text) {
     std::vector<std::string> lines;
     for (const std::string_view line : split(text, '\n')) {
         if (const std::string_view said = trim(line); !said.empty()) lines.push_back(printable(said));
@@ -31,7 +31,7 @@ bool is_missing(const StartState& state, int node) {
     return host != state.hosts.end() && host->second.phase == HostState::Missing;
 }
 
-/// The starter of this node alone; null where one program (srun) starts many.
+/// The starter of this node alone; null when one program (srun) starts many.
 StarterState* own_starter(StartState& state, int node) {
     const auto is_own = [node](const StarterState& one) { return one.command.nodes == std::vector{node}; };
     const auto found = std::ranges::find_if(state.starters, is_own);
@@ -45,12 +45,12 @@ void fail(StartState& state, int node, std::string why, TimePoint now) {
     state.settle_at = std::min(state.settle_at, deadline_after(now, kMoreFailures));
 }
 
-/// Why a host fails that has told nothing by the time it has to have joined.
-std::string words_of_late(const StarterState& starter, Duration timeout) {
-    std::string said = last_words(starter.words);
+/// The reason of a host that has not joined in time and gave none itself.
+std::string why_late(const StarterState& starter, Duration timeout) {
+    std::string said = last_lines_of(starter.words);
     if (said.empty()) said = starter.command.words.front() + " has said nothing";
     const bool has_begun = starter.phase != StarterState::Waiting;
-    if (!has_begun) said = fmt::format("not started: {} others took all the time", kMostStarting);
+    if (!has_begun) said = fmt::format("still queued behind {} others", kMostStarting);
     return fmt::format("has not joined within {} (--start-timeout); {}", format_duration(timeout), said);
 }
 
@@ -66,18 +66,18 @@ void on(StartState& state, const start_event::Ended& event, TimePoint now) {
     StarterState& starter = state.starters[event.starter];
     starter.phase = StarterState::Ended;
     if (state.phase != StartState::Phase::Starting) return;
-    const std::string words = words_of_ended(starter.command, last_words(starter.words), event.exit_code);
+    const std::string words = why_ended(starter.command, last_lines_of(starter.words), event.exit_code);
     for (const int node : starter.command.nodes) {
         HostState& host = state.hosts[node];
-        // No worker runs before all have joined: a host that has joined and is gone cannot take part either.
+        // No worker runs before all have joined, so a host that has joined and ended cannot take part either.
         if (host.phase == HostState::Joined) host.phase = HostState::Missing;
         fail(state, node, host.told.empty() ? words : host.told, now);
     }
 }
 
-void on(StartState& state, const start_event::Looked&, TimePoint now) {
+void on(StartState& state, const start_event::TimePassed&, TimePoint now) {
     for (const StarterState& starter : state.starters) {
-        const std::string late = now >= state.late_at ? words_of_late(starter, state.timeout) : "";
+        const std::string late = now >= state.late_at ? why_late(starter, state.timeout) : "";
         for (const int node : starter.command.nodes) {
             const std::string& why = state.hosts[node].told.empty() ? late : state.hosts[node].told;
             if (!why.empty()) fail(state, node, why, now);
@@ -99,13 +99,13 @@ void on(StartState& state, const start_event::FellSilent& event, TimePoint) {
 
 void on(StartState& state, const start_event::Finish& event, TimePoint now) {
     state.phase = StartState::Phase::Ending;
-    // Where hosts are missing no worker has run, and their starter may wait for them for ever (Hydra does).
+    // While hosts are missing no worker has run, and their starter may wait for them for ever (Hydra does).
     const bool all_have_joined = state.failures.empty() && state.missing().empty();
-    const Duration patience = all_have_joined ? event.patience : std::min(event.patience, kMoreFailures);
-    state.kill_at = std::min(state.kill_at, deadline_after(now, patience));
+    const Duration timeout = all_have_joined ? event.timeout : std::min(event.timeout, kMoreFailures);
+    state.kill_at = std::min(state.kill_at, deadline_after(now, timeout));
 }
 
-/// The first starter that waits, unless enough run of which a host is missing.
+/// The first waiting starter, unless kMostStarting starters with missing hosts run.
 std::optional<std::size_t> next_starter(StartState& state) {
     const auto is_starting = [&state](const StarterState& one) {
         return one.phase == StarterState::Running &&

@@ -15,7 +15,7 @@ using Words = std::vector<std::string>;
 
 void append(Words& words, const Words& more) { words.insert(words.end(), more.begin(), more.end()); }
 
-std::string way_in_words(const SecretWay& way) {
+std::string format_way(const SecretWay& way) {
     switch (way.kind) {
         case SecretWay::Stdin: return "stdin";
         case SecretWay::Cookie: return "cookie:" + way.salt;
@@ -34,7 +34,7 @@ Result<SecretWay> parse_way(std::string_view text) {
         0};
 }
 
-/// What a shell at the other end runs: exec, so that the agent is what sshd waits for.
+/// The command line for the remote shell, with exec, so that sshd waits for the agent itself.
 std::string for_shell(const Words& words) {
     std::string line = "exec";
     for (const std::string& word : words) line += " " + shell_quoted(word);
@@ -47,7 +47,7 @@ Words by_ssh(const std::string& host, Words agent, const std::string& job_id, co
         append(attached, agent);
         agent = std::move(attached);
     }
-    // No terminal, no questions, and a connection of its own: the end of its input has to reach the other
+    // Use no terminal, no questions, and no shared connection, so that the end of input reaches the other
     // side.
     return {"ssh",
             "-x",
@@ -88,7 +88,7 @@ StarterCommand for_all_at_once(Words words, NodeRange nodes, const AgentCall& ca
 
 std::vector<std::string> agent_words(const AgentCall& call) {
     Words words{"agent",  "--at",     join(call.endpoints, ","), "--job",
-                call.job, "--secret", way_in_words(call.secret)};
+                call.job, "--secret", format_way(call.secret)};
     if (call.node >= 0) append(words, {"--node", fmt::format("{}", call.node)});
     if (call.tls) append(words, {"--tls", "on"});
     return words;
@@ -125,13 +125,12 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
     return call;
 }
 
-std::string words_of_ended(const StarterCommand& starter, std::string_view said,
-                           std::optional<int> exit_code) {
+std::string why_ended(const StarterCommand& starter, std::string_view said, std::optional<int> exit_code) {
     const std::string name = starter.words.front().substr(starter.words.front().rfind('/') + 1);
     const std::string ended =
         name + (exit_code ? fmt::format(" ended with exit code {}", *exit_code) : " ended");
     const std::string words = said.empty() ? ended + " and said nothing" : std::string(said);
-    // 255 is ssh's own, above 128 is a signal's, and a ddprun that ran over there has said why it ended.
+    // 255 is ssh's own code, those above 128 are signals', and a ddprun that ran there has said why it ended.
     const bool is_of_shell =
         name == "ssh" && exit_code && *exit_code < 128 && said.find("ddprun: ") == said.npos;
     if (is_of_shell)
@@ -171,8 +170,8 @@ std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<
                                              NodeRange nodes, AgentCall call, const std::string& job_id,
                                              const std::string& pbs_attach) {
     const std::string count = fmt::format("{}", nodes.size()), names = names_of(hosts, nodes);
-    // One srun, or mpiexec, for all: a step of the job each would cost the scheduler more, and sites limit
-    // their number.
+    // One srun or mpiexec starts all: a job step for each host would cost the scheduler more, and sites limit
+    // the number of steps.
     if (starter == Starter::Srun) {
         return {
             for_all_at_once({"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count,

@@ -1,4 +1,4 @@
-// Which hosts a job runs on, what starts them, and what they are told.
+// The hosts of a job, their starters and their orders.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ Result<StartPlan> plan(const StartFacts& known, Starter starter = Starter::Auto,
     return plan_start(spec, said, known);
 }
 
-TEST(StartPlan, WithoutAnAllocationTheJobStaysHereAndNothingIsSaid) {
+TEST(StartPlan, KeepsTheJobHereWithoutAnAllocation) {
     const auto here = plan(facts(std::nullopt, {}));
     ASSERT_TRUE(here);
     EXPECT_EQ(here->kind, StartPlan::Here);
@@ -58,7 +58,7 @@ TEST(StartPlan, WithoutAnAllocationTheJobStaysHereAndNothingIsSaid) {
                 AllOf(HasSubstr("--start=ssh"), HasSubstr("--hostfile")));
 }
 
-TEST(StartPlan, InAPbsJobTheOthersAreStartedByWhatIsThereInTheOrderOfWhatKeepsThemInTheJob) {
+TEST(StartPlan, PrefersStartersThatKeepTheHostsInThePbsJob) {
     const Allocation job = allocation(AllocationSource::Pbs, {"h1", "h2", "h3"});
     const std::vector<std::pair<std::vector<std::string>, Starter>> cases = {
         {{"ssh", "mpiexec", "pbs_tmrsh", "pbsdsh"}, Starter::Pbsdsh},
@@ -78,7 +78,7 @@ TEST(StartPlan, InAPbsJobTheOthersAreStartedByWhatIsThereInTheOrderOfWhatKeepsTh
                                                          HasSubstr("--start=none"), HasSubstr("--nnodes=1")));
 }
 
-TEST(StartPlan, WhatTheUserChoosesHasToFitAndToBeThere) {
+TEST(StartPlan, RefusesAStarterThatDoesNotFitOrIsMissing) {
     const Allocation job = allocation(AllocationSource::Pbs, {"h1", "h2"});
     EXPECT_EQ(plan(facts(job, {"ssh", "pbsdsh"}), Starter::Ssh)->starter, Starter::Ssh);
     EXPECT_THAT(plan(facts(job, {"pbsdsh"}), Starter::Ssh).error().what, HasSubstr("PATH has no ssh"));
@@ -100,7 +100,7 @@ TEST(StartPlan, ThisHostIsNodeZeroAndTheOthersKeepTheirOrder) {
     EXPECT_EQ(all->hosts[2].name, "c");
 }
 
-TEST(StartPlan, AHostThatIsNoneOfThemIsAHeadWithoutWorkersForTheUsersHostsAndSlurms) {
+TEST(StartPlan, MakesAHostOutsideTheUsersOrSlurmsHostsAHeadWithoutWorkers) {
     const auto from_login =
         plan(facts(allocation(AllocationSource::Slurm, {"n1", "n2"}), {"srun"}, "login3"));
     ASSERT_TRUE(from_login) << from_login.error().what;
@@ -117,7 +117,7 @@ TEST(StartPlan, AHostThatIsNoneOfThemIsAHeadWithoutWorkersForTheUsersHostsAndSlu
     EXPECT_THAT(one->why, HasSubstr("starting ddprun on it by ssh"));
 }
 
-TEST(StartPlan, AHostThatIsNoneOfAPbsJobsOrWaitsForOthersIsToldWhatToDo) {
+TEST(StartPlan, TellsAHostOutsideThePbsJobOrOneThatWaitsWhatToDo) {
     for (const auto& refused :
          {plan(facts(allocation(AllocationSource::Pbs, {"n1", "n2"}), {"pbsdsh"}, "login3")),
           plan(facts(allocation(AllocationSource::Lsf, {"n1", "n2"}), {"ssh"}, "login3")),
@@ -151,14 +151,14 @@ TEST(StartPlan, ThisHostIsFoundByItsAddressesTheirNamesAndWhatNamesResolveTo) {
     EXPECT_EQ(find_own_place(hosts, {{"10.0.0.2"}, {}, {{"alias", {"10.0.0.2"}}}}), 2u);
 }
 
-TEST(StartPlan, OneHostStaysHereAndSaysWhy) {
+TEST(StartPlan, KeepsTheJobOfOneHostHereAndSaysWhy) {
     const auto here = plan(facts(allocation(AllocationSource::Slurm, {"h1"}), {}));
     ASSERT_TRUE(here);
     EXPECT_EQ(here->kind, StartPlan::Here);
     EXPECT_THAT(here->why, HasSubstr("Slurm job 12.server"));
 }
 
-TEST(StartPlan, NodesThatOthersStartLeaveASchedulersHostsAloneAndMustAgreeWithTheUsers) {
+TEST(StartPlan, ComparesNodesThatOthersStartWithTheUsersHostsOnly) {
     EXPECT_EQ(plan(facts(allocation(AllocationSource::Pbs, {"h1", "h2"}), {"pbsdsh"}), Starter::Auto,
                    NodesSaid::ByOthers)
                   ->kind,
@@ -170,7 +170,7 @@ TEST(StartPlan, NodesThatOthersStartLeaveASchedulersHostsAloneAndMustAgreeWithTh
                 AllOf(HasSubstr("--nnodes=1,"), HasSubstr("2 hosts h1,h2")));
 }
 
-TEST(StartPlan, ANumberOfNodesInASchedulersJobIsThatOfItsHostsOrHasThemAsItsMost) {
+TEST(StartPlan, RequiresNnodesToMatchTheSchedulersHosts) {
     const StartFacts job = facts(allocation(AllocationSource::Pbs, {"h1", "h2", "h3"}), {"pbsdsh"});
     for (const Nodes nodes : {Nodes{3, 3}, Nodes{2, 3}}) {
         const auto all = plan(job, Starter::Auto, NodesSaid::Count, nodes);
@@ -183,7 +183,7 @@ TEST(StartPlan, ANumberOfNodesInASchedulersJobIsThatOfItsHostsOrHasThemAsItsMost
                       HasSubstr("leave --nnodes out")));
 }
 
-TEST(StartRemarks, ChunksThatLieOnOneHostAreSaidWhereWorkersWereCountedOtherwise) {
+TEST(StartRemarks, NameChunksOnOneHostWhenTheWorkerCountDiffers) {
     Allocation job = allocation(AllocationSource::Pbs, {"h1"});
     job.hosts[0].slots = 3;
     EXPECT_THAT(remarks_on(job, true, 2, 8),
@@ -194,7 +194,7 @@ TEST(StartRemarks, ChunksThatLieOnOneHostAreSaidWhereWorkersWereCountedOtherwise
     EXPECT_THAT(remarks_on(job, false, std::nullopt, 8), ElementsAre()) << "three workers";
 }
 
-TEST(StartRemarks, OneWorkerOnAHostOfSeveralCoresIsSaidInASchedulersJobWhereNobodyCounted) {
+TEST(StartRemarks, NameASingleWorkerPerHostInASchedulersJobWithoutACount) {
     const Allocation job = allocation(AllocationSource::Slurm, {"h1", "h2"});
     EXPECT_THAT(remarks_on(job, false, std::nullopt, 8),
                 ElementsAre(HasSubstr("--nproc-per-node is not given")));
@@ -204,7 +204,7 @@ TEST(StartRemarks, OneWorkerOnAHostOfSeveralCoresIsSaidInASchedulersJobWhereNobo
                 ElementsAre());
 }
 
-TEST(StartRemarks, OtherComponentsOfAHeterogeneousSlurmJobAreSaidToBeUnused) {
+TEST(StartRemarks, NameUnusedComponentsOfAHeterogeneousSlurmJob) {
     Allocation job = allocation(AllocationSource::Slurm, {"h1"});
     job.other_components = 1;
     EXPECT_THAT(remarks_on(job, true, 1, 8),
@@ -246,7 +246,7 @@ TEST(StarterCommand, SshGetsOneLineForTheShellOverThereAndNoTerminal) {
                 HasSubstr("exec /opt/pbs/bin/pbs_attach -j 12.server '/opt/dd run' agent"));
 }
 
-TEST(StarterCommand, OneSrunStartsAllOthersWhoFindTheirOwnPlace) {
+TEST(StarterCommand, OneSrunStartsAllOtherHosts) {
     const auto commands = starter_commands(Starter::Srun, kThree, {1, 2}, call(SecretWay::Stdin), "88", "");
     ASSERT_EQ(commands.size(), 1u);
     EXPECT_EQ(commands[0].nodes, (std::vector<int>{1, 2}));
@@ -255,7 +255,7 @@ TEST(StarterCommand, OneSrunStartsAllOthersWhoFindTheirOwnPlace) {
                       ::testing::Contains("--nodelist=h2,h3"), Not(::testing::Contains("--node"))));
 }
 
-TEST(StarterCommand, AHeadThatIsNoneOfTheHostsStartsTheFirstToo) {
+TEST(StarterCommand, AHeadOutsideTheHostsStartsTheFirstToo) {
     EXPECT_EQ(starter_commands(Starter::Ssh, kThree, {0, 2}, call(SecretWay::Stdin), "", "")[0].nodes,
               std::vector<int>{0});
     const auto commands = starter_commands(Starter::Srun, kThree, {0, 2}, call(SecretWay::Stdin), "88", "");
@@ -264,40 +264,40 @@ TEST(StarterCommand, AHeadThatIsNoneOfTheHostsStartsTheFirstToo) {
                 AllOf(::testing::Contains("--ntasks=3"), ::testing::Contains("--nodelist=h1,h2,h3")));
 }
 
-TEST(StarterCommand, ThatSaysLittleOfAProgramThatCannotBeRunThereIsExplained) {
+TEST(StarterCommand, IsExplainedWhenAProgramCannotBeRunThere) {
     const StarterCommand pbsdsh =
         starter_commands(Starter::Pbsdsh, kThree, {1, 2}, call(SecretWay::Cookie), "12.server", "")[0];
-    EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 254", std::nullopt),
+    EXPECT_EQ(why_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 254", std::nullopt),
               "pbsdsh: task 0x00000000 exit status 254 (can /opt/dd run be run there?)");
-    EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 7", std::nullopt),
+    EXPECT_EQ(why_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 7", std::nullopt),
               "pbsdsh: task 0x00000000 exit status 7");
     const StarterCommand tm =
         starter_commands(Starter::Tm, kThree, {1, 2}, call(SecretWay::Cookie), "12.server", "")[0];
-    EXPECT_EQ(words_of_ended(tm, "", std::nullopt),
+    EXPECT_EQ(why_ended(tm, "", std::nullopt),
               "pbs_tmrsh ended and said nothing (can /opt/dd run be run there?)");
     const StarterCommand ssh =
         starter_commands(Starter::Ssh, kThree, {1, 2}, call(SecretWay::Stdin), "", "")[0];
-    EXPECT_EQ(words_of_ended(ssh, "", std::nullopt), "ssh ended and said nothing");
+    EXPECT_EQ(why_ended(ssh, "", std::nullopt), "ssh ended and said nothing");
 }
 
 TEST(StarterCommand, AnExitCodeThatIsNotSshsOwnPointsToALoginFile) {
     const StarterCommand ssh =
         starter_commands(Starter::Ssh, kThree, {1, 2}, call(SecretWay::Stdin), "", "")[0];
-    EXPECT_EQ(words_of_ended(ssh, "", 3),
+    EXPECT_EQ(why_ended(ssh, "", 3),
               "ssh ended with exit code 3 and said nothing: does a login file of that host end the shell?");
-    EXPECT_EQ(words_of_ended(ssh, "Welcome to h2", 0),
+    EXPECT_EQ(why_ended(ssh, "Welcome to h2", 0),
               "Welcome to h2; ssh ended with exit code 0: does a login file of that host end the shell?");
-    EXPECT_EQ(words_of_ended(ssh, "ssh: No route to host", 255), "ssh: No route to host");
-    EXPECT_EQ(words_of_ended(ssh, "ddprun: the program differs", 64), "ddprun: the program differs");
-    EXPECT_EQ(words_of_ended(ssh, "", 137), "ssh ended with exit code 137 and said nothing");
+    EXPECT_EQ(why_ended(ssh, "ssh: No route to host", 255), "ssh: No route to host");
+    EXPECT_EQ(why_ended(ssh, "ddprun: the program differs", 64), "ddprun: the program differs");
+    EXPECT_EQ(why_ended(ssh, "", 137), "ssh ended with exit code 137 and said nothing");
 }
 
-TEST(StarterCommand, AnMpiexecThatKnowsNoPpnIsToldApart) {
+TEST(StarterCommand, AnMpiexecWithoutPpnIsExplained) {
     const StarterCommand mpiexec =
         starter_commands(Starter::Mpiexec, kThree, {1, 2}, call(SecretWay::File), "", "")[0];
-    EXPECT_THAT(words_of_ended(mpiexec, "mpiexec: Error: unknown option \"--ppn\"", 1),
+    EXPECT_THAT(why_ended(mpiexec, "mpiexec: Error: unknown option \"--ppn\"", 1),
                 HasSubstr("PALS or Hydra is needed"));
-    EXPECT_EQ(words_of_ended(mpiexec, "", 1), "mpiexec ended with exit code 1 and said nothing");
+    EXPECT_EQ(why_ended(mpiexec, "", 1), "mpiexec ended with exit code 1 and said nothing");
 }
 
 TEST(StarterCommand, BlaunchStartsEachHostOfAnLsfJobWithoutOurStandardInput) {
@@ -330,7 +330,7 @@ TEST(StarterCommand, NoSecretIsAmongTheWords) {
         << "it forwards the environment only where it likes to";
 }
 
-TEST(StarterCommand, ItsWordsAreReadBackAsTheyWere) {
+TEST(StarterCommand, AgentWordsAreParsedAsTheyWereWritten) {
     for (const SecretWay::Kind kind : {SecretWay::Stdin, SecretWay::File, SecretWay::Cookie}) {
         AgentCall sent = call(kind);
         sent.node = 7;
@@ -370,7 +370,7 @@ TEST(StartOrder, ArrivesAsItWasSentWhateverItsBytes) {
         EXPECT_FALSE(decode_start_order(broken));
 }
 
-TEST(StartOrder, InTheStoreShowsNoneOfItsVariablesAndIsRefusedWhereItWasChanged) {
+TEST(StartOrder, IsSealedInTheStoreAndRefusedWhenChanged) {
     StartOrder order;
     order.arguments = {"--nproc-per-node=2", "train"};
     order.environment = {"WANDB_API_KEY=0123456789abcdef"};
@@ -390,7 +390,7 @@ TEST(StartOrder, InTheStoreShowsNoneOfItsVariablesAndIsRefusedWhereItWasChanged)
 
 bool by_ssh(std::string_view name) { return carries(Starter::Ssh, name); }
 
-TEST(StartOrder, TheSchedulersCookieAndTheUsersOwnTokenAreSentByNoStarterAlsoIfAskedFor) {
+TEST(StartOrder, NeverSendsTheSchedulersCookieOrTheUsersTokenEvenIfAskedFor) {
     const std::vector<std::string> head = {"PBS_JOBCOOKIE=c", "DDPRUN_TOKEN=t", "SLURM_JWT=j"};
     for (const Starter starter :
          {Starter::Pbsdsh, Starter::Tm, Starter::Mpiexec, Starter::Srun, Starter::Ssh}) {
@@ -402,7 +402,7 @@ TEST(StartOrder, TheSchedulersCookieAndTheUsersOwnTokenAreSentByNoStarterAlsoIfA
                 ElementsAre("PBS_JOBCOOKIE=own", "A=1"));
 }
 
-TEST(StartOrder, WhatAStarterCarriesIsNotSentAndStaysAsItArrived) {
+TEST(StartOrder, LeavesOutVariablesThatTheStarterCarries) {
     const std::vector<std::string> head = {"PATH=/conda/bin", "KEY=k", "SLURM_NTASKS=8", "TMPDIR=/tmp/head"};
     const auto sent_by = [&](Starter starter) {
         return environment_to_send(head, {}, [=](std::string_view name) { return carries(starter, name); });
@@ -416,7 +416,7 @@ TEST(StartOrder, WhatAStarterCarriesIsNotSentAndStaysAsItArrived) {
                 ElementsAre("KEY=k", "PATH=/conda/bin", "SLURM_NTASKS=8"));
 }
 
-TEST(StartOrder, AHostKeepsWhatIsItsOwnAndTakesTheRestFromTheHead) {
+TEST(StartOrder, LetsAHostKeepItsOwnVariablesAndTakeTheRestFromTheHead) {
     const std::vector<std::string> head = {"PATH=/conda/bin", "TMPDIR=/tmp/head", "HOSTNAME=h1",
                                            "SLURM_PROCID=0",  "SLURM_STEP_ID=1",  "MV2_COMM_WORLD_RANK=0",
                                            "PBS_JOBID=12",    "OMPI_MCA_x=1",     "SSH_CONNECTION=1"};
@@ -427,14 +427,14 @@ TEST(StartOrder, AHostKeepsWhatIsItsOwnAndTakesTheRestFromTheHead) {
                 ElementsAre("TMPDIR=/tmp/own", "PBS_NODENUM=2", "PATH=/conda/bin", "PBS_JOBID=12"));
 }
 
-TEST(StartOrder, AVariableThatIsAskedForByNameIsSentAlsoWhereItBelongsToAHost) {
+TEST(StartOrder, SendsAHostsVariableThatIsAskedForByName) {
     const std::vector<std::string> sent =
         environment_to_send({"TMPDIR=/tmp/head", "HOSTNAME=h1"}, {"TMPDIR"}, by_ssh);
     EXPECT_THAT(sent, ElementsAre("TMPDIR=/tmp/head"));
     EXPECT_THAT(environment_here(sent, {"TMPDIR=/tmp/own"}, false), ElementsAre("TMPDIR=/tmp/head"));
 }
 
-TEST(StartOrder, TheHeadsGpusAreNotAnotherHostsUnlessAUserWroteThem) {
+TEST(StartOrder, SendsTheHeadsGpusOnlyWhenAUserWroteThem) {
     EXPECT_THAT(environment_to_send({"CUDA_VISIBLE_DEVICES=0,1"}, {}, by_ssh),
                 ElementsAre("CUDA_VISIBLE_DEVICES=0,1"));
     EXPECT_THAT(environment_to_send({"CUDA_VISIBLE_DEVICES=GPU-5f"}, {}, by_ssh), ElementsAre());
@@ -444,7 +444,7 @@ TEST(StartOrder, TheHeadsGpusAreNotAnotherHostsUnlessAUserWroteThem) {
                 ElementsAre("CUDA_VISIBLE_DEVICES=2"));
 }
 
-TEST(StartSecret, OfTwoDdprunsOfOnePbsJobIsNotTheSameAndFollowsFromItsSalt) {
+TEST(StartSecret, DiffersBetweenTwoDdprunsOfOnePbsJobByItsSalt) {
     const EnvironmentLookup job = [](std::string_view name) {
         return name == "PBS_JOBCOOKIE" ? std::optional<std::string>("cookie") : std::nullopt;
     };

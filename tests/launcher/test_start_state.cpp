@@ -1,4 +1,4 @@
-// When hosts are started, when one counts as not coming, and when what started them is killed.
+// The start of hosts: when one begins, when one counts as failed, and when its starter is killed.
 #include "launcher/start/start_state.h"
 
 #include <gmock/gmock.h>
@@ -44,12 +44,12 @@ struct Hosts {
     StartState state;
     TimePoint now{1h};
     Status outcome;                  ///< of each starter that begins
-    std::vector<std::size_t> begun;  ///< starters, in their order
+    std::vector<std::size_t> begun;  ///< the starters that began, in their order
 };
 
 TEST(StartState, IsSettledWithoutFailuresWhenTheLastHostJoins) {
     Hosts hosts(2);
-    EXPECT_FALSE(hosts.feed(Looked{}).settled);
+    EXPECT_FALSE(hosts.feed(TimePassed{}).settled);
     EXPECT_THAT(hosts.begun, ElementsAre(0u, 1u));
     EXPECT_FALSE(hosts.feed(Joined{2}).settled);
     EXPECT_TRUE(hosts.feed(Joined{1}).settled);
@@ -60,16 +60,16 @@ TEST(StartState, IsSettledWithoutFailuresWhenTheLastHostJoins) {
 
 TEST(StartState, AStarterThatFailsAtOnceIsReportedTwoSecondsLaterWithThoseThatFailByThen) {
     Hosts hosts(3);
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     hosts.state.starters[1].words = "\nssh: Could not resolve hostname h2\n";
     EXPECT_FALSE(hosts.feed(Ended{1, 255}).settled);
     hosts.now += 1s;
     hosts.state.hosts[3].told = "no such program";
-    EXPECT_FALSE(hosts.feed(Looked{}).settled);
+    EXPECT_FALSE(hosts.feed(TimePassed{}).settled);
     hosts.now += 999ms;
-    EXPECT_FALSE(hosts.feed(Looked{}).settled);
+    EXPECT_FALSE(hosts.feed(TimePassed{}).settled);
     hosts.now += 1ms;
-    EXPECT_TRUE(hosts.feed(Looked{}).settled);
+    EXPECT_TRUE(hosts.feed(TimePassed{}).settled);
     EXPECT_THAT(hosts.failures(),
                 ElementsAre("h2: ssh: Could not resolve hostname h2", "h3: no such program"));
 }
@@ -77,7 +77,7 @@ TEST(StartState, AStarterThatFailsAtOnceIsReportedTwoSecondsLaterWithThoseThatFa
 TEST(StartState, StartersThatCannotRunSettleTheStartAtOnce) {
     Hosts hosts(200);
     hosts.outcome = Error{Errc::NotFound, "ssh: not found in PATH", 0};
-    EXPECT_TRUE(hosts.feed(Looked{}).settled);
+    EXPECT_TRUE(hosts.feed(TimePassed{}).settled);
     EXPECT_EQ(hosts.begun.size(), 200u);
     EXPECT_EQ(hosts.failures().back(), "h200: ssh: not found in PATH");
     EXPECT_TRUE(hosts.feed(Finish{10s}).ended) << "nothing runs";
@@ -85,20 +85,20 @@ TEST(StartState, StartersThatCannotRunSettleTheStartAtOnce) {
 
 TEST(StartState, AHostThatNeverJoinsFailsAfterTheTimeoutWithTheWordsOfItsStarter) {
     Hosts hosts(2);
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     hosts.feed(Joined{1});
     hosts.now += kTimeout - 1ms;
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     EXPECT_THAT(hosts.failures(), IsEmpty());
     hosts.now += 1ms;
-    EXPECT_TRUE(hosts.feed(Looked{}).settled) << "no other host is missing";
+    EXPECT_TRUE(hosts.feed(TimePassed{}).settled) << "no other host is missing";
     EXPECT_THAT(hosts.failures(),
                 ElementsAre("h2: has not joined within 1 min (--start-timeout); ssh has said nothing"));
 }
 
 TEST(StartState, AtMost64StartAtATimeAndEachOfManyHostsHasItsTurn) {
     Hosts hosts(1500);
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     EXPECT_EQ(hosts.begun.size(), kMostStarting);
     hosts.feed(Joined{8});
     EXPECT_EQ(hosts.begun.size(), kMostStarting + 1) << "one more for the one that has joined";
@@ -110,23 +110,23 @@ TEST(StartState, AtMost64StartAtATimeAndEachOfManyHostsHasItsTurn) {
 
 TEST(StartState, TheTimeoutCountsFromTheLastStarterThatBegan) {
     Hosts hosts(66);
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     hosts.now += kTimeout - 1s;
     hosts.feed(Joined{1});
     hosts.now += kTimeout - 1ms;
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     EXPECT_THAT(hosts.failures(), IsEmpty()) << "the second wave began with the join";
     hosts.now += 1ms;
-    EXPECT_TRUE(hosts.feed(Looked{}).settled);
+    EXPECT_TRUE(hosts.feed(TimePassed{}).settled);
     EXPECT_EQ(hosts.failures().size(), 65u);
     EXPECT_EQ(hosts.failures().back(),
               "h66: has not joined within 1 min (--start-timeout); "
-              "not started: 64 others took all the time");
+              "still queued behind 64 others");
 }
 
 TEST(StartState, AHostThatJoinsAfterItsStarterEndedHasFailed) {
     Hosts hosts(2);
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     hosts.feed(Ended{0, std::nullopt});
     hosts.feed(Joined{1});
     EXPECT_TRUE(hosts.feed(Joined{2}).settled);
@@ -135,7 +135,7 @@ TEST(StartState, AHostThatJoinsAfterItsStarterEndedHasFailed) {
 
 TEST(StartState, AllHostsOfAStarterThatEndsBeforeTheLastJoinsFailThoseThatHaveJoinedToo) {
     Hosts hosts(3, true);
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     hosts.feed(Joined{1});
     hosts.state.hosts[2].told = "the program differs";
     EXPECT_TRUE(hosts.feed(Ended{0, 1}).settled);
@@ -145,22 +145,22 @@ TEST(StartState, AllHostsOfAStarterThatEndsBeforeTheLastJoinsFailThoseThatHaveJo
 
 TEST(StartState, AStopWhileHostsAreMissingBeginsNoOtherStarterAndKillsTheRestAfterTwoSeconds) {
     Hosts hosts(66);
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     hosts.feed(Finish{10s});
     hosts.feed(Joined{1});
     EXPECT_EQ(hosts.begun.size(), kMostStarting);
     hosts.feed(Ended{0, 0});
     EXPECT_THAT(hosts.failures(), IsEmpty());
     hosts.now += 2s;
-    const StartActions actions = hosts.feed(Looked{});
+    const StartActions actions = hosts.feed(TimePassed{});
     EXPECT_EQ(actions.kill.size(), kMostStarting - 1);
     EXPECT_TRUE(actions.ended);
     EXPECT_FALSE(hosts.feed(Ended{1, 137}).ended) << "told once";
 }
 
-TEST(StartState, AfterTheJobLastLinesHaveTheWholePatienceButNotThoseOfASilentHost) {
+TEST(StartState, GivesLastLinesTheWholeTimeoutAfterTheJobExceptForASilentHost) {
     Hosts hosts(3);
-    hosts.feed(Looked{});
+    hosts.feed(TimePassed{});
     for (int node = 1; node <= 3; ++node) hosts.feed(Joined{node});
     hosts.feed(FellSilent{2});
     hosts.feed(FellSilent{3});
@@ -168,7 +168,7 @@ TEST(StartState, AfterTheJobLastLinesHaveTheWholePatienceButNotThoseOfASilentHos
     EXPECT_THAT(hosts.feed(Finish{10s}).kill, ElementsAre(1u)) << "the third has come back";
     hosts.feed(Ended{2, 0});
     hosts.now += 9s;
-    EXPECT_THAT(hosts.feed(Looked{}).kill, IsEmpty());
+    EXPECT_THAT(hosts.feed(TimePassed{}).kill, IsEmpty());
     EXPECT_TRUE(hosts.feed(Ended{0, 0}).ended);
 }
 

@@ -26,7 +26,7 @@ class OnHosts : public ::testing::Test {
         EXPECT_EQ(outcome.status, 0) << outcome.err;
         return outcome.out;
     }
-    /// A refusal is an answer.
+    /// A refused connection counts as an answer.
     static bool reaches(const Hosts& hosts, int from, int to) {
         return run(hosts.command(from, {"python3", "-c", R"(
 import socket, sys
@@ -37,7 +37,7 @@ except ConnectionRefusedError: pass)",
     }
 };
 
-TEST_F(OnHosts, EachHasItsNameItsAddressAndKnowsTheOthers) {
+TEST_F(OnHosts, EachHostHasItsNameAndAddressAndKnowsTheOthers) {
     const Hosts hosts(3);
     for (int host = 0; host < 3; ++host) {
         EXPECT_EQ(told(hosts, host, {"uname", "-n"}), Hosts::name(host) + "\n");
@@ -50,7 +50,7 @@ TEST_F(OnHosts, EachHasItsNameItsAddressAndKnowsTheOthers) {
     }
 }
 
-TEST_F(OnHosts, TheyShareTheHomeDirectoryAndNothingElse) {
+TEST_F(OnHosts, HostsShareTheHomeDirectoryAndNothingElse) {
     const Hosts hosts(2);
     told(
         hosts, 0,
@@ -66,7 +66,7 @@ TEST_F(OnHosts, TheyShareTheHomeDirectoryAndNothingElse) {
     EXPECT_THAT(told(hosts, 1, {"ls", "/sys/class/net"}), AllOf(HasSubstr("eth0"), Not(HasSubstr("port"))));
 }
 
-TEST_F(OnHosts, OverASlowSwitchFramesArriveLateAndOvertakeEachOther) {
+TEST_F(OnHosts, FramesOverASlowSwitchArriveLateAndOvertakeEachOther) {
     const Hosts hosts(2, Hosts::Switch::Slow);
     Program listener(hosts.command(1, {"python3", "-c", R"(
 import socket
@@ -78,7 +78,7 @@ came = []
 while len(came) < 40: came.append(int(s.recv(100)))
 print('in order' if came == sorted(came) else 'mixed', 'each once' if sorted(came) == list(range(40)) else came))"}));
     ASSERT_TRUE(listener.wait_for_output("listens"));
-    // One first, so that the addresses are known: only a few wait for that.
+    // Send one packet first, so that the addresses are known: only a few packets wait for that.
     const std::string took = told(hosts, 0, {"python3", "-c", R"(
 import socket, time
 began = time.monotonic()
@@ -92,7 +92,7 @@ print('late' if took >= 0.01 else took))"});
     EXPECT_THAT(listener.wait().out, HasSubstr("mixed each once"));
 }
 
-TEST_F(OnHosts, AProgramEndsAsItDoesThere) {
+TEST_F(OnHosts, AProgramsExitStatusIsPassedOn) {
     const Hosts hosts(1);
     EXPECT_EQ(run(hosts.command(0, {"sh", "-c", "exit 7"})).status, 7);
     const Outcome killed = run(hosts.command(0, {"sh", "-c", "kill -9 $$"}));
@@ -103,7 +103,7 @@ TEST_F(OnHosts, AProgramEndsAsItDoesThere) {
     EXPECT_THAT(missing.err, HasSubstr("No such file or directory"));
 }
 
-TEST_F(OnHosts, ItHasOurInputDirectoryAndEnvironment) {
+TEST_F(OnHosts, AProgramHasOurInputDirectoryAndEnvironment) {
     const Hosts hosts(1);
     RunOptions options = with_environment({"WORD=from outside"});
     options.input = "read\n";
@@ -112,7 +112,7 @@ TEST_F(OnHosts, ItHasOurInputDirectoryAndEnvironment) {
               "read\nfrom outside\n" + hosts.shared() + "\n");
 }
 
-TEST_F(OnHosts, SignalsReachItAndOurDeathIsItsSigkill) {
+TEST_F(OnHosts, SignalsReachAProgramAndOurDeathKillsIt) {
     const Hosts hosts(1);
     Program asked(hosts.command(0, {path_of("PROBE"), "on", "15", "42", "say", "up", "hold"}));
     ASSERT_TRUE(asked.wait_for_output("up"));
@@ -128,7 +128,7 @@ TEST_F(OnHosts, SignalsReachItAndOurDeathIsItsSigkill) {
     EXPECT_TRUE(all_gone(mark));
 }
 
-TEST_F(OnHosts, NoProcessOutlivesThem) {
+TEST_F(OnHosts, NoProcessOutlivesItsHost) {
     const std::string mark = "PROBE_JOB=" + unique_name("host");
     {
         const Hosts hosts(1);
@@ -151,7 +151,7 @@ TEST_F(OnHosts, AKilledTestLeavesNothing) {
     EXPECT_FALSE(std::filesystem::exists("/srv/.hosts")) << "the common directory was the test's alone";
 }
 
-/// What AKilledTestLeavesNothing kills.
+/// AKilledTestLeavesNothing runs and kills this one.
 TEST_F(OnHosts, DISABLED_HoldsAHost) {
     const Hosts hosts(1);
     Program program(hosts.command(0, {path_of("PROBE"), "daemon", "say", "up", "hold"}));
@@ -165,7 +165,7 @@ class OverSwitch : public OnHosts, public ::testing::WithParamInterface<Hosts::S
 
 TEST_P(OverSwitch, ACutCableIsSilenceUntilItIsMended) {
     Hosts hosts(3, GetParam());
-    // A connection that is there before, so that nobody has to be found first.
+    // Connect first, so that no address has to be looked up later.
     Program listener(hosts.command(1, {"python3", "-c", R"(
 import socket
 server = socket.create_server(("", 4000))

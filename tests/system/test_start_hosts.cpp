@@ -31,13 +31,13 @@ class StartHosts : public ::testing::Test {
                                                    const std::vector<std::string>& acts) const {
         return hosts_->command(0, ddprun_probe(options, acts));
     }
-    /// A file that all hosts see.
+    /// The path of a file that all hosts see.
     [[nodiscard]] std::string file(const std::string& name, const std::string& content) const {
         const std::string path = hosts_->shared() + "/" + name;
         std::ofstream(path) << content;
         return path;
     }
-    /// Neither a worker nor a ddprun nor its warden is left on any host.
+    /// True when no worker, ddprun or warden is left on any host.
     [[nodiscard]] bool all_quiet() const {
         return comes(
             [&] {
@@ -85,7 +85,7 @@ TEST_F(StartHosts, AnElasticJobOfHostsWithDifferentWorkerCountsGoesOnWithoutOne)
     EXPECT_TRUE(all_quiet());
 }
 
-TEST_F(StartHosts, OnOneNetworkOfTwoAllAreToldItsAddress) {
+TEST_F(StartHosts, AllHostsUseTheNetworkThatIfaceNames) {
     for (int host = 0; host < 2; ++host) {
         ASSERT_EQ(run(hosts_->command(host, {"ip", "address", "add",
                                              "10.99.0." + std::to_string(host + 1) + "/24", "dev", "eth0"}))
@@ -99,7 +99,7 @@ TEST_F(StartHosts, OnOneNetworkOfTwoAllAreToldItsAddress) {
     EXPECT_THAT(outcome.err, HasSubstr("reach node01 at 10.99.0.2"));
 }
 
-TEST_F(StartHosts, TheyMeetAtThePortThatTheUserNames) {
+TEST_F(StartHosts, HostsMeetAtThePortThatTheUserNames) {
     const Outcome outcome =
         run(on_head({"--hosts=node00,node01", "--nproc-per-node=1", "--rdzv-endpoint=node00:29777"},
                     {"env", "WORLD_SIZE"}));
@@ -109,7 +109,7 @@ TEST_F(StartHosts, TheyMeetAtThePortThatTheUserNames) {
                 AllOf(HasSubstr("controller on port 29777 "), Not(HasSubstr("--rdzv-endpoint"))));
 }
 
-TEST(StartBySsh, ThatALoginFileEndsIsNamedWithItsExitCode) {
+TEST(StartBySsh, NamesTheExitCodeWhenALoginFileEndsTheShell) {
     const TemporaryDirectory directory;
     std::ofstream(directory.file("ssh")) << "#!/bin/sh\necho welcome\nexit 3\n";
     std::filesystem::permissions(directory.file("ssh"), std::filesystem::perms::owner_all);
@@ -134,7 +134,7 @@ TEST(StartedDdprun, SaysOnceAndSoonWhatKeepsItFromTheHead) {
     started.wait();
 }
 
-TEST_F(StartHosts, TheyFindAHeadThatSpeaksTls) {
+TEST_F(StartHosts, HostsFindAHeadThatSpeaksTls) {
     if (std::getenv("WITHOUT_TLS") != nullptr) GTEST_SKIP() << "built without OpenSSL 3";
     const Outcome outcome =
         run(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--tls"}, {"env", "WORLD_SIZE"}));
@@ -153,7 +153,7 @@ TEST_F(StartHosts, WorkersRunInTheDirectoryOfTheCommand) {
                                    HasSubstr("[1]: " + hosts_->shared() + "\n")));
 }
 
-TEST_F(StartHosts, WhatConnectsTheHostsAndWhoSitsWhereIsSaidOnceForAll) {
+TEST_F(StartHosts, TheNetworkAndTheSeatsOfAllHostsAreLoggedOnce) {
     const Outcome outcome = run(on_head(
         {"--hosts=node00,node01,node02", "--nproc-per-node=1", "--numa-binding=exclusive", "--fabric=efa"},
         {"env", "FI_PROVIDER"}));
@@ -193,8 +193,8 @@ TEST_F(StartHosts, AHostThatDoesNotAnswerIsNamedWhenItsTimeIsOver) {
     EXPECT_TRUE(all_quiet());
 }
 
-TEST_F(StartHosts, AProgramThatIsAnotherOneThereIsShownWithBoth) {
-    // /tmp is each host's own.
+TEST_F(StartHosts, AProgramThatDiffersOnAHostIsShownWithBothIdentities) {
+    // Each host has its own /tmp.
     for (const int host : {0, 1})
         ASSERT_EQ(run(hosts_->command(host, {"sh", "-c",
                                              "printf '#!/bin/sh\\necho " + std::to_string(host) +
@@ -281,7 +281,7 @@ TEST_F(StartHosts, AKilledNodeIsNotWaitedFor) {
     EXPECT_THAT(outcome.err, HasSubstr("1 of 2 nodes are left, and none can come"));
 }
 
-TEST_F(StartHosts, AnInterruptWhileAHostDoesNotAnswerIsObeyedSoon) {
+TEST_F(StartHosts, AnInterruptWhileAHostDoesNotAnswerEndsTheStartSoon) {
     hosts_->cut_cable(2);
     Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1"}, {"hold"}));
     ASSERT_TRUE(head.wait_for_output("[node01 agent] the controller is at"));
@@ -296,7 +296,7 @@ TEST_F(StartHosts, AnInterruptWhileAHostDoesNotAnswerIsObeyedSoon) {
     EXPECT_TRUE(all_quiet());
 }
 
-TEST_F(StartHosts, TheEndOfWhatStartedAHostIsARequestToStop) {
+TEST_F(StartHosts, TheEndOfItsStarterStopsAHost) {
     Program head(on_head({"--hosts=node00,node01", "--nproc-per-node=1"}, {"say", "up", "hold"}));
     for (int rank = 0; rank < 2; ++rank)
         ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
@@ -322,7 +322,7 @@ TEST_F(StartHosts, TheSecretStandsOnNoCommandLineAndInNoFile) {
     EXPECT_THAT(outcome.err, Not(HasSubstr(outcome.out.substr(at + 13, 16))));
 }
 
-/// The home directory of all hosts has no room any more; who starts there, starts in it.
+/// The hosts' home directory, in which programs start, is full.
 class StartInAFullHome : public StartHosts {
   protected:
     void SetUp() override {
@@ -355,7 +355,7 @@ TEST_F(StartInAFullHome, AStartBySshNeedsNoRoomAndFilesThatCannotBeWrittenAreNam
     EXPECT_TRUE(all_quiet());
 }
 
-TEST_F(StartInAFullHome, ASecretThatNeedsAFileIsOneLineAndNothingIsLeft) {
+TEST_F(StartInAFullHome, ASecretThatNeedsAFileEndsTheStartWithOneLineAndLeavesNothing) {
     const std::string mpiexec = file("mpiexec", "#!/bin/sh\necho mpiexec ran\n");
     std::filesystem::permissions(mpiexec, std::filesystem::perms::owner_all);
     const Outcome outcome =
@@ -369,7 +369,7 @@ TEST_F(StartInAFullHome, ASecretThatNeedsAFileIsOneLineAndNothingIsLeft) {
     EXPECT_TRUE(all_quiet());
 }
 
-/// Each host has another number of GPUs; /tmp is its own.
+/// Each host has another number of GPUs, and its own /tmp.
 class StartWithGpus : public StartHosts {
   protected:
     [[nodiscard]] Outcome start(const std::vector<int>& gpus, const std::string& count) const {
@@ -390,7 +390,7 @@ class StartWithGpus : public StartHosts {
     }
 };
 
-TEST_F(StartWithGpus, EachHostHasAWorkerForEachOfItsOwn) {
+TEST_F(StartWithGpus, EachHostHasAWorkerForEachOfItsOwnGpus) {
     const Outcome outcome = start({1, 3, 2}, "gpu");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "]: WORLD_SIZE=6\n"), 6) << outcome.out;
@@ -399,7 +399,7 @@ TEST_F(StartWithGpus, EachHostHasAWorkerForEachOfItsOwn) {
         EXPECT_THAT(outcome.out, HasSubstr(line));
 }
 
-TEST_F(StartWithGpus, AHostWithoutAnyIsNamedAndNothingRuns) {
+TEST_F(StartWithGpus, AHostWithoutGpusIsNamedAndNothingRuns) {
     const Outcome outcome = start({2, 2, 0}, "gpu");
     EXPECT_EQ(outcome.status, 69) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("node02 cannot take part: --nproc-per-node"),
@@ -408,7 +408,7 @@ TEST_F(StartWithGpus, AHostWithoutAnyIsNamedAndNothingRuns) {
     EXPECT_TRUE(all_quiet());
 }
 
-/// Hydra's mpiexec in place of whichever one PATH has.
+/// Puts Hydra's mpiexec before any other in PATH.
 class StartByMpiexec : public StartHosts {
   protected:
     void SetUp() override {
@@ -427,7 +427,7 @@ class StartByMpiexec : public StartHosts {
     RunOptions options_;
 };
 
-TEST_F(StartByMpiexec, StartsTheOthersWhoTakeTheSecretFromAFileThatIsGoneThen) {
+TEST_F(StartByMpiexec, StartsTheOthersWithASecretFileThatIsRemovedThen) {
     const Outcome outcome =
         run(on_head({"--hosts=node00,node01,node02", "--start=mpiexec", "--nproc-per-node=2"},
                     {"env", "GROUP_RANK", "env", "WORLD_SIZE", "rank", "5", "exit", "7", "end", "hold"}),
@@ -460,7 +460,7 @@ TEST_F(StartByMpiexec, AHostThatCannotBeStartedIsNamedAndAKilledHeadLeavesNothin
     EXPECT_EQ(secret_files(), "");
 }
 
-TEST_F(StartHosts, AHostThatIsNotAmongThemIsTheHeadAndRunsNoWorkers) {
+TEST_F(StartHosts, AHostOutsideTheHostsIsTheHeadAndRunsNoWorkers) {
     const Outcome outcome = run(on_head({"--hosts=node02:2,node01:1"},
                                         {"env", "WORLD_SIZE", "env", "GROUP_RANK", "env", "MASTER_ADDR"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -477,7 +477,7 @@ TEST_F(StartHosts, AHostThatIsNotAmongThemIsTheHeadAndRunsNoWorkers) {
     EXPECT_TRUE(all_quiet());
 }
 
-TEST_F(StartHosts, AHeadThatIsNoneOfThemNeedsOneHostOnlyAndNoGpuOfItsOwn) {
+TEST_F(StartHosts, AHeadOutsideTheHostsNeedsOneHostOnlyAndNoGpu) {
     const Outcome outcome =
         run(on_head({"--hosts=node01", "--nproc-per-node=2"},
                     {"env", "WORLD_SIZE", "rank", "1", "err", "cannot go on", "exit", "17", "end", "hold"}));
@@ -487,7 +487,7 @@ TEST_F(StartHosts, AHeadThatIsNoneOfThemNeedsOneHostOnlyAndNoGpuOfItsOwn) {
     EXPECT_TRUE(all_quiet());
 }
 
-TEST_F(StartHosts, AHeadThatIsNoneOfThemPassesSignalsOnAnswersQuestionsAndLeavesNothing) {
+TEST_F(StartHosts, AHeadOutsideTheHostsPassesSignalsOnAnswersQuestionsAndLeavesNothing) {
     Program head(on_head({"--hosts=node01,node02", "--nproc-per-node=1"}, {"say", "up", "hold"}));
     for (int rank = 0; rank < 2; ++rank)
         ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
@@ -499,7 +499,7 @@ TEST_F(StartHosts, AHeadThatIsNoneOfThemPassesSignalsOnAnswersQuestionsAndLeaves
     EXPECT_TRUE(all_quiet());
 }
 
-TEST_F(StartHosts, AHeadThatIsNoneOfThemStartsThemAgainAfterAFailure) {
+TEST_F(StartHosts, AHeadOutsideTheHostsRestartsWorkersAfterAFailure) {
     const Outcome outcome = run(on_head({"--hosts=node01,node02", "--nproc-per-node=1", "--max-restarts=1"},
                                         {"rank", "1", "once", hosts_->shared() + "/failed", "exit", "3",
                                          "end", "env", "TORCHELASTIC_RESTART_COUNT"}));

@@ -122,7 +122,7 @@ TEST_F(StartPbs, QdelWhileWorkersSaveLetsAllOfThemSave) {
     EXPECT_TRUE(all_gone("PROBE_JOB=" + mark_));
 }
 
-TEST_F(StartPbs, TheEndOfTheWalltimeIsNoticedAheadAndEverythingIsSaved) {
+TEST_F(StartPbs, WorkersSaveBeforeTheEndOfTheWalltime) {
     const std::string id = submit("--nproc-per-node=1 --walltime-notice=995",
                                   "note 15 asked say up noted 15 say saved exit 0", {"-l", "walltime=1000"});
     EXPECT_EQ(exit_status_of(id), 75) << output();
@@ -155,7 +155,7 @@ TEST_F(StartPbs, AKilledDdprunOfAnotherHostEndsTheJobAndLeavesNothing) {
     EXPECT_TRUE(all_gone("PROBE_JOB=" + mark_));
 }
 
-TEST_F(StartPbs, AHostWithoutDdprunIsNamedWithWhatPbsdshSaysAndNothingIsLeft) {
+TEST_F(StartPbs, AHostWithoutDdprunIsNamedWithTheMessageOfPbsdshAndNothingIsLeft) {
     for (const int host : {0, 1})
         ASSERT_EQ(run(hosts_->command(host, {"cp", path_of("DDPRUN"), "/tmp/ddprun"})).status, 0);
     const std::string id =
@@ -173,13 +173,13 @@ TEST_F(StartPbs, PbsTmrshStartsTheOthersToo) {
                 AllOf(HasSubstr("[2]: RANK=2\n"), HasSubstr("starting ddprun on the other 2 by tm")));
 }
 
-TEST_F(StartPbs, WhatSshStartsIsMadePartOfTheJobAndGoesWithIt) {
+TEST_F(StartPbs, ProcessesStartedBySshArePartOfTheJobAndEndWithIt) {
     if (const auto reason = SshHosts::why_not()) GTEST_SKIP() << *reason;
     const SshHosts ssh(*hosts_);
     const std::string id = submit("--start=ssh --nproc-per-node=1", "say up hold");
     ASSERT_TRUE(await_ranks(3, "up")) << output();
     EXPECT_THAT(output(), HasSubstr("starting ddprun on the other 2 by ssh"));
-    // Stopped, it sees no end of its connections: only PBS can end it, and only as a task.
+    // A stopped ddprun sees no end of its connections: only PBS can end it, and only as a task.
     ASSERT_EQ(run(hosts_->command(2, {"pkill", "-STOP", "-x", "ddprun"})).status, 0);
     ASSERT_EQ(run(hosts_->command(0, {"pkill", "-9", "-x", "ddprun"})).status, 0);
     EXPECT_EQ(exit_status_of(id), 137) << output();
@@ -224,8 +224,8 @@ TEST_F(StartPbs, TheSecretIsInNoCommandLineNorInTheOutput) {
     (void)exit_status_of(id);
 }
 
-TEST_F(StartPbs, WhoListensReadsNeitherTheCookieNorAVariableOfTheScript) {
-    // Every packet that node01 sends and gets.
+TEST_F(StartPbs, ASnifferSeesNeitherTheCookieNorAVariableOfTheScript) {
+    // Capture every packet that node01 sends and receives.
     const std::string packets = user_->file("packets");
     const std::string record =
         "import socket,sys\ns=socket.socket(socket.AF_PACKET,socket.SOCK_RAW,socket.htons(3))\nf=open(sys.argv[1],'wb',0)\n"
@@ -239,7 +239,7 @@ TEST_F(StartPbs, WhoListensReadsNeitherTheCookieNorAVariableOfTheScript) {
             shown + "\nexec " + path_of("DDPRUN") + " --nproc-per-node=1 /bin/sh " + user_->file("key.sh"),
         {"-l", "select=3:ncpus=1", "-l", "place=scatter"});
     const std::string out = user_->output_of(id);
-    // By files: what workers write themselves is not ddprun's to hide.
+    // The workers report by files: ddprun cannot hide their own output.
     for (int rank = 0; rank < 3; ++rank)
         EXPECT_EQ(file_content(shown + "." + std::to_string(rank)), "4f1c9e7a20b35d68\n") << out;
     recorder.signal(SIGKILL);

@@ -1,4 +1,4 @@
-// Training without GPUs on several hosts (tests/support/hosts.h), and what its network does to it.
+// Training without GPUs on several hosts (tests/support/hosts.h), and the effects of the network.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -51,7 +51,7 @@ class TrainHosts : public ::testing::Test {
     }
     Program& node(int host) { return *nodes_[static_cast<std::size_t>(host)]; }
     [[nodiscard]] std::string file(const std::string& name) const { return hosts_->shared() + "/" + name; }
-    /// To the process of a rank.
+    /// Sends a signal to the process of a rank.
     void signal_rank(int host, int rank, const std::string& signal) {
         const Outcome sent = run(hosts_->command(
             host,
@@ -61,7 +61,7 @@ class TrainHosts : public ::testing::Test {
         EXPECT_EQ(sent.status, 0) << sent.err;
     }
 
-    /// None of this host's workers is left, at last.
+    /// True once none of this host's workers is left.
     bool workers_end(int host) {
         const auto count = [&] {
             return run(hosts_->command(host, {"sh", "-c", "cat /proc/[0-9]*/comm | grep -cx train; true"}))
@@ -73,7 +73,7 @@ class TrainHosts : public ::testing::Test {
         }
         return false;
     }
-    /// Of the last epoch.
+    /// The loss of the last epoch.
     static double loss_in(const std::string& output) {
         const std::size_t at = output.rfind("  loss ");
         return at == std::string::npos ? NAN : std::strtod(output.c_str() + at + 7, nullptr);
@@ -121,7 +121,7 @@ TEST_F(TrainHosts, TwoHostsOfTwoWorkersLearnWhatOneHostOfFourDoes) {
         ASSERT_THAT(head.out, HasSubstr("bitwise equal on 4 workers"));
         losses[hosts - 1] = loss_in(head.out);
     }
-    // As it is printed. Sums go node by node, so floats are rounded elsewhere.
+    // Compare the printed digits: sums go node by node, so floats are rounded differently.
     EXPECT_NEAR(losses[0], losses[1], 0.0002);
     EXPECT_LT(losses[1], 2.0) << "of ten classes: it has learnt";
 }
@@ -157,7 +157,7 @@ TEST_F(TrainHosts, AnotherProviderOfLibfabricChangesNoBit) {
     EXPECT_EQ(bits[0], bits[1]);
 }
 
-TEST_F(TrainHosts, AProviderThatReachesNoOtherHostIsOneLineWithTheRemedy) {
+TEST_F(TrainHosts, AProviderThatReachesNoOtherHostIsReportedInOneLineWithTheRemedy) {
     hosts_ = std::make_unique<Hosts>(2);
     for (const char* provider : {"shm", "nosuch"}) {
         const ddp::testing::Variable chosen("FI_PROVIDER", provider);
@@ -203,7 +203,7 @@ TEST_F(TrainHosts, ACrashedRankIsReportedWithItsSignalByBothHosts) {
                                 HasSubstr("SIGSEGV (invalid memory access)")));
 }
 
-TEST_F(TrainHosts, AKilledDdprunTakesItsWorkersWithItAndEndsTheJobThatCannotDoWithoutThem) {
+TEST_F(TrainHosts, AKilledDdprunEndsItsWorkersAndTheJobThatNeedsThem) {
     start_endless();
     node(1).signal(SIGKILL);
     const Outcome head = node(0).wait();
@@ -263,7 +263,7 @@ TEST_F(TrainHosts, AStoppedRankIsNamedByTheHangDetector) {
     EXPECT_THAT(head.err, HasSubstr("rank 1"));
 }
 
-TEST_F(TrainHosts, AStrangerWhoTalksToEveryPortDisturbsNobody) {
+TEST_F(TrainHosts, AStrangerAtEveryPortDoesNotDisturbTheJob) {
     start_endless();
     const Outcome stranger = run(hosts_->command(1, {"python3", "-c", R"(
 import os, socket
