@@ -12,8 +12,7 @@
 
 namespace ddprun {
 
-/// Where the nodes of a job meet and by which secret, settled before the job begins by whoever brought them
-/// together.
+/// The endpoint and the secret by which the nodes of a job meet, settled before the job begins.
 struct JobMeeting {
     HeadChoice head{false, {}, ""};   ///< of the head an address of its own
     std::vector<Endpoint> elsewhere;  ///< not on the head: where it is, too

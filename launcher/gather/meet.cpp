@@ -30,7 +30,7 @@ constexpr int kPortChoices = 4;
 
 // ---- without a channel
 
-/// Below the ports that the kernel gives out by itself (32768), above those that services have.
+/// Ports of the job below those that the kernel gives out (32768), above those of services.
 std::vector<std::uint16_t> ports_of(std::string_view job) {
     constexpr std::uint64_t kLowest = 20000, kSpan = 12000;
     std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
@@ -67,7 +67,7 @@ Result<std::optional<FirstHost>> first_host_of_step(const Placement& task, const
         first_host(hosts->front(), "slurm-" + task.job, "the first host of SLURM_STEP_NODELIST"));
 }
 
-// ---- with one
+// ---- with a channel
 
 Result<JobMeeting> listen_as_head(const std::string& own_address, const std::vector<std::uint16_t>& ports) {
     JobMeeting meeting;
@@ -85,7 +85,7 @@ Result<JobMeeting> listen_as_head(const std::string& own_address, const std::vec
     return last;
 }
 
-/// Of a job that has none from its user: the outer launcher's, and a number, as a launcher may count from one
+/// The user's run id, else the outer launcher's with a random number, because a launcher may count from 1
 /// again.
 Result<std::string> run_id_of(const JobSpec& spec, const LauncherChoice& launcher) {
     if (spec.rendezvous.run_id != "none") return spec.rendezvous.run_id;
@@ -95,10 +95,9 @@ Result<std::string> run_id_of(const JobSpec& spec, const LauncherChoice& launche
     return fmt::format("{}-{}{}", name_of(launcher.placement->family), job.empty() ? "" : job + "-", *random);
 }
 
-/// What node 0 tells the others. Its own address, as far as it is asked for one, is --local-addr, or that of
-/// --iface.
-Result<MeetingPoint> point_of_head(const JobSpec& spec, const LauncherChoice& launcher, std::uint16_t port,
-                                   const EnvironmentLookup& lookup) {
+/// The meeting point that node 0 publishes. Its only address is --local-addr, or that of --iface, if given.
+Result<MeetingPoint> make_meeting_point(const JobSpec& spec, const LauncherChoice& launcher,
+                                        std::uint16_t port, const EnvironmentLookup& lookup) {
     MeetingPoint point;
     point.port = port;
     if (spec.rendezvous.local_addr) point.addresses = {*spec.rendezvous.local_addr};
@@ -112,14 +111,14 @@ Result<MeetingPoint> point_of_head(const JobSpec& spec, const LauncherChoice& la
     Result<std::string> job = run_id_of(spec, launcher);
     if (!job) return job.error();
     point.job = *std::move(job);
-    // A DDPRUN_TOKEN of the user's would do as well, but this one is for this job alone.
+    // Use a token of this job alone, even when the user has a DDPRUN_TOKEN.
     Result<std::string> token = random_hex(16);
     if (!token) return token.error();
     point.token = *std::move(token);
     return point;
 }
 
-rdzv::ClientOptions as_tool(const JobSpec& spec, std::string name) {
+rdzv::ClientOptions meeting_client_options(const JobSpec& spec, std::string name) {
     rdzv::ClientOptions options;
     options.role = rdzv::Role::Tool;
     options.name = std::move(name);
@@ -133,7 +132,7 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     JobMeeting meeting;
     std::optional<MeetingPoint> mine;
     if (task.place.node_rank == 0) {
-        // Before anybody hears of it: whoever connects too early waits in the backlog.
+        // Listen before the point is published: a node that connects early waits in the backlog.
         Result<JobMeeting> head = listen_as_head(spec.rendezvous.listen_on, {0});
         if (!head) return head;
         meeting = *std::move(head);
@@ -150,7 +149,8 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     MeetingPoint& point = gathered->meeting;
     if (!meeting.head.is_head) {
         const std::string name = fmt::format("node {} on {}", task.place.node_rank, host_name());
-        Result<rdzv::Reached> reached = rdzv::reach(**exchange, point, as_tool(spec, name), deadline);
+        Result<rdzv::Reached> reached =
+            rdzv::reach(**exchange, point, meeting_client_options(spec, name), deadline);
         if (!reached) return reached.error().with("the first node (" + choice.why + ")");
         meeting.head.endpoint = reached->endpoint;
         meeting.elsewhere = point.endpoints();
@@ -173,12 +173,12 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
 Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice, JobSpec spec,
                            const OuterTask& task, const EnvironmentLookup& lookup, TimePoint deadline) {
     if (spec.rendezvous.run_id == "none") spec.rendezvous.run_id = first.job;
-    spec.rendezvous.endpoint = Endpoint{first.host, first.ports.front()};  // of which the secret is made
+    spec.rendezvous.endpoint = Endpoint{first.host, first.ports.front()};  // the secret is made from it
     Result<JobToken> token = choose_job_token(spec, lookup);
     if (!token) return token.error();
     JobMeeting meeting;
     if (task.place.node_rank == 0) {
-        // Only a head that listens on one of its addresses has to know where the others look.
+        // Only a head that listens on one of its addresses must know where the others connect.
         std::vector<std::string> addresses;
         if (!spec.rendezvous.listen_on.empty()) {
             const ResolverAnswer answer =
@@ -196,7 +196,7 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
         std::vector<Endpoint> candidates;
         for (const std::uint16_t port : first.ports) candidates.push_back({first.host, port});
         rdzv::ClientOptions options =
-            as_tool(spec, fmt::format("node {} on {}", task.place.node_rank, host_name()));
+            meeting_client_options(spec, fmt::format("node {} on {}", task.place.node_rank, host_name()));
         options.job_id = spec.rendezvous.run_id;
         options.token = token->token;
         Result<rdzv::Reached> reached = rdzv::reach(candidates, options, deadline);
@@ -211,12 +211,12 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
     return meeting;
 }
 
-Error nowhere_to_meet(const OuterTask& task, const std::string& why, const EnvironmentLookup& lookup) {
+Error no_meeting_point(const OuterTask& task, const std::string& why, const EnvironmentLookup& lookup) {
     const bool has_directory = !lookup("DDPRUN_EXCHANGE_DIR").value_or("").empty();
     return {
         Errc::InvalidArgument,
         fmt::format(
-            "--nnodes={}: nothing says where the nodes meet: {} (give --rdzv-endpoint HOST:PORT, or --master-addr{})",
+            "--nnodes={}: the nodes have no meeting point: {} (give --rdzv-endpoint HOST:PORT, or --master-addr{})",
             task.place.nodes, why,
             has_directory ? "" : ", or DDPRUN_EXCHANGE_DIR=a directory that all nodes share"),
         0};
@@ -224,7 +224,7 @@ Error nowhere_to_meet(const OuterTask& task, const std::string& why, const Envir
 
 // ---- signals
 
-/// Reads those that the job would obey, and those that nobody is there for yet.
+/// A signalfd of the signals that the job will handle.
 UniqueFd signals_to_read(const JobSpec& spec) {
     sigset_t set;
     ::sigemptyset(&set);
@@ -232,7 +232,7 @@ UniqueFd signals_to_read(const JobSpec& spec) {
     return UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 
-/// 0: none that ends us.
+/// The pending signal that ends us; 0: none.
 int stopping_signal(int fd, const JobSpec& spec) {
     signalfd_siginfo info{};
     while (::read(fd, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
@@ -244,7 +244,7 @@ int stopping_signal(int fd, const JobSpec& spec) {
     return 0;
 }
 
-/// What the thread that meets and the one that waits for it share; whoever goes last frees it.
+/// State shared by the thread that meets and the one that waits for it; the last owner frees it.
 struct SharedMeeting {
     JobSpec spec;
     EnvironmentLookup lookup;
@@ -274,7 +274,7 @@ Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher,
         return std::optional(
             first_host(application->hosts[node], "pals-" + task.job, "the host of rank 0 in PALS_APINFO"));
     }
-    // Its mpiexec takes the batch system's hosts in their order.
+    // PALS's mpiexec takes the batch system's hosts in their order.
     const std::string_view first = trim(split(node_file, '\n').front());
     if (first.empty()) return std::optional<FirstHost>{};
     return std::optional(
@@ -293,7 +293,7 @@ Result<JobMeeting> meet(const JobSpec& spec, OuterTask& task, const EnvironmentL
         task.launcher, lookup, node_file, application ? std::optional(*application) : std::nullopt);
     if (!first) return first.error();
     if (*first) return meet_at(**first, *choice, spec, task, lookup, deadline);
-    return nowhere_to_meet(task, choice->why, lookup);
+    return no_meeting_point(task, choice->why, lookup);
 }
 
 MeetingOutcome meet_unless_stopped(const JobSpec& spec, const OuterTask& task,
@@ -303,8 +303,8 @@ MeetingOutcome meet_unless_stopped(const JobSpec& spec, const OuterTask& task,
     shared->lookup = lookup;
     shared->task = task;
     const UniqueFd signals = signals_to_read(spec);
-    // The launcher's library may hang where no time-out reaches: then the thread is left behind, and the
-    // process ends.
+    // The launcher's library may hang beyond every timeout: the thread is then left behind, and the process
+    // ends.
     std::thread([shared] {
         shared->meeting = meet(shared->spec, shared->task, shared->lookup);
         const std::uint64_t one = 1;

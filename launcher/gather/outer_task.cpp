@@ -12,15 +12,15 @@
 namespace ddprun {
 namespace {
 
-constexpr std::chrono::seconds kPmixPatience{10};
+constexpr std::chrono::seconds kPmixTimeout{10};
 
 TaskRole role_in(const CommandLine& line) {
     if (line.spec.per_rank) return TaskRole::Rank;
     return line.sources.contains("nproc-per-node") ? TaskRole::Node : TaskRole::Auto;
 }
 
-/// The user has said all that a launcher around us could tell, or that it does not count.
-bool leaves_launcher_out(const CommandLine& line) {
+/// True when the user's options replace all that an outer launcher could tell.
+bool ignores_launcher(const CommandLine& line) {
     if (line.spec.per_rank) return false;
     for (const char* said : {"standalone", "node-rank", "hosts", "hostfile", "start"}) {
         if (line.sources.contains(said)) return true;
@@ -46,13 +46,13 @@ std::string describe(const OuterTask& task) {
 }
 
 Result<std::optional<OuterTask>> find_outer_task(const CommandLine& line, const EnvironmentLookup& lookup) {
-    if (leaves_launcher_out(line)) return std::optional<OuterTask>{};
+    if (ignores_launcher(line)) return std::optional<OuterTask>{};
     Result<LauncherChoice> choice = choose_launcher(lookup);
     if (!choice) return choice.error();
     if (choice->placement) fill_from_apinfo(*choice->placement, lookup);
     PmixSession pmix;
     if (choice->placement && choice->has_pmix && choice->placement->family != LauncherFamily::Torchrun) {
-        Result<PmixSession> filled = fill_from_pmix(*choice->placement, kPmixPatience);
+        Result<PmixSession> filled = fill_from_pmix(*choice->placement, kPmixTimeout);
         if (!filled) return filled.error();
         pmix = *std::move(filled);
     }

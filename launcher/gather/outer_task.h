@@ -11,8 +11,8 @@
 
 namespace ddprun {
 
-/// A ddprun that mpiexec, srun, flux ... has started, and what it stands for among the others; `nodes` 1:
-/// there are none.
+/// A ddprun that mpiexec, srun, flux ... has started, and its place among the others; `nodes` 1: there are no
+/// others.
 struct OuterTask {
     LauncherChoice launcher;
     NodePlace place;
@@ -22,15 +22,13 @@ struct OuterTask {
 /// "node 1 of 2: launcher=slurm rank 1/2 local 0/1".
 std::string describe(const OuterTask& task);
 
-/// Whether the launcher around us counts, and as what we count there. What its variables do not tell, its
-/// PMIx server is asked for (at most 10 s). nullopt: there is none, or the user has said where the nodes are:
-/// --standalone, --nnodes=1, --node-rank,
-/// --hosts, --hostfile, --start, or --nnodes with an endpoint.
-/// Error: what node_place and choose_launcher say; Mismatch where --nnodes is another number than the
-/// launcher's.
+/// Finds our place under an outer launcher. Its PMIx server is asked (for 10 s at most) for facts that its
+/// variables do not have. nullopt: there is no launcher, or the user has told where the nodes are
+/// (--standalone, --nnodes=1, --node-rank, --hosts, --hostfile, --start, or --nnodes with an endpoint).
+/// Error: as node_place and choose_launcher; Mismatch when --nnodes differs from the launcher's number.
 Result<std::optional<OuterTask>> find_outer_task(const CommandLine& line, const EnvironmentLookup& lookup);
 
-/// The place that the launcher gave the one worker of this ddprun. Error: NotFound, where it told none.
+/// The place that the launcher gave the one worker of this ddprun. Error: NotFound when it gave none.
 Result<OuterRank> outer_rank_of(const OuterTask& task);
 
 }  // namespace ddprun

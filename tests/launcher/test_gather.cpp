@@ -30,7 +30,7 @@ LauncherChoice task_of(LauncherFamily family, int rank, std::string job) {
 
 const Told kStep{{"SLURM_STEP_NODELIST", "cn[07-08],cn12"}, {"SLURMD_NODENAME", "cn07"}};
 
-TEST(FirstHost, OfAStepIsTheFirstOfItsListWithPortsThatFollowFromTheJob) {
+TEST(FirstHost, IsTheFirstOfASlurmStepsListWithPortsMadeFromTheJob) {
     const auto one =
         find_first_host(task_of(LauncherFamily::Slurm, 0, "77.0"), lookup_in(kStep), "", std::nullopt);
     ASSERT_TRUE(one && *one);
@@ -48,7 +48,7 @@ TEST(FirstHost, OfAStepIsTheFirstOfItsListWithPortsThatFollowFromTheJob) {
     EXPECT_NE((*next)->ports, (*one)->ports) << "two steps on one host must not meet";
 }
 
-TEST(FirstHost, ATaskZeroThatIsElsewhereIsAContradictionThatShowsBoth) {
+TEST(FirstHost, RefusesATaskZeroOnAnotherHostAndNamesBoth) {
     const auto host = find_first_host(
         task_of(LauncherFamily::Slurm, 0, "77.0"),
         lookup_in({{"SLURM_STEP_NODELIST", "cn[07-08]"}, {"SLURMD_NODENAME", "cn08"}}), "", std::nullopt);
@@ -57,14 +57,14 @@ TEST(FirstHost, ATaskZeroThatIsElsewhereIsAContradictionThatShowsBoth) {
     EXPECT_THAT(host.error().what, AllOf(HasSubstr("cn07"), HasSubstr("cn08"), HasSubstr("--rdzv-endpoint")));
 }
 
-TEST(FirstHost, AMalformedListIsNamed) {
+TEST(FirstHost, NamesAMalformedList) {
     const auto host = find_first_host(task_of(LauncherFamily::Slurm, 0, "77.0"),
                                       lookup_in({{"SLURM_STEP_NODELIST", "cn[07"}}), "", std::nullopt);
     ASSERT_FALSE(host);
     EXPECT_THAT(host.error().what, HasSubstr("SLURM_STEP_NODELIST="));
 }
 
-TEST(FirstHost, OfSkyPilotIsTheFirstOfItsAddressesAndAPortThatFollowsFromTheTask) {
+TEST(FirstHost, IsTheFirstOfSkyPilotsAddressesWithAPortMadeFromTheTask) {
     const auto lookup = lookup_in({{"SKYPILOT_NODE_IPS", "10.0.0.7\n10.0.0.9\n"}});
     const auto host =
         find_first_host(task_of(LauncherFamily::SkyPilot, 1, "sky-3"), lookup, "", std::nullopt);
@@ -76,14 +76,14 @@ TEST(FirstHost, OfSkyPilotIsTheFirstOfItsAddressesAndAPortThatFollowsFromTheTask
     EXPECT_NE((*host)->ports, (*other)->ports);
 }
 
-TEST(FirstHost, OfPalsIsTheFirstLineOfTheNodeFile) {
+TEST(FirstHost, IsTheFirstLineOfTheNodeFileUnderPals) {
     const auto host = find_first_host(task_of(LauncherFamily::Pals, 1, "abc"), lookup_in({}),
                                       "x1000c0\nx1000c0\nx1001c0\n", std::nullopt);
     ASSERT_TRUE(host && *host);
     EXPECT_EQ((*host)->host, "x1000c0");
 }
 
-TEST(FirstHost, OfPalsIsWhereTheApplicationHasRankZeroWhateverTheNodeFileBeginsWith) {
+TEST(FirstHost, IsTheHostOfRankZeroInPalsApplicationRatherThanTheNodeFiles) {
     const PalsApplication application{{{0, 1}, {0, 0}}, {"x1001c0", "x1002c0"}};
     const auto host =
         find_first_host(task_of(LauncherFamily::Pals, 1, "abc"), lookup_in({}), "x1000c0\n", application);
@@ -91,7 +91,7 @@ TEST(FirstHost, OfPalsIsWhereTheApplicationHasRankZeroWhateverTheNodeFileBeginsW
     EXPECT_EQ((*host)->host, "x1002c0");
 }
 
-TEST(FirstHost, IsNotGuessedForALauncherThatTellsNone) {
+TEST(FirstHost, IsNotGuessedForOtherLaunchers) {
     EXPECT_FALSE(
         *find_first_host(task_of(LauncherFamily::OpenMpi, 0, "1"), lookup_in(kStep), "node\n", std::nullopt));
     EXPECT_FALSE(*find_first_host(task_of(LauncherFamily::Pals, 0, "abc"), lookup_in({}), "", std::nullopt));

@@ -1,4 +1,4 @@
-// ddprun under mpirun, mpiexec and srun: one for each node, and one for each rank.
+// ddprun under mpirun, mpiexec and srun, per node and per rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,14 +25,14 @@ std::vector<std::string> ddprun(const std::vector<std::string>& options,
 
 std::vector<std::string> sum_of_ranks() { return {path_of("SUM_OF_RANKS")}; }
 
-/// The task of a launcher whose daemons run one task per node, as this machine cannot have.
+/// The task of a launcher that runs one task per node, which this machine cannot have.
 RunOptions as_task_of_two_nodes(int node) {
     return with_environment({"OMPI_COMM_WORLD_RANK=" + std::to_string(node), "OMPI_COMM_WORLD_SIZE=2",
                              "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1",
                              "DDPRUN_TOKEN=secret of the job"});
 }
 
-TEST(DdprunPerNode, SaysWhichNodeItIsAndWantsToKnowWhereTheyMeet) {
+TEST(DdprunPerNode, ReportsItsNodeAndAsksForTheMeetingPoint) {
     const Outcome outcome = run(ddprun_probe({}, {"say", "started"}), as_task_of_two_nodes(1));
     EXPECT_EQ(outcome.status, 64) << outcome.err;
     EXPECT_EQ(outcome.out, "");
@@ -52,7 +52,7 @@ TEST(DdprunPerNode, TwoNodesOfALauncherFormOneJob) {
     EXPECT_THAT(one.out, AllOf(HasSubstr("[2]: RANK=2\n"), HasSubstr("[3]: WORLD_SIZE=4\n"))) << zero.out;
 }
 
-TEST(DdprunPerNode, WhatTheUserSaysWins) {
+TEST(DdprunPerNode, UsersOptionsOverrideTheLauncher) {
     const Outcome outcome = run(ddprun_probe({"--standalone", "--nproc-per-node=2"}, {"env", "WORLD_SIZE"}),
                                 as_task_of_two_nodes(1));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -60,7 +60,7 @@ TEST(DdprunPerNode, WhatTheUserSaysWins) {
     EXPECT_EQ(said_of_its_own_job(outcome), "");
 }
 
-// ---- what the variables of a launcher say, without the launcher
+// ---- the variables of a launcher, without the launcher
 
 /// A task of srun, on one of two hosts.
 std::vector<std::string> as_step_task(int task, const std::vector<std::string>& command) {
@@ -96,7 +96,7 @@ TEST_F(OnTwoHosts, TasksOfSrunMeetAtTheStepsFirstHostWithTheUsersSecret) {
                                HasSubstr("the first host of SLURM_STEP_NODELIST")));
 }
 
-TEST_F(OnTwoHosts, TasksOfSrunMeetByAFileWhereADirectoryIsNamed) {
+TEST_F(OnTwoHosts, TasksOfSrunMeetByAFileWhenADirectoryIsGiven) {
     const Hosts hosts(2);
     const std::string directory = "DDPRUN_EXCHANGE_DIR=" + hosts.shared();
     const std::vector<std::string> command =
@@ -113,7 +113,7 @@ TEST_F(OnTwoHosts, TasksOfSrunMeetByAFileWhereADirectoryIsNamed) {
     }
 }
 
-TEST_F(OnTwoHosts, ANodeThatFindsNobodySaysWhereItLookedAndIsStoppedBySigterm) {
+TEST_F(OnTwoHosts, ANodeThatFindsNoHeadNamesWhereItLookedAndIsStoppedBySigterm) {
     const Hosts hosts(2);
     const std::vector<std::string> command = ddprun_probe({"--rdzv-conf=join_timeout=1"}, {"say", "started"});
     const Outcome alone = run(hosts.command(1, as_step_task(1, command)));
@@ -123,7 +123,7 @@ TEST_F(OnTwoHosts, ANodeThatFindsNobodySaysWhereItLookedAndIsStoppedBySigterm) {
     EXPECT_EQ(alone.out, "");
 
     Program waiting(hosts.command(1, as_step_task(1, ddprun_probe({}, {"say", "started"}))));
-    // A signal that comes before it is blocked (bit 14 of the mask) ends any process.
+    // Wait until SIGTERM is blocked (bit 14 of the mask): an earlier one ends any process.
     const auto has_begun = [&] {
         return run(hosts.command(
                        1,
@@ -142,12 +142,12 @@ TEST_F(OnTwoHosts, ANodeThatFindsNobodySaysWhereItLookedAndIsStoppedBySigterm) {
     EXPECT_THAT(stopped.err, HasSubstr("SIGTERM while the nodes were waited for"));
 }
 
-TEST_F(OnTwoHosts, AnotherSecretOnTheOtherHostIsToldWithTheRemedy) {
+TEST_F(OnTwoHosts, AnotherSecretOnTheOtherHostIsReportedWithTheRemedy) {
     const Hosts hosts(2);
     Program first(hosts.command(
         0, as_step_task(0, join_words({"env", "DDPRUN_TOKEN=one"}, ddprun_probe({}, {"say", "started"})))));
     ASSERT_TRUE(first.wait_for_output("they meet at node00:"));
-    // A refusal is no end: another job's first node could have the port.
+    // The node goes on after a refusal: another job's first node could have the port.
     const Outcome one = run(hosts.command(
         1, as_step_task(1, join_words({"env", "DDPRUN_TOKEN=other"},
                                       ddprun_probe({"--rdzv-conf=join_timeout=1"}, {"say", "started"})))));
@@ -217,7 +217,7 @@ TEST_P(Under, ARankHasTheLaunchersPlaceAndNoneOfItsVariables) {
     }
 }
 
-TEST_P(Under, ARankThatDiesIsStartedAgainWithTheOthersAndTheLauncherNoticesNothing) {
+TEST_P(Under, ADeadRankIsRestartedWithTheOthersUnnoticedByTheLauncher) {
     const std::string died = scratch(std::string("died-") + GetParam().name);
     const Outcome outcome = launch(
         3, ddprun_probe({"--per-rank", "--max-restarts=1"}, {"env", "TORCHELASTIC_RESTART_COUNT", "rank", "1",
@@ -227,7 +227,7 @@ TEST_P(Under, ARankThatDiesIsStartedAgainWithTheOthersAndTheLauncherNoticesNothi
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("SIGKILL")));
 }
 
-TEST_P(Under, TheExitCodeIsTheCulprits) {
+TEST_P(Under, TheExitCodeIsThatOfTheRootCause) {
     const Outcome outcome =
         launch(3, ddprun_probe({"--per-rank"}, {"rank", "1", "exit", "5", "end", "hold"}));
     EXPECT_EQ(outcome.status, 5) << outcome.err;
@@ -235,7 +235,7 @@ TEST_P(Under, TheExitCodeIsTheCulprits) {
                 AllOf(HasSubstr("first cause   rank 1"), HasSubstr("stopped by us 2 workers (ranks 0, 2)")));
 }
 
-TEST_P(Under, SeveralDdprunThatWouldEachStartANodesWorkersAreRefused) {
+TEST_P(Under, SeveralDdprunsThatWouldEachStartAllWorkersOfANodeAreRefused) {
     const Outcome outcome = launch(2, ddprun_probe({"--nproc-per-node=2"}, {"say", "started"}));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.out, "");
@@ -243,7 +243,7 @@ TEST_P(Under, SeveralDdprunThatWouldEachStartANodesWorkersAreRefused) {
                                    HasSubstr("--standalone")));
 }
 
-TEST(PerRank, WhatContradictsItIsRefusedWithBoth) {
+TEST(PerRank, RefusesContradictingOptionsAndNamesBoth) {
     const std::pair<std::vector<std::string>, const char*> lines[] = {
         {{"--per-rank", "--nproc-per-node=2"}, "--nproc-per-node 2"},
         {{"--per-rank", "--standalone"}, "--standalone"},
@@ -260,7 +260,7 @@ TEST(PerRank, WhatContradictsItIsRefusedWithBoth) {
     EXPECT_THAT(alone.err, HasSubstr("no mpiexec or srun started this ddprun"));
 }
 
-TEST_P(Under, AnotherNumberOfNodesThanTheLaunchersIsRefusedWithBoth) {
+TEST_P(Under, ADifferentNnodesIsRefusedAndBothCountsAreNamed) {
     const Outcome outcome = launch(2, ddprun_probe({"--nnodes=3"}, {"say", "started"}));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.out, "");
@@ -268,16 +268,16 @@ TEST_P(Under, AnotherNumberOfNodesThanTheLaunchersIsRefusedWithBoth) {
                 AllOf(HasSubstr("--nnodes=3"), HasSubstr("2 ddpruns were started"), HasSubstr("launcher=")));
 }
 
-TEST_P(Under, AChannelThatTheUserForbidsLeavesNothingToMeetBy) {
+TEST_P(Under, AForbiddenChannelIsReportedAsNoMeetingPoint) {
     const Outcome outcome =
         launch(2, join_words({"env", "DDPRUN_EXCHANGE=none"}, ddprun_probe({}, {"say", "started"})));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing says where the nodes meet"),
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("the nodes have no meeting point"),
                                    HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("--rdzv-endpoint")));
 }
 
-TEST_P(Under, ANodeEachOnTwoHostsIsOneJobWithoutEndpointOrSecret) {
+TEST_P(Under, OneNodeOnEachOfTwoHostsIsOneJobWithoutEndpointOrSecret) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
     const Outcome outcome = run(GetParam().on_hosts(
@@ -294,7 +294,7 @@ TEST_P(Under, ANodeEachOnTwoHostsIsOneJobWithoutEndpointOrSecret) {
         << "the user's secret was not needed";
 }
 
-TEST_P(Under, ARankEachOnTwoHostsHasItsPlaceThereAndSurvivesADeath) {
+TEST_P(Under, OneRankOnEachOfTwoHostsHasItsPlaceAndSurvivesADeath) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
     const std::string died = hosts.shared() + "/died";
@@ -317,7 +317,7 @@ TEST_P(Under, ADeadHostEndsTheJobOnTheOther) {
         ddprun_probe({"--heartbeat-timeout=3"}, {"say", "up", "rank", "0", "hold", "end", "hold"})));
     ASSERT_TRUE(job.wait_for_output("up"));
     hosts.power_off(1);
-    // Hydra waits for the host for ever, mpirun kills what is left; ours ends by itself.
+    // Hydra waits for the host for ever, mpirun kills the other tasks; our ddprun ends by itself.
     if (std::string(GetParam().name) == "Hydra") {
         EXPECT_TRUE(job.wait_for_output("node node01: no heartbeat for 3 s") &&
                     job.wait_for_output("exit code     69"));
@@ -326,7 +326,7 @@ TEST_P(Under, ADeadHostEndsTheJobOnTheOther) {
     }
 }
 
-TEST(UnderOpenMpi, NodesMeetWherePmixAloneSpeaks) {
+TEST(UnderOpenMpi, NodesMeetByPmixAlone) {
     if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
@@ -337,7 +337,7 @@ TEST(UnderOpenMpi, NodesMeetWherePmixAloneSpeaks) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("launcher=pmix"), HasSubstr("told by PMIx")));
 }
 
-TEST(UnderOpenMpi, AProgramThatSpeaksMpiTakesTheRanksPlaceWhereItIsPassedOn) {
+TEST(UnderOpenMpi, AnMpiProgramTakesTheRanksPlaceWhenItIsPassedOn) {
     if (!has("OPEN_MPI") || !has("MPI_PROBE")) GTEST_SKIP() << "no Open MPI on this machine";
     const TemporaryDirectory shared;
     const Outcome outcome =
@@ -349,7 +349,7 @@ TEST(UnderOpenMpi, AProgramThatSpeaksMpiTakesTheRanksPlaceWhereItIsPassedOn) {
     EXPECT_TRUE(std::filesystem::is_empty(shared.path())) << "something is left behind";
 }
 
-TEST(UnderHydra, TheDescriptorOfPmiIsPassedOnWhereTheUserSaysSo) {
+TEST(UnderHydra, ThePmiDescriptorIsPassedOnWhenTheUserAsksForIt) {
     if (!has("HYDRA")) GTEST_SKIP() << "no mpiexec.hydra on this machine";
     const Outcome without = run(hydra(1, ddprun_probe({}, {"env", "PMI_FD", "fds"})));
     EXPECT_THAT(without.out, HasSubstr("PMI_FD unset\n"));
@@ -366,8 +366,7 @@ TEST(UnderHydra, TheDescriptorOfPmiIsPassedOnWhereTheUserSaysSo) {
 // Hydra forwards SIGTERM to all ranks at once and waits.
 TEST(UnderHydra, SigtermLetsAllRanksSaveAndIsOneStop) {
     if (!has("HYDRA")) GTEST_SKIP() << "no mpiexec.hydra on this machine";
-    // What each ddprun ends with; Hydra's own status after a SIGTERM is 75 or 0, as its proxy happens to tell
-    // it.
+    // Check each ddprun's exit code: Hydra's own after a SIGTERM is 75 or 0, by chance.
     std::vector<std::string> telling = {"sh", "-c", "trap : TERM; \"$@\"; echo \"ddprun ended with $?\"",
                                         "sh"};
     for (std::string& word :

@@ -12,7 +12,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// What srun speaks with its tasks, and what then carries where they meet.
+/// The interface between srun and its tasks (--mpi), and the channel that the tasks then meet by.
 struct Speech {
     const char* name;
     const char* option;
@@ -52,7 +52,7 @@ TEST_P(Srun, ADdprunPerHostNeedsNoEndpointAndNoSecret) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("node 1 of 2"), HasSubstr(GetParam().ddprun_says)));
 }
 
-TEST_P(Srun, ADdprunPerTaskRestartsAllWithoutItsNotice) {
+TEST_P(Srun, ADdprunPerTaskRestartsAllUnnoticedBySrun) {
     const std::string died = hosts_->home() + "/died-" + GetParam().name;
     const Outcome outcome =
         srun({"-N2", "-n4", "--ntasks-per-node=2"},
@@ -76,7 +76,7 @@ TEST_P(Srun, TasksWithoutDdprunMeetInTheStoreOfTheFirst) {
     }
 }
 
-/// The digest of the parameters that all of so many workers ended with; "" where they did not say so.
+/// The digest of the parameters that all workers ended with; "" when they differ or did not print it.
 std::string digest_of(const Outcome& outcome, int workers) {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("between 2 nodes"));
