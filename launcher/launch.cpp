@@ -90,7 +90,7 @@ Status check_values(const JobSetup& setup) {
 
 /// False: the job must not start, and why has been said.
 bool gpus_are_fit(const JobSetup& setup) {
-    if (!looks_at_gpus(setup.spec, setup.machine.gpus)) return true;
+    if (!checks_gpus(setup.spec, setup.machine.gpus)) return true;
     const GpuVerdict verdict =
         judge_job_gpus(setup.spec, setup.workers, read_nvidia_facts(NvidiaDetail::Health),
                        process_environment("CUDA_VISIBLE_DEVICES"));

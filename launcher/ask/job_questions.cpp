@@ -109,7 +109,7 @@ std::string JobQuestions::workers_text() const {
 
 void JobQuestions::node_status(const ControlRequest& request, const Inquiry::Answer& answer) {
     if (request.argument("gpus") != "shown") return answer(to_json(parts_.observation.status()));
-    gpus_.look([this, answer](const std::vector<GpuUsage>& gpus) {
+    gpus_.measure([this, answer](const std::vector<GpuUsage>& gpus) {
         JobStatus status = parts_.observation.status();
         if (!gpus.empty()) add_gpus(status, gpus, parts_.agent);
         answer(to_json(status));

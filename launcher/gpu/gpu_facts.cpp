@@ -25,7 +25,7 @@ constexpr int kUncorrected = 1;                 // NVML_MEMORY_ERROR_TYPE_UNCORR
 constexpr int kSinceStart = 0, kOfItsLife = 1;  // NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC
 constexpr int kPeerRead = 0, kPeerNvLink = 2;   // NVML_P2P_CAPS_INDEX_READ, _NVLINK
 
-/// The answer to a question that this GPU, driver or library may not know.
+/// The answer to a question; nullopt when this GPU, driver or library does not know it.
 template <class Answer, class Question, class... Arguments>
 std::optional<Answer> ask(Question question, nvml::Device device, Arguments... arguments) {
     Answer answer{};
@@ -176,7 +176,7 @@ std::vector<GpuPair> read_pairs(const nvml::Session& nvml, unsigned count) {
     return pairs;
 }
 
-/// What the kernel's log still holds of the driver's troubles; nothing where we may not read it.
+/// The XIDs in the kernel's log; empty when we may not read it.
 std::vector<Xid> read_xids() {
     std::vector<Xid> xids;
     const UniqueFd log(::open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC));
@@ -191,7 +191,7 @@ std::vector<Xid> read_xids() {
     return xids;
 }
 
-/// A display or 3D controller of NVIDIA's on the PCI bus.
+/// True when the PCI bus has a display or 3D controller of NVIDIA.
 bool has_nvidia_device() {
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/sys/bus/pci/devices", error)) {

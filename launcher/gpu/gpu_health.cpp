@@ -11,7 +11,7 @@
 namespace ddprun {
 namespace {
 
-/// Below this, memory in use is the driver's own (persistence daemon, display, MIG bookkeeping).
+/// The driver itself may use this much (persistence daemon, display, MIG bookkeeping).
 constexpr std::uint64_t kDriversOwnBytes = 1200ULL << 20;
 
 constexpr const char* kReset =
@@ -25,7 +25,7 @@ constexpr std::uint64_t kHardwareSlowdown = 0x8, kSoftwareThermal = 0x20, kHardw
 class Findings {
   public:
     explicit Findings(const GpuFacts& gpu) : index_(fmt::format("{}", gpu.index)) {}
-    /// INDEX in the remedy is this GPU's.
+    /// INDEX in the remedy is replaced by this GPU's.
     void add(Severity severity, std::string what, std::string remedy = "") {
         if (const std::size_t at = remedy.find("INDEX"); at != std::string::npos)
             remedy.replace(at, 5, index_);
@@ -82,8 +82,8 @@ std::string describe(const GpuProcess& process) {
     return text;
 }
 
-/// The server of CUDA's Multi-Process Service: sharing is what it is there for. (The kernel cuts names
-/// to 15.)
+/// True for the server of CUDA's Multi-Process Service, which shares a GPU on purpose. (The kernel cuts names
+/// to 15 bytes.)
 bool is_mps(const GpuProcess& process) { return process.program.starts_with("nvidia-cuda-mps"); }
 
 void judge_users(const GpuFacts& gpu, Findings& found) {
@@ -102,7 +102,7 @@ void judge_users(const GpuFacts& gpu, Findings& found) {
         found.add(Severity::Warning, fmt::format("in use by {}", join(users, ", ")),
                   "end that process, or choose another GPU with CUDA_VISIBLE_DEVICES");
     } else if (gpu.used_bytes.value_or(0) > kDriversOwnBytes) {
-        // In a container NVML does not show the processes of others.
+        // In a container NVML hides the processes of others.
         found.add(
             Severity::Warning,
             fmt::format("{} of its memory are in use by processes that cannot be seen from here",
@@ -125,7 +125,7 @@ void judge_speed(const GpuFacts& gpu, Findings& found) {
                   fmt::format("{} of {} NVLinks are down", gpu.links - gpu.links_up, gpu.links),
                   "nvidia-smi nvlink --status; reset the GPU, or have its connection looked at");
     }
-    // The generation falls when the GPU idles; the width does not.
+    // An idle GPU lowers its PCIe generation, but not its width.
     if (gpu.pcie_width && gpu.pcie_max_width && *gpu.pcie_width < *gpu.pcie_max_width) {
         found.add(Severity::Note,
                   fmt::format("PCIe x{} where the GPU can x{}", *gpu.pcie_width, *gpu.pcie_max_width),
@@ -156,8 +156,7 @@ const GpuFacts* facts_of(const NvidiaFacts& nvidia, const Gpu& gpu) {
         return gpu.uuid.empty() ? gpu.id == fmt::format("{}", facts.index) : gpu.uuid == facts.uuid;
     };
     const auto found = std::find_if(nvidia.gpus.begin(), nvidia.gpus.end(), same);
-    return found == nvidia.gpus.end() ? nullptr
-                                      : &*found;  // a MIG device: its parent is not known from its name
+    return found == nvidia.gpus.end() ? nullptr : &*found;  // a MIG device's name does not tell its GPU
 }
 
 void sort_in(GpuVerdict& verdict, GpuCheck check, Severity severity, const std::string& line) {
@@ -213,7 +212,7 @@ std::string cuda_version_text(int version) {
     return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-bool looks_at_gpus(const JobSpec& spec, int gpus) {
+bool checks_gpus(const JobSpec& spec, int gpus) {
     switch (spec.gpu_check) {
         case GpuCheck::Off: return false;
         case GpuCheck::Warn:

@@ -10,12 +10,12 @@
 namespace ddprun {
 namespace {
 
-/// What an idle GPU may hold: contexts of daemons, the display.
+/// Memory that an idle GPU may hold: contexts of daemons, the display.
 constexpr std::uint64_t kIdleBytes = std::uint64_t{1} << 30;
-/// A change of less is no sign that memory is being given back.
+/// The least change between two measurements that shows that memory is being freed.
 constexpr std::uint64_t kStep = std::uint64_t{64} << 20;
 
-/// Held by nobody that the driver lists.
+/// Memory of the GPU that no listed process holds.
 std::uint64_t unexplained(const GpuUsage& gpu) {
     std::uint64_t listed = 0;
     for (const GpuProcessUsage& process : gpu.processes) listed += process.used_bytes;
@@ -39,12 +39,12 @@ std::string held_by_the_gone(const GpuUsage& gpu, const std::vector<pid_t>& gone
 
 std::string still_given_back(const std::optional<std::vector<GpuUsage>>& before, const GpuUsage& gpu) {
     if (unexplained(gpu) <= kIdleBytes) return "";
-    const std::string held = fmt::format("GPU {} holds {} of no process that is listed", gpu.index,
-                                         format_bytes(unexplained(gpu)));
+    const std::string held =
+        fmt::format("GPU {} holds {} that no listed process uses", gpu.index, format_bytes(unexplained(gpu)));
     if (!before) return held;
     const GpuUsage* then = same_gpu(*before, gpu.index);
     return then != nullptr && unexplained(*then) >= unexplained(gpu) + kStep
-               ? held + ", and less from look to look"
+               ? held + ", and the amount shrinks"
                : "";
 }
 
@@ -66,7 +66,7 @@ void GpuReleaseWait::begin(std::vector<pid_t> gone, Duration bound, std::functio
     const TimePoint now = loop_.now();
     wait_ = std::make_shared<Wait>(
         Wait{std::move(gone), now, deadline_after(now, bound), std::move(done), std::nullopt, false});
-    look();
+    measure();
 }
 
 void GpuReleaseWait::cancel() {
@@ -74,10 +74,10 @@ void GpuReleaseWait::cancel() {
     wait_.reset();
 }
 
-void GpuReleaseWait::look() {
-    gpus_.look([this, asked = std::weak_ptr<Wait>(wait_)](const std::vector<GpuUsage>& now) {
+void GpuReleaseWait::measure() {
+    gpus_.measure([this, asked = std::weak_ptr<Wait>(wait_)](const std::vector<GpuUsage>& now) {
         const std::shared_ptr<Wait> mine = asked.lock();
-        if (mine != nullptr && mine == wait_) judge(now);  // else cancelled meanwhile
+        if (mine != nullptr && mine == wait_) judge(now);  // else the wait was cancelled
     });
 }
 
@@ -90,11 +90,11 @@ void GpuReleaseWait::judge(const std::vector<GpuUsage>& now) {
         log_.warning("{} after {}; starting anyway", release.why, waited);
         return finish();
     }
-    // Not for the first look alone: it may only have no other to compare with.
-    if (wait_->before && !std::exchange(wait_->is_said, true))
+    // The first measurement has no other to compare with, so it alone is no reason to log.
+    if (wait_->before && !std::exchange(wait_->is_logged, true))
         log_.info("waiting for the GPUs' memory: {}", release.why);
     wait_->before = now;
-    timer_ = loop_.call_after(kPause, [this] { look(); });
+    timer_ = loop_.call_after(kPause, [this] { measure(); });
 }
 
 void GpuReleaseWait::finish() {

@@ -14,19 +14,19 @@
 
 namespace ddprun {
 
-/// Whether the memory of processes that have ended is free again. The driver gives it back some time after
-/// their end: a worker that starts at once may find too little.
+/// Tells whether the GPU memory of ended processes is free again. The driver frees it some time after their
+/// end: a worker that starts at once may find too little.
 struct GpuRelease {
     bool is_free = true;
     std::string why;  ///< "GPU 3 still holds 61 GiB of process 4171"; "" when free
 };
-/// `gone` are the processes. Where the driver lists them (it may number processes as the host of a container
-/// does, or hide them) that decides. Otherwise memory that no listed process explains is waited for as long
-/// as it becomes less between two looks; without a look before, it is looked at again. Pure.
+/// `gone` are the ended processes. If the driver lists one of them, its memory is not free. (The driver may
+/// hide processes, or number them as a container's host does.) Otherwise memory that no listed process holds
+/// is waited for as long as it shrinks between two measurements; without an earlier one, measure again. Pure.
 GpuRelease judge_gpu_release(const std::optional<std::vector<GpuUsage>>& before,
                              const std::vector<GpuUsage>& now, const std::vector<pid_t>& gone);
 
-/// Waits for that before a restart. Borrows loop, system and log for its whole life.
+/// Waits for free GPU memory before a restart. Borrows loop, system and log for its whole life.
 class GpuReleaseWait {
   public:
     GpuReleaseWait(os::EventLoop& loop, os::System& system, os::Log& log)
@@ -35,8 +35,8 @@ class GpuReleaseWait {
     GpuReleaseWait(const GpuReleaseWait&) = delete;
     GpuReleaseWait& operator=(const GpuReleaseWait&) = delete;
 
-    /// Calls `done` once, when it is free or `bound` is over (that is said, with who holds how much). A wait
-    /// in progress is forgotten.
+    /// Calls `done` once, when the memory is free or after `bound` (with a warning that names the holder).
+    /// Replaces a wait in progress.
     void begin(std::vector<pid_t> gone, Duration bound, std::function<void()> done);
     void cancel();
 
@@ -48,9 +48,9 @@ class GpuReleaseWait {
         TimePoint begun, until;
         std::function<void()> done;
         std::optional<std::vector<GpuUsage>> before;
-        bool is_said = false;
+        bool is_logged = false;
     };
-    void look();
+    void measure();
     void judge(const std::vector<GpuUsage>& now);
     void finish();
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr unsigned kMostProcesses = 256;  ///< on one GPU
 
-/// Loaded once and kept: `top` asks every second. Null without a driver.
+/// NVML's session, opened once, because `top` asks every second; null without a driver.
 const nvml::Session* kept_session() {
     static const Result<nvml::Session> session = nvml::Session::open();
     return session ? &*session : nullptr;
@@ -55,7 +55,7 @@ std::vector<Gpu> as_physical(const std::vector<GpuUsage>& gpus) {
     return physical;
 }
 
-/// Where the driver shows the worker's processes.
+/// The GPUs on which the driver shows the worker's processes.
 WorkerGpus seen_on(const std::vector<GpuUsage>& gpus, const std::vector<pid_t>& pids) {
     WorkerGpus worker;
     for (const GpuUsage& gpu : gpus) {
@@ -70,7 +70,7 @@ WorkerGpus seen_on(const std::vector<GpuUsage>& gpus, const std::vector<pid_t>& 
     return worker;
 }
 
-/// What a worker that does as torchrun's do would use: the visible GPU of its local rank.
+/// The GPU that a worker would use by torchrun's convention: the visible one of its local rank.
 WorkerGpus presumed(const std::vector<GpuUsage>& gpus, const WorkerProcesses& worker) {
     const std::vector<Gpu> physical = as_physical(gpus);
     const std::vector<Gpu> visible =

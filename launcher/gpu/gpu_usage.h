@@ -20,7 +20,7 @@ struct GpuProcessUsage {
     bool operator==(const GpuProcessUsage&) const = default;
 };
 
-/// What NVML says about one GPU of this host, whoever uses it.
+/// NVML's figures of one GPU of this host, whichever processes use it.
 struct GpuUsage {
     unsigned index = 0;
     std::string uuid = {};
@@ -31,8 +31,8 @@ struct GpuUsage {
     bool operator==(const GpuUsage&) const = default;
 };
 
-/// Empty without a driver. NVML is loaded at run time and creates no CUDA context. Can take long, for ever
-/// when a GPU has fallen off the bus: a running job lets a process of its own do it (GpuWatch).
+/// Measures all GPUs by NVML, without a CUDA context; empty without a driver. Can take long, for ever when a
+/// GPU has fallen off the bus, so a running job has a separate process do it (GpuWatch).
 std::vector<GpuUsage> measure_gpus();
 
 /// "GPU 0: 87 % busy, 12 GiB of 80 GiB" lines; "" for none. Pure.
@@ -45,7 +45,7 @@ std::vector<GpuUsage> gpu_usage_from(const nlohmann::ordered_json& list);
 std::string to_json(const std::vector<GpuUsage>& gpus);
 Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line);
 
-/// A worker and what is below it.
+/// A worker and the processes below it.
 struct WorkerProcesses {
     int local_rank = 0;
     std::vector<pid_t> pids;
@@ -55,12 +55,12 @@ struct WorkerProcesses {
 /// The GPUs of one worker.
 struct WorkerGpus {
     std::vector<unsigned> indices;
-    bool is_presumed = false;      ///< by its local rank: the driver does not show whose processes are where
+    bool is_presumed = false;      ///< known by its local rank only, not by the driver's list of processes
     std::uint64_t used_bytes = 0;  ///< its own, on all of them; 0 not known
     bool operator==(const WorkerGpus&) const = default;
 };
-/// Who uses which GPU, in the order of the workers. The driver's lists of processes decide where they know
-/// any of them; otherwise the local rank's place among the visible GPUs is presumed. Pure.
+/// The GPUs of each worker, in the order of the workers. The driver's lists of processes decide if they have
+/// any worker; otherwise the local rank's place among the visible GPUs is presumed. Pure.
 std::vector<WorkerGpus> assign_gpu_usage(const std::vector<GpuUsage>& gpus,
                                          const std::vector<WorkerProcesses>& workers);
 

@@ -22,12 +22,12 @@ os::SpawnSpec gpus_command() {
 
 }  // namespace
 
-void GpuWatch::look(Answer answer) {
+void GpuWatch::measure(Answer answer) {
     if (!nvml::may_be_there() || (measured_at_ != TimePoint::min() && loop_.now() - measured_at_ < fresh_))
         return answer(gpus_);
     waiting_.push_back(std::move(answer));
     if (waiting_.size() > 1) return;
-    run_tool(loop_, system_, gpus_command(), kPatience, kMostBytes,
+    run_tool(loop_, system_, gpus_command(), kTimeout, kMostBytes,
              [this, alive = std::weak_ptr<bool>(alive_)](Result<std::string> line) {
                  if (!alive.expired()) measured(std::move(line));
              });
@@ -35,7 +35,7 @@ void GpuWatch::look(Answer answer) {
 
 void GpuWatch::measured(Result<std::string> line) {
     Result<std::vector<GpuUsage>> gpus = line ? gpu_usage_from_json(*line) : line.error();
-    // A driver that does not answer: the next to ask tries again.
+    // When the driver does not answer, the next call tries again.
     if (gpus) {
         gpus_ = *std::move(gpus);
         measured_at_ = loop_.now();

@@ -10,25 +10,24 @@
 
 namespace ddprun {
 
-/// The GPUs of this node for who asks a running job: measured by a process of its own (`ddprun gpus`),
-/// because a driver in trouble can take for ever, and only while somebody asks. Borrows loop and system for
-/// its whole life.
+/// Measures the GPUs of this node for questions to a running job, on request only, by a separate process
+/// (`ddprun gpus`), because a driver in trouble can take for ever. Borrows loop and system for its whole
+/// life.
 class GpuWatch {
   public:
     using Answer = std::function<void(const std::vector<GpuUsage>& gpus)>;
 
-    /// Several who ask within `fresh` share one measurement.
+    /// Calls within `fresh` share one measurement.
     GpuWatch(os::EventLoop& loop, os::System& system, Duration fresh = std::chrono::milliseconds(500))
         : loop_(loop), system_(system), fresh_(fresh) {}
     GpuWatch(const GpuWatch&) = delete;
     GpuWatch& operator=(const GpuWatch&) = delete;
 
-    /// Calls `answer` once, at once or within kPatience: with what was measured in the last moment or now;
-    /// without a driver, and when nothing can be had in time, with what was measured last. Never after this
-    /// object's end.
-    void look(Answer answer);
+    /// Calls `answer` once, at once or within kTimeout, with a measurement not older than `fresh`; with the
+    /// last one when there is no driver or it does not answer in time. Never after this object's end.
+    void measure(Answer answer);
 
-    static constexpr Duration kPatience = std::chrono::milliseconds(1500);
+    static constexpr Duration kTimeout = std::chrono::milliseconds(1500);
 
   private:
     void measured(Result<std::string> line);
@@ -39,8 +38,7 @@ class GpuWatch {
     std::vector<GpuUsage> gpus_;
     TimePoint measured_at_ = TimePoint::min();
     std::vector<Answer> waiting_;
-    std::shared_ptr<bool> alive_ =
-        std::make_shared<bool>(true);  ///< a tool that runs can outlive this object
+    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< the tool may outlive this object
 };
 
 }  // namespace ddprun

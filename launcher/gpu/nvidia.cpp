@@ -65,13 +65,13 @@ std::vector<Gpu> gpus_from_dev() {
     return found;
 }
 
-/// The physical GPU an entry of CUDA_VISIBLE_DEVICES means; nullptr: none.
+/// The physical GPU of an entry of CUDA_VISIBLE_DEVICES; nullptr: none.
 const Gpu* gpu_of_entry(const std::vector<Gpu>& physical, std::string_view entry) {
     if (const Result<std::int64_t> index = parse_int_between(entry, 0, std::int64_t(physical.size()) - 1)) {
         return &physical[static_cast<std::size_t>(*index)];
     }
     if (!entry.starts_with("GPU-")) return nullptr;
-    // CUDA takes any beginning of the UUID that is unique.
+    // CUDA accepts any unique beginning of a UUID.
     const Gpu* match = nullptr;
     for (const Gpu& gpu : physical) {
         if (!gpu.uuid.starts_with(entry)) continue;
@@ -106,8 +106,7 @@ std::vector<Gpu> visible_gpus(const std::vector<Gpu>& physical,
         const std::string entry(trim(piece));
         Gpu gpu;
         if (const Gpu* match = gpu_of_entry(physical, entry)) gpu = *match;
-        // A MIG device's parent is not known from its name; without UUIDs of the GPUs theirs are taken as
-        // given.
+        // A MIG device's name does not tell its GPU. Without the GPUs' UUIDs, any UUID is accepted.
         else if (!entry.starts_with("MIG-") && !(entry.starts_with("GPU-") && physical.front().uuid.empty()))
             break;
         const std::string identity = gpu.uuid.empty() ? entry : gpu.uuid;

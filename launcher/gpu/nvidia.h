@@ -7,7 +7,7 @@
 
 namespace ddprun {
 
-/// One GPU that a worker can be given.
+/// A GPU for a worker.
 struct Gpu {
     std::string id;      ///< as CUDA_VISIBLE_DEVICES names it: "0", "GPU-8932f937-...", "MIG-..."
     std::string uuid;    ///< "" not known
@@ -20,8 +20,8 @@ struct PhysicalGpus {
     std::string from;       ///< "NVML", "/proc/driver/nvidia", "/dev"
 };
 
-/// Counts this machine's NVIDIA GPUs without creating a CUDA context (that takes a second and some hundred
-/// megabytes of each GPU). Never fails: no driver is no GPU.
+/// Counts this machine's NVIDIA GPUs without a CUDA context (which takes a second and some hundred megabytes
+/// of each GPU). Never fails: without a driver there is no GPU.
 PhysicalGpus find_nvidia_gpus();
 
 /// The physical GPUs that CUDA would show for this value of CUDA_VISIBLE_DEVICES: as CUDA does, the list ends
@@ -29,9 +29,9 @@ PhysicalGpus find_nvidia_gpus();
 std::vector<Gpu> visible_gpus(const std::vector<Gpu>& physical,
                               const std::optional<std::string>& visible_devices);
 
-/// "0000:3b:00.0" of "00000000:3B:00.0": NVML and sysfs differ in the width of the domain and in case.
+/// Converts "00000000:3B:00.0" to "0000:3b:00.0": NVML and sysfs differ in the domain's width and in case.
 std::string sysfs_bus_id(std::string_view nvml_id);
-/// Of a PCI device by its sysfs name; -1 not known.
+/// The NUMA node of a PCI device by its sysfs name; -1 not known.
 int numa_node_of(const std::string& bus_id);
 
 }  // namespace ddprun

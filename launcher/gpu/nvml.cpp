@@ -56,7 +56,7 @@ Error init_error(Code code) {
 }  // namespace
 
 bool may_be_there() {
-    // Without the control device there is no driver, and loading NVML would only cost time.
+    // Without the control device no driver is loaded, and loading NVML would only cost time.
     return std::getenv("DDPRUN_NVML_LIBRARY") != nullptr || ::access("/dev/nvidiactl", F_OK) == 0 ||
            ::access("/dev/dxg", F_OK) == 0;
 }

@@ -4,8 +4,8 @@
 
 #include "env/result.h"
 
-/// NVIDIA's management library (NVML), as far as it is used here. Declarations as in nvml.h, whose ABI is
-/// stable; nvml_abi_check.cpp compares them where that header is.
+/// The part of NVIDIA's management library (NVML) that we use, declared as in nvml.h, whose ABI is stable;
+/// nvml_abi_check.cpp compares them if that header is installed.
 namespace ddprun::nvml {
 
 using Device = void*;  ///< nvmlDevice_t
@@ -35,7 +35,7 @@ struct Memory {
 };
 struct ProcessInfo {
     unsigned pid;
-    unsigned long long used_bytes;  ///< kUnknownBytes where the driver does not tell
+    unsigned long long used_bytes;  ///< kUnknownBytes when the driver does not tell
     unsigned gpu_instance, compute_instance;
 };
 constexpr unsigned long long kUnknownBytes = ~0ULL;
@@ -51,9 +51,9 @@ struct FieldValue {
     } value;
 };
 constexpr unsigned kFieldRecoveryAction = 230;
-constexpr unsigned kMaxLinks = 36;  ///< of the newest library; an older GPU answers for fewer
+constexpr unsigned kMaxLinks = 36;  ///< by the newest library; older GPUs have fewer
 
-/// The entry points. Those marked optional are null in libraries that are too old for them.
+/// The entry points. Optional ones are null in older libraries.
 struct Api {
     Code (*init)() = nullptr;
     Code (*shutdown)() = nullptr;
@@ -92,8 +92,8 @@ struct Api {
 /// NVML, loaded and initialised as long as this lives. Creates no CUDA context. Not copied.
 class Session {
   public:
-    /// Error: NotFound (there is no driver, or no library), Mismatch (library and kernel module differ),
-    /// System. DDPRUN_NVML_LIBRARY names a file to load in place of libnvidia-ml.so.1.
+    /// Loads libnvidia-ml.so.1, or the file that DDPRUN_NVML_LIBRARY names. Error: NotFound (no driver, or no
+    /// library), Mismatch (library and kernel module differ), System.
     static Result<Session> open();
     Session(Session&& other) noexcept : library_(other.library_), api_(other.api_) {
         other.library_ = nullptr;
@@ -109,10 +109,10 @@ class Session {
     Api api_;
 };
 
-/// Whether open() would look for the library: there is a driver, or a library is named. Takes no time.
+/// True when open() would load the library: a driver is loaded, or a library is named. Takes no time.
 bool may_be_there();
 
-/// "the GPU has fallen off the bus", for the codes that people meet; else "NVML error 7".
+/// A message for a code ("the GPU has fallen off the bus"), or "NVML error 7" for a rare one.
 std::string explain(Code code);
 
 }  // namespace ddprun::nvml

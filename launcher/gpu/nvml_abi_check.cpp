@@ -1,4 +1,4 @@
-// What nvml.h of ours says, against NVIDIA's header where it is. Compiles to nothing.
+// Compares our nvml.h with NVIDIA's header if that is installed. Compiles to nothing.
 #include <nvml.h>
 
 #include <cstddef>

@@ -25,21 +25,21 @@ JobSpec with(GpuCheck check) {
     return spec;
 }
 
-TEST(GpuCheck, LooksWhereTheJobAsksForGpus) {
+TEST(GpuCheck, RunsWhenTheJobAsksForGpus) {
     int gpus = 2;
     JobSpec spec;
-    EXPECT_FALSE(looks_at_gpus(spec, gpus)) << "a count says nothing about GPUs";
+    EXPECT_FALSE(checks_gpus(spec, gpus)) << "a count says nothing about GPUs";
     spec.workers.kind = WorkerCount::Kind::Gpu;
-    EXPECT_TRUE(looks_at_gpus(spec, gpus));
+    EXPECT_TRUE(checks_gpus(spec, gpus));
     spec.workers.kind = WorkerCount::Kind::Auto;
-    EXPECT_TRUE(looks_at_gpus(spec, gpus));
+    EXPECT_TRUE(checks_gpus(spec, gpus));
     gpus = 0;
-    EXPECT_FALSE(looks_at_gpus(spec, gpus));
-    EXPECT_TRUE(looks_at_gpus(with(GpuCheck::Warn), gpus));
-    EXPECT_TRUE(looks_at_gpus(with(GpuCheck::Refuse), gpus));
+    EXPECT_FALSE(checks_gpus(spec, gpus));
+    EXPECT_TRUE(checks_gpus(with(GpuCheck::Warn), gpus));
+    EXPECT_TRUE(checks_gpus(with(GpuCheck::Refuse), gpus));
     gpus = 2;
     spec.gpu_check = GpuCheck::Off;
-    EXPECT_FALSE(looks_at_gpus(spec, gpus));
+    EXPECT_FALSE(checks_gpus(spec, gpus));
 }
 
 TEST(GpuCheck, HealthyGpusAreNotMentioned) {
@@ -47,7 +47,7 @@ TEST(GpuCheck, HealthyGpusAreNotMentioned) {
         EXPECT_EQ(judge_job_gpus(with(check), 2, two_gpus(), std::nullopt), GpuVerdict{});
 }
 
-TEST(GpuCheck, AutoRefusesADefectiveGpuAndNamesItsRankAndTheWayOut) {
+TEST(GpuCheck, AutoRefusesADefectiveGpuAndNamesItsRankAndTheOverride) {
     NvidiaFacts facts = two_gpus();
     facts.gpus[1].remap_failed = true;
     const GpuVerdict verdict = judge_job_gpus(with(GpuCheck::Auto), 2, facts, std::nullopt);
@@ -83,7 +83,7 @@ TEST(GpuCheck, AGpuInUseIsAWarningUnlessAsked) {
         << "MPS is there to be shared";
 }
 
-TEST(GpuCheck, TooFewGpusIsSaid) {
+TEST(GpuCheck, TooFewGpusAreReported) {
     EXPECT_THAT(judge_job_gpus(with(GpuCheck::Warn), 4, two_gpus(), std::nullopt).warnings,
                 ElementsAre(HasSubstr("4 workers and 2 visible GPUs")));
     EXPECT_THAT(judge_job_gpus(with(GpuCheck::Refuse), 2, two_gpus(), "").refusals,

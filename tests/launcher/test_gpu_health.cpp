@@ -34,7 +34,7 @@ struct Case {
     const char* says;
 };
 
-// One way to be ill, one finding: nothing is said twice, and nothing else is said.
+// Each fault gives exactly one finding.
 const Case kCases[] = {
     {"Lost", [](GpuFacts& g) { g.lost = "the GPU has fallen off the bus"; }, Severity::Error,
      "fallen off the bus"},
@@ -90,7 +90,7 @@ const Case kCases[] = {
 
 class GpuHealth : public ::testing::TestWithParam<Case> {};
 
-TEST_P(GpuHealth, SaysOneThingAboutOneTrouble) {
+TEST_P(GpuHealth, GivesOneFindingPerFault) {
     GpuFacts gpu = healthy();
     GetParam().spoil(gpu);
     const std::vector<Finding> findings = gpu_health(gpu);
@@ -107,11 +107,11 @@ TEST_P(GpuHealth, SaysOneThingAboutOneTrouble) {
 INSTANTIATE_TEST_SUITE_P(Troubles, GpuHealth, ::testing::ValuesIn(kCases),
                          [](const auto& one) { return one.param.name; });
 
-TEST(GpuHealthAlone, AHealthyGpuGivesNothingToSay) { EXPECT_THAT(gpu_health(healthy()), IsEmpty()); }
+TEST(GpuHealthAlone, AHealthyGpuGivesNoFinding) { EXPECT_THAT(gpu_health(healthy()), IsEmpty()); }
 
-TEST(GpuHealthAlone, WhatTheDriverDoesNotTellIsNoTrouble) { EXPECT_THAT(gpu_health(GpuFacts{}), IsEmpty()); }
+TEST(GpuHealthAlone, UnknownFactsGiveNoFinding) { EXPECT_THAT(gpu_health(GpuFacts{}), IsEmpty()); }
 
-TEST(GpuHealthAlone, AProgramsOwnFaultsInTheLogAreNotTheGpus) {
+TEST(GpuHealthAlone, AProgramsOwnFaultsInTheLogGiveNoFinding) {
     GpuFacts gpu = healthy();
     gpu.xids = {{"", 13, ""}, {"", 31, ""}, {"", 43, ""}, {"", 45, ""}};
     EXPECT_THAT(gpu_health(gpu), IsEmpty());
@@ -129,7 +129,7 @@ TEST(XidLine, IsReadFromTheKernelsLog) {
     EXPECT_FALSE(parse_xid("NVRM: Xid (PCI:0000:3b:00"));
 }
 
-TEST(CudaVersion, IsWrittenAsPeopleSayIt) {
+TEST(CudaVersion, IsWrittenAsMajorDotMinor) {
     EXPECT_EQ(cuda_version_text(12040), "12.4");
     EXPECT_EQ(cuda_version_text(13000), "13.0");
 }

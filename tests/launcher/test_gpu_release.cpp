@@ -22,15 +22,13 @@ GpuUsage gpu(unsigned index, std::uint64_t used, std::vector<GpuProcessUsage> pr
 using Look = std::vector<GpuUsage>;
 const std::vector<pid_t> kGone = {4171, 4172};
 
-TEST(GpuRelease, WithoutGpusThereIsNothingToWaitFor) {
-    EXPECT_TRUE(judge_gpu_release(std::nullopt, {}, kGone).is_free);
-}
+TEST(GpuRelease, IsFreeWithoutGpus) { EXPECT_TRUE(judge_gpu_release(std::nullopt, {}, kGone).is_free); }
 
-TEST(GpuRelease, AnIdleGpuIsFreeAtTheFirstLook) {
+TEST(GpuRelease, AnIdleGpuIsFreeAtTheFirstMeasurement) {
     EXPECT_TRUE(judge_gpu_release(std::nullopt, {gpu(0, kGiB / 2), gpu(1, 0)}, kGone).is_free);
 }
 
-TEST(GpuRelease, AProcessThatHasEndedAndIsStillListedIsNamedWithWhatItHolds) {
+TEST(GpuRelease, AnEndedProcessThatIsStillListedIsNamedWithItsMemory) {
     const Look now = {gpu(0, 0), gpu(3, 61 * kGiB, {{99, kGiB}, {4172, 60 * kGiB}})};
     const GpuRelease first = judge_gpu_release(std::nullopt, now, kGone);
     EXPECT_FALSE(first.is_free);
@@ -43,18 +41,18 @@ TEST(GpuRelease, AHolderOfUnknownSizeIsWaitedForToo) {
                 HasSubstr("holds memory of process 4171"));
 }
 
-TEST(GpuRelease, TheMemoryOfOthersIsTheirs) {
+TEST(GpuRelease, MemoryOfOtherProcessesDoesNotMatter) {
     EXPECT_TRUE(judge_gpu_release(std::nullopt, {gpu(0, 70 * kGiB, {{99, 70 * kGiB}})}, kGone).is_free);
 }
 
-TEST(GpuRelease, MemoryOfNobodyIsWaitedForAsLongAsItBecomesLess) {
+TEST(GpuRelease, MemoryWithoutAProcessIsWaitedForWhileItShrinks) {
     const Look full = {gpu(0, 60 * kGiB)}, half = {gpu(0, 30 * kGiB)}, done = {gpu(0, kGiB / 4)};
     EXPECT_FALSE(judge_gpu_release(std::nullopt, full, kGone).is_free) << "nothing to compare with";
     EXPECT_FALSE(judge_gpu_release(full, half, kGone).is_free);
     EXPECT_TRUE(judge_gpu_release(half, done, kGone).is_free);
 }
 
-TEST(GpuRelease, MemoryOfNobodyThatStaysIsNotOurs) {
+TEST(GpuRelease, MemoryWithoutAProcessThatStaysDoesNotMatter) {
     const Look other_container = {gpu(0, 60 * kGiB)};
     EXPECT_TRUE(judge_gpu_release(other_container, other_container, kGone).is_free);
     EXPECT_TRUE(judge_gpu_release(other_container, {gpu(0, 61 * kGiB)}, kGone).is_free)

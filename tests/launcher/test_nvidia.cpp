@@ -56,7 +56,7 @@ TEST_F(Nvidia, UsageFollowsTheMachine) {
     EXPECT_EQ(measure_gpus()[0].busy_percent, 98u);
 }
 
-TEST_F(Nvidia, ADriverThatDoesNotFitItsLibraryIsSaidAsSuch) {
+TEST_F(Nvidia, ADriverThatDoesNotFitItsLibraryIsReported) {
     is(R"({"init": 18})");
     const Result<nvml::Session> session = nvml::Session::open();
     ASSERT_FALSE(session);
@@ -72,7 +72,7 @@ TEST_F(Nvidia, ALibraryThatIsNoNvmlIsRefused) {
     EXPECT_EQ(session.error().what, "libm.so.6 lacks entry points that ddprun needs");
 }
 
-TEST_F(Nvidia, UsageTellsWhoUsesAGpuAndSurvivesTheWayToWhoAsked) {
+TEST_F(Nvidia, UsageNamesTheProcessesOfAGpuAndIsReadBackAsSent) {
     is(R"({"gpus": [{"uuid": "GPU-a", "total": 1000, "used": 10, "busy": 5, "processes": [{"pid": 7, "bytes": 4}, {"pid": 8}]}]})");
     const std::vector<GpuUsage> gpus = measure_gpus();
     ASSERT_EQ(gpus.size(), 1u);
@@ -94,7 +94,7 @@ WorkerProcesses worker(int local_rank, std::vector<pid_t> pids) {
     return {local_rank, std::move(pids), "", false};
 }
 
-TEST(GpusOfWorkers, AreWhereTheDriverShowsTheirProcesses) {
+TEST(GpusOfWorkers, AreThoseOnWhichTheDriverShowsTheirProcesses) {
     std::vector<GpuUsage> gpus = two_gpus();
     gpus[0].processes = {{70, 4}, {99, 1}};
     gpus[1].processes = {{70, 3}};
@@ -102,9 +102,9 @@ TEST(GpusOfWorkers, AreWhereTheDriverShowsTheirProcesses) {
               (std::vector<WorkerGpus>{{{0, 1}, false, 7}, {}}));
 }
 
-TEST(GpusOfWorkers, ArePresumedByLocalRankWhereTheDriverShowsNoneOfThem) {
+TEST(GpusOfWorkers, ArePresumedByLocalRankWhenTheDriverShowsNone) {
     std::vector<GpuUsage> gpus = two_gpus();
-    gpus[0].processes = {{99, 1}};  // somebody else's
+    gpus[0].processes = {{99, 1}};  // of another user
     EXPECT_EQ(assign_gpu_usage(gpus, {worker(0, {7}), worker(1, {8}), worker(2, {9})}),
               (std::vector<WorkerGpus>{{{0}, true, 0}, {{1}, true, 0}, {}}));
 }
@@ -115,12 +115,12 @@ TEST(GpusOfWorkers, ArePresumedAmongTheVisibleOnes) {
               (std::vector<WorkerGpus>{{{1}, true, 0}, {{1}, true, 0}, {}}));
 }
 
-TEST_F(Nvidia, AWatchThatIsGoneIsNotToldWhatItsToolPrints) {
+TEST_F(Nvidia, ADestroyedWatchGetsNoAnswerOfItsTool) {
     const std::unique_ptr<os::EventLoop> loop = *os::EventLoop::create({});
     test::FakeSystem system;
     auto watch = std::make_unique<GpuWatch>(*loop, system);
     int answers = 0;
-    watch->look([&](const std::vector<GpuUsage>&) { ++answers; });
+    watch->measure([&](const std::vector<GpuUsage>&) { ++answers; });
     watch.reset();
     system.exit(system.spawned().at(0).first, 0);
     ASSERT_TRUE(loop->run_once(MonotonicClock::now() + std::chrono::seconds(10)));
