@@ -194,7 +194,7 @@ int show_stacks(const AskOptions& options) {
     const Result<RunningJob> job = choose_job(options.job);
     if (!job) return complain("stacks", job.error());
     const Result<std::string> line =
-        ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackPatience + kPatience));
+        ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackTimeout + kPatience));
     if (!line) return complain("stacks", line.error());
     const Result<std::string> text = decode_control_text(*line);
     if (!text) return complain("stacks", text.error());

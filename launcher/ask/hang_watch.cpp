@@ -108,7 +108,7 @@ void HangWatch::investigate(const HangVerdict& verdict) {
     if (const std::optional<Endpoint> where = ras_()) {
         ++awaited_;
         ask_nccl_ras(
-            loop_, *where, kRasPatience,
+            loop_, *where, kRasTimeout,
             [this, alive = std::weak_ptr<bool>(alive_), where, verdict](const Result<std::string>& text) {
                 if (alive.expired()) return;
                 // Nobody listens: no NCCL, or one without this service.

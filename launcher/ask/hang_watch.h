@@ -65,7 +65,7 @@ class HangWatch {
 void answer_hang_looks(Inquiry& inquiry, Agent& agent, const std::string& host);
 
 /// How long the head waits for a node's stacks.
-inline constexpr Duration kNodeStackPatience = kStackPatience + kNodePatience;
+inline constexpr Duration kNodeStackPatience = kStackTimeout + kNodePatience;
 
 /// The stacks of all nodes as text, with a line for each node that gave none.
 std::string render_node_stacks(const std::vector<NodeAnswer>& answers, bool shows_hosts);

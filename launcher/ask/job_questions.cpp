@@ -135,7 +135,7 @@ void JobQuestions::node_stacks(const ControlRequest& request, const Inquiry::Ans
         std::erase_if(targets, [&](const StackTarget& target) { return target.rank != *rank; });
     }
     if (targets.empty()) return answer(control_error("none of the workers asked for runs"));
-    collect_stacks(parts_.loop, parts_.system, std::move(targets), kStackPatience,
+    collect_stacks(parts_.loop, parts_.system, std::move(targets), kStackTimeout,
                    [answer, host = parts_.host](std::vector<RankStack> stacks) {
                        const std::size_t share = std::max<std::size_t>(kMostStackBytes / stacks.size(), 1024);
                        for (RankStack& stack : stacks) {

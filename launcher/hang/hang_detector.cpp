@@ -43,8 +43,8 @@ void HangDetector::begin(const std::vector<HangSample>& samples, TimePoint now) 
 }
 
 std::optional<HangVerdict> HangDetector::feed(const std::vector<HangSample>& samples, TimePoint now) {
-    const bool overslept = now - last_look_ > 2 * interval();
-    last_look_ = now;
+    const bool overslept = now - last_feed_ > 2 * interval();
+    last_feed_ = now;
     if (overslept || watches_.size() != samples.size()) {
         begin(samples, now);
         return std::nullopt;
@@ -60,7 +60,7 @@ std::optional<HangVerdict> HangDetector::feed(const std::vector<HangSample>& sam
     if (auto verdict = stuck_collective(now)) return verdict;
     if (auto verdict = stopped_rank(now)) return verdict;
     if (auto verdict = lost_heartbeat(now)) return verdict;
-    return nobody_moves(now);
+    return all_idle(now);
 }
 
 void HangDetector::update(Watch& watch, const HangSample& sample, TimePoint now) const {
@@ -69,8 +69,8 @@ void HangDetector::update(Watch& watch, const HangSample& sample, TimePoint now)
     if (!same_call) watch.collective_since = watch.heartbeat_since = now;
     if (!sample.stopped || !last.stopped) watch.stopped_since = now;
     if (sample.progress_ns != last.progress_ns) watch.heartbeat_since = now;
-    // The share since the rank became idle, not since the last look: a tick of the kernel's clock is long. It
-    // can fall when a descendant ends; that is a change as well.
+    // Compare since the rank became idle, not since the last sample: a tick of the kernel's clock is long.
+    // CPU time falls when a descendant ends; that counts as a change, too.
     const double idle_seconds = in_seconds(now - watch.idle_since);
     const double used = in_seconds(sample.cpu - watch.idle_cpu);
     const bool busy = used < 0 || used > std::max(kBusyShare * idle_seconds, 0.02);
@@ -103,7 +103,7 @@ std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
     const Watch* stopped = nullptr;
     for (const Watch& watch : watches_) {
         const HangSample& sample = watch.last;
-        if (sample.joined && sample.started_seq > seq) return std::nullopt;  // it got on while we looked
+        if (sample.joined && sample.started_seq > seq) return std::nullopt;  // it went on meanwhile
         if (sample.joined && sample.started_seq == seq) {
             in_it.push_back(sample.rank);
             if (sample.stopped) stopped = &watch;
@@ -159,7 +159,7 @@ std::optional<HangVerdict> HangDetector::lost_heartbeat(TimePoint now) const {
     std::string what =
         fmt::format("{} ha{} reported no progress for {}", ranks_text(silent),
                     silent.size() == 1 ? "s" : "ve", format_duration(now - longest->heartbeat_since));
-    // Those that wait for it have done a step more.
+    // Ranks that wait for another one have done a step more.
     const bool is_behind = behind->last.step < last_step;
     if (is_behind)
         what +=
@@ -172,7 +172,7 @@ std::optional<HangVerdict> HangDetector::lost_heartbeat(TimePoint now) const {
     return HangVerdict{culprit.last.rank, std::move(what)};
 }
 
-std::optional<HangVerdict> HangDetector::nobody_moves(TimePoint now) const {
+std::optional<HangVerdict> HangDetector::all_idle(TimePoint now) const {
     TimePoint since{};
     bool any = false;
     for (const Watch& watch : watches_) {

@@ -22,19 +22,19 @@ std::string proc_file(pid_t pid, std::string_view name) {
     return read_file(fmt::format("{}/{}/{}", own_proc(), pid, name), kMaxProcFile).value_or("");
 }
 
-/// Bytes through read and write of any kind: a line into a log counts as well as a block from a disk.
+/// Bytes through read and write of any kind: a log line counts as well as a block from a disk.
 std::uint64_t io_bytes(pid_t pid) {
     const std::string io = proc_file(pid, "io");
     return parse_counter(io, "rchar:").value_or(0) + parse_counter(io, "wchar:").value_or(0);
 }
 
-void look_at_segment(HangSample& sample, const RankLine& line) {
+void read_segment(HangSample& sample, const RankLine& line) {
     sample.awaited = line.awaited_until_ns.load(std::memory_order_relaxed) >
                      MonotonicClock::now().time_since_epoch().count();
     sample.progress_ns = line.progress_ns.load(std::memory_order_relaxed);
     sample.step = line.step.load(std::memory_order_relaxed);
     sample.joined = line.joined.load(std::memory_order_acquire) != 0;
-    // Finished first: read the other way round, a call that ends in between would look like a new one.
+    // Read finished_seq first: in the other order, a call that ends in between would look like a new one.
     sample.finished_seq = line.finished_seq.load(std::memory_order_acquire);
     sample.started_seq = line.started_seq.load(std::memory_order_acquire);
     sample.operation = static_cast<SegmentOp>(line.operation.load(std::memory_order_relaxed));
@@ -91,7 +91,7 @@ std::optional<HangSample> sample_from(const Json& json) {
 HangSample sample_rank(int rank, pid_t pid, const RankLine& line) {
     HangSample sample;
     sample.rank = rank;
-    look_at_segment(sample, line);
+    read_segment(sample, line);
     std::vector<pid_t> processes = os::descendants_of(pid);
     processes.push_back(pid);
     std::uint64_t ticks = 0;

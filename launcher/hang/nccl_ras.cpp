@@ -18,16 +18,15 @@ namespace {
 
 constexpr std::size_t kMaxStatus = 256 * 1024;
 
-/// One question. Kept alive by what it has given to the loop.
+/// One question. Its handlers in the loop keep it alive.
 class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
   public:
     using Done = std::function<void(Result<std::string>)>;
     RasQuestion(os::EventLoop& loop, const Endpoint& where, Done done)
         : loop_(loop), where_(where), done_(std::move(done)), resolver_(loop) {}
 
-    void begin(Duration patience) {
-        timer_ =
-            loop_.call_after(patience, [self = shared_from_this(), patience] { self->give_up(patience); });
+    void begin(Duration timeout) {
+        timer_ = loop_.call_after(timeout, [self = shared_from_this(), timeout] { self->give_up(timeout); });
         resolver_.look_up(where_, [weak = weak_from_this()](Result<SocketAddresses> found) {
             const std::shared_ptr<RasQuestion> self = weak.lock();
             if (!self || !self->done_) return;
@@ -65,11 +64,11 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
         }
         connecting_ = false;
         loop_.change(fd_.get(), EPOLLIN);
-        say(RasDialogue::greeting());
+        send(RasDialogue::greeting());
     }
 
-    /// A few bytes into an empty socket buffer: they fit, or something is wrong.
-    void say(const std::string& words) {
+    /// Sends a few bytes, which fit into an empty socket buffer unless the connection has failed.
+    void send(const std::string& words) {
         const ssize_t n = ::send(fd_.get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n != static_cast<ssize_t>(words.size()))
             finish(Error{Errc::Closed, fmt::format("{} does not listen", to_string(where_)), 0});
@@ -85,13 +84,13 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
         if (n == 0) return finish(dialogue_.status());
         const Result<std::string> words = dialogue_.take({piece, static_cast<std::size_t>(n)});
         if (!words) return finish(words.error().with(to_string(where_)));
-        if (!words->empty()) return say(*words);
+        if (!words->empty()) return send(*words);
         if (dialogue_.status().size() > kMaxStatus) finish(dialogue_.status() + "\n(the rest is left out)\n");
     }
 
-    void give_up(Duration patience) {
+    void give_up(Duration timeout) {
         if (!done_) return;
-        const std::string span = format_duration(patience);
+        const std::string span = format_duration(timeout);
         if (dialogue_.status().empty())
             finish(Error{Errc::Timeout, fmt::format("{} gave no answer in {}", to_string(where_), span), 0});
         else finish(dialogue_.status() + fmt::format("\n(nothing more came within {})\n", span));
@@ -124,9 +123,9 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
 
 }  // namespace
 
-void ask_nccl_ras(os::EventLoop& loop, const Endpoint& where, Duration patience,
+void ask_nccl_ras(os::EventLoop& loop, const Endpoint& where, Duration timeout,
                   std::function<void(Result<std::string>)> done) {
-    std::make_shared<RasQuestion>(loop, where, std::move(done))->begin(patience);
+    std::make_shared<RasQuestion>(loop, where, std::move(done))->begin(timeout);
 }
 
 }  // namespace ddprun

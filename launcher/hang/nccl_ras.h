@@ -10,13 +10,13 @@
 
 namespace ddprun {
 
-/// Asks, and calls `done` once within `patience`, with the text; with what has come by then, which says so,
-/// if it is not complete. Error: System (nobody listens), NotFound (the name), Protocol, Timeout (not a
-/// word). Blocks nobody.
-void ask_nccl_ras(os::EventLoop& loop, const Endpoint& where, Duration patience,
+/// Asks NCCL's RAS service and calls `done` once within `timeout`, with the text, or with the part that has
+/// arrived and a note. Does not block. Error: System (no listener), NotFound (the name), Protocol, Timeout
+/// (no byte arrived).
+void ask_nccl_ras(os::EventLoop& loop, const Endpoint& where, Duration timeout,
                   std::function<void(Result<std::string>)> done);
 
-/// NCCL itself waits up to 2 s, as we tell it, for processes that do not answer, and 5 s for all.
-inline constexpr Duration kRasPatience = std::chrono::seconds(8);
+/// Longer than NCCL waits itself: 2 s, as we ask it to, for processes that do not answer, and 5 s for all.
+inline constexpr Duration kRasTimeout = std::chrono::seconds(8);
 
 }  // namespace ddprun

@@ -11,7 +11,7 @@
 namespace ddprun {
 namespace {
 
-/// gdb says much before the first thread: libraries loaded, files not found, how to configure it.
+/// The text without gdb's messages before the first thread: libraries loaded, files not found.
 std::string_view without_preamble(StackMethod method, std::string_view text) {
     if (method != StackMethod::Gdb) return text;
     const std::size_t first = text.starts_with("Thread ") ? 0 : text.find("\nThread ");
@@ -27,7 +27,7 @@ std::vector<std::string_view> lines_of(const RankStack& stack) {
     return lines;
 }
 
-/// Without "0x7f12..." and "+0x1c]", and without what stands in brackets of a frame ("#3 step (rank=3, x=...)
+/// The line without "0x7f12...", "+0x1c]" and the arguments in a frame's brackets ("#3 step (rank=3, x=...)
 /// at a.c:7").
 std::string frame_key(std::string_view line) {
     std::string key;
@@ -48,8 +48,8 @@ std::string frame_key(std::string_view line) {
     return key;
 }
 
-/// "Thread 4171 (idle)", "Thread 1 (Thread 0x7f.. (LWP 7) "x"):", "TID 7:", "Process 7: python ...": who, not
-/// where.
+/// True for a line that names a thread or process: "Thread 4171 (idle)", "Thread 1 (Thread 0x7f.. (LWP 7)
+/// "x"):", "TID 7:", "Process 7: python ...".
 bool is_heading(std::string_view line) {
     for (const std::string_view start : {"Thread ", "TID ", "PID ", "Process ", "Python v", "thread "}) {
         if (trim(line).starts_with(start)) return true;
@@ -89,7 +89,7 @@ Result<std::vector<RankStack>> stacks_from_json(std::string_view line) {
     const Result<Json> json = parse_json_object(line);
     if (!json) return Error{Errc::Protocol, "its answer makes no sense", 0};
     if (!json->contains("stacks")) {
-        std::string why = "it gave no stacks";
+        std::string why = "the answer has no stacks";
         take(*json, "error", why);
         return Error{Errc::Refused, why, 0};
     }

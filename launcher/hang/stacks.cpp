@@ -25,8 +25,8 @@ namespace {
 constexpr int kToolsAtOnce = 4;  ///< debuggers are large
 constexpr std::size_t kMaxToolOutput = 256 * 1024;
 constexpr std::size_t kMaxThreads = 64;  ///< of one worker
-constexpr Duration kHandlerPatience = std::chrono::seconds(1);
-constexpr Duration kHandlerLook = std::chrono::milliseconds(10);
+constexpr Duration kHandlerTimeout = std::chrono::seconds(1);
+constexpr Duration kHandlerInterval = std::chrono::milliseconds(10);
 
 std::string find_on_path(const char* program) {
     return find_executable(program, process_environment("PATH").value_or("/usr/bin:/bin"));
@@ -44,7 +44,8 @@ std::uint64_t ticks_of(pid_t pid) {
     return stat.ticks + stat.child_ticks;
 }
 
-/// The worker may be a shell that started the program: whoever has worked most in its tree is meant.
+/// The process of the worker's tree with the most CPU time: the worker may be a shell that started the
+/// program.
 pid_t busiest_of(pid_t pid) {
     pid_t busiest = pid;
     std::uint64_t most = ticks_of(pid);
@@ -69,7 +70,7 @@ std::vector<pid_t> threads_of(pid_t pid) {
 os::SpawnSpec tool_command(StackMethod method, const StackTools& tools, pid_t pid) {
     const std::string target = std::to_string(pid);
     os::SpawnSpec spec;
-    // Nothing of the user's: his .gdbinit, a server for symbols, a Python of his own would only delay it.
+    // Leave the user's environment out: a .gdbinit, a symbol server or another Python would delay the tool.
     spec.environment = {"PATH=/usr/bin:/bin", "HOME=/", "LC_ALL=C"};
     switch (method) {
         case StackMethod::PySpy:
@@ -98,7 +99,7 @@ os::SpawnSpec tool_command(StackMethod method, const StackTools& tools, pid_t pi
     return spec;
 }
 
-/// py-spy is often installed where the worker's Python is, and nowhere on our PATH. "" it is not there.
+/// The py-spy beside the worker's Python, where it often is installed without being in our PATH; "" none.
 std::string py_spy_beside(pid_t pid) {
     const std::string command = read_file(fmt::format("{}/{}/cmdline", own_proc(), pid), 4096).value_or("");
     const std::string python = command.substr(0, command.find('\0'));
@@ -114,12 +115,12 @@ StackTools without(StackTools tools, StackMethod failed) {
     return tools;
 }
 
-/// "#0" of gdb and eu-stack, "Thread 4171 (idle)" of py-spy.
+/// True for output with frames: "#0" of gdb and eu-stack, "Thread 4171 (idle)" of py-spy.
 bool has_frames(std::string_view output) {
     return output.find("#0") != std::string_view::npos || output.find("Thread ") != std::string_view::npos;
 }
 
-/// One request for stacks. Kept alive by what it has posted to the loop.
+/// One request for stacks. Its handlers in the loop keep it alive.
 class Collection : public std::enable_shared_from_this<Collection> {
   public:
     using Done = std::function<void(std::vector<RankStack>)>;
@@ -128,21 +129,21 @@ class Collection : public std::enable_shared_from_this<Collection> {
         for (const StackTarget& target : targets) jobs_.push_back(job_for(target));
     }
 
-    void begin(Duration patience) {
-        ends_at_ = deadline_after(loop_.now(), patience);
+    void begin(Duration timeout) {
+        ends_at_ = deadline_after(loop_.now(), timeout);
         deadline_ = loop_.call_at(ends_at_, [self = shared_from_this()] { self->give_up(); });
         for (std::size_t i = 0; i < jobs_.size(); ++i) {
             if (jobs_[i].stack.method == StackMethod::Handler) ask(jobs_[i]);
             else waiting_.push_back(i);
         }
-        look_at_handlers();
+        poll_handlers();
         go_on();
     }
 
   private:
     struct Job {
         StackTarget target;
-        RankStack stack;  ///< until there is one, with the kernel's view
+        RankStack stack;  ///< has the kernel's view until a stack arrives
         bool done = false;
         std::uint32_t sent_before = 0, asked = 0;
         bool is_python = false;
@@ -156,18 +157,18 @@ class Collection : public std::enable_shared_from_this<Collection> {
         job.stack.rank = target.rank;
         job.stack.pid = target.pid;
         facts.has_handler = target.line != nullptr && target.line->stack_signal.load() != 0;
-        // The program itself says who it is, where it speaks to us.
-        const auto told = facts.has_handler ? static_cast<pid_t>(target.line->pid.load()) : 0;
-        // In a container of its own it counts from 1: such a number is not ours to signal.
-        facts.has_handler = told != 0 && is_below(target.pid, told);
-        job.stack.pid = facts.has_handler ? told : busiest_of(target.pid);
+        // A program that uses the segment writes its own pid there.
+        const auto own_pid = facts.has_handler ? static_cast<pid_t>(target.line->pid.load()) : 0;
+        // In a container pids count from 1: do not signal such a number.
+        facts.has_handler = own_pid != 0 && is_below(target.pid, own_pid);
+        job.stack.pid = facts.has_handler ? own_pid : busiest_of(target.pid);
         const char state = proc_stat_of(job.stack.pid).value_or(ProcStat{}).state;
         facts.stopped = state == 'T' || state == 't' || state == 'D';
         facts.python = job.is_python = runs_python(job.stack.pid);
         job.tools = tools_;
         if (job.is_python && job.tools.py_spy.empty()) job.tools.py_spy = py_spy_beside(job.stack.pid);
         job.stack.method = choose_stack_method(facts, job.tools);
-        // Now: a debugger that comes to nothing would be what holds the process.
+        // Ask the kernel before any debugger runs: one that fails may leave the process stopped.
         job.stack.text = kernel_view(job.stack.pid);
         if (job.is_python && job.tools.py_spy.empty())
             job.stack.text += "\npy-spy, in PATH or beside this Python, would tell its lines";
@@ -176,33 +177,33 @@ class Collection : public std::enable_shared_from_this<Collection> {
 
     static void ask(Job& job) {
         job.sent_before = job.target.line->stacks_sent.load();
-        (void)job.target.take();  // of an older request that came late
+        (void)job.target.take();  // drop late stacks of an older request
         for (const pid_t thread : threads_of(job.stack.pid)) {
             const auto signal = static_cast<int>(job.target.line->stack_signal.load());
             if (::syscall(SYS_tgkill, job.stack.pid, thread, signal) == 0) ++job.asked;
         }
     }
 
-    void look_at_handlers() {
+    void poll_handlers() {
         bool some_wait = false;
         for (std::size_t i = 0; i < jobs_.size(); ++i) {
             Job& job = jobs_[i];
             if (job.done || job.stack.method != StackMethod::Handler) continue;
             const std::uint32_t sent = job.target.line->stacks_sent.load() - job.sent_before;
-            const bool late = loop_.now() - begun_ > kHandlerPatience;
+            const bool late = loop_.now() - begun_ > kHandlerTimeout;
             if (sent >= job.asked || (late && sent > 0)) {
                 job.stack.text = with_readable_names(job.target.take());
                 job.done = job.asked > 0;
             }
-            if (!job.done && (late || job.asked == 0)) {  // it blocks the signal, or is gone
+            if (!job.done && (late || job.asked == 0)) {  // it blocks the signal, or has ended
                 job.stack.method = choose_stack_method({false, true, job.is_python}, job.tools);
                 waiting_.push_back(i);
             }
             some_wait = some_wait || (!job.done && job.stack.method == StackMethod::Handler);
         }
         if (some_wait) {
-            loop_.call_after(kHandlerLook, [self = shared_from_this()] {
-                if (self->done_) self->look_at_handlers();
+            loop_.call_after(kHandlerInterval, [self = shared_from_this()] {
+                if (self->done_) self->poll_handlers();
             });
         }
         go_on();
@@ -220,7 +221,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
             finish();
     }
 
-    /// The tool's time is that of the whole request: it ends with it.
+    /// Runs the tool until the end of the whole request at most.
     void start_tool(Job& job, std::size_t index) {
         ++running_;
         os::SpawnSpec spec = tool_command(job.stack.method, job.tools, job.stack.pid);
@@ -231,7 +232,8 @@ class Collection : public std::enable_shared_from_this<Collection> {
                  });
     }
 
-    /// A debugger that may not attach, or is none for this program: the next best is tried.
+    /// Takes the output, or tries the next best tool when this one may not attach or does not fit the
+    /// program.
     void take_output(Job& job, std::size_t index, std::string output) {
         if (has_frames(output)) {
             job.stack.text = std::move(output);
@@ -249,7 +251,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
         job.done = true;
     }
 
-    /// What has not begun will not; tools that run end by themselves at the same moment.
+    /// Starts no other tool. Running tools end by themselves at the same moment.
     void give_up() {
         if (!done_) return;
         is_late_ = true;
@@ -293,7 +295,7 @@ const char* describe(StackMethod method) {
 }
 
 StackTools find_stack_tools() {
-    if (!has_own_proc()) return {};  // debuggers would look up the worker's number there
+    if (!has_own_proc()) return {};  // debuggers would look for the worker's pid there
     return {find_on_path("py-spy"), find_on_path("gdb"), find_on_path("eu-stack")};
 }
 
@@ -324,8 +326,8 @@ std::string kernel_view(pid_t pid) {
 }
 
 void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTarget> targets,
-                    Duration patience, std::function<void(std::vector<RankStack>)> done) {
-    std::make_shared<Collection>(loop, system, std::move(targets), std::move(done))->begin(patience);
+                    Duration timeout, std::function<void(std::vector<RankStack>)> done) {
+    std::make_shared<Collection>(loop, system, std::move(targets), std::move(done))->begin(timeout);
 }
 
 }  // namespace ddprun

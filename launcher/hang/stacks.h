@@ -13,13 +13,13 @@
 
 namespace ddprun {
 
-/// How the stack of a worker is had.
+/// The way in which a worker's stack is read.
 enum class StackMethod : std::uint8_t {
-    Handler,  ///< libddp sends it through the lifeline, each thread its own
+    Handler,  ///< each thread sends its own through the lifeline, by libddp
     PySpy,
     Gdb,
     EuStack,
-    Kernel,  ///< no stack, but what the kernel says the process waits for
+    Kernel,  ///< no stack, but the system call in which the process waits
 };
 /// "its own handler", "gdb".
 const char* describe(StackMethod method);
@@ -29,41 +29,41 @@ struct StackFacts {
     bool stopped = false;  ///< cannot run a handler
     bool python = false;
 };
-/// Programs that are installed; "" is not.
+/// Paths of the installed programs; "" not installed.
 struct StackTools {
     std::string py_spy, gdb, eu_stack;
 };
-/// Looks along PATH.
+/// Searches PATH.
 StackTools find_stack_tools();
-/// Pure: the best there is.
+/// The best available method. Pure.
 StackMethod choose_stack_method(const StackFacts& facts, const StackTools& tools);
 
 struct StackTarget {
     int rank = 0;
     pid_t pid = 0;
-    /// Of the segment, whose share this is: a restart in the meantime must not unmap it.
+    /// Shares the segment, so that a restart in the meantime does not unmap it.
     std::shared_ptr<const RankLine> line;
-    std::function<std::string()> take;  ///< what its handler has sent; called once it has
+    std::function<std::string()> take;  ///< returns the text from its handler; called once it is complete
 };
 struct RankStack {
     int rank = 0;
     pid_t pid = 0;
     StackMethod method = StackMethod::Kernel;
     std::string text;       ///< lines
-    std::string host = {};  ///< "" of a job of one node
+    std::string host = {};  ///< "" in a job of one node
     bool operator==(const RankStack&) const = default;
 };
 
 /// Long enough for a debugger that reads the symbols of a large program.
-inline constexpr Duration kStackPatience = std::chrono::seconds(15);
+inline constexpr Duration kStackTimeout = std::chrono::seconds(15);
 
-/// Gets the stacks of all targets and calls `done` once, with one entry per target in the same order, after
-/// `patience` at the latest: whoever gave none by then is told of by the kernel. Blocks nobody. The programs
-/// it starts are children of ours; whoever sees SIGCHLD reaps them. Borrows loop and system until `done`.
+/// Gets the stacks of all targets and calls `done` once within `timeout`, with one entry per target in the
+/// same order: of method Kernel for a target without a stack by then. Does not block. The programs it starts
+/// are children of ours, which the SIGCHLD handler must reap. Borrows loop and system until `done`.
 void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTarget> targets,
-                    Duration patience, std::function<void(std::vector<RankStack>)> done);
+                    Duration timeout, std::function<void(std::vector<RankStack>)> done);
 
-/// What the kernel says about a process: its state, and where it waits.
+/// The kernel's view of a process: its state, and where it waits.
 std::string kernel_view(pid_t pid);
 
 }  // namespace ddprun

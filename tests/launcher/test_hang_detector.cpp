@@ -10,7 +10,7 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Four ranks under a detector of 10 s that is fed every second; between two looks every rank works.
+/// Four ranks under a detector of 10 s that is fed every second; between two samples every rank works.
 class HangDetection : public ::testing::Test {
   protected:
     HangDetection() {
@@ -72,7 +72,7 @@ TEST_F(HangDetection, ARankInAnEarlierCollectiveIsNamedWithIt) {
     EXPECT_THAT(verdict->what, HasSubstr("rank 2 is in all_reduce #812 (25 MiB); ranks 0-1, 3 wait for it"));
 }
 
-TEST_F(HangDetection, ALostRankThatHasEndedIsSaidToHaveEnded) {
+TEST_F(HangDetection, AMissingRankThatHasEndedIsReportedAsEnded) {
     for (const int rank : {0, 1, 3}) in_collective(rank, 5);
     finished(2, 4);
     ranks_[2].alive = false;
@@ -81,7 +81,7 @@ TEST_F(HangDetection, ALostRankThatHasEndedIsSaidToHaveEnded) {
     EXPECT_THAT(verdict->what, HasSubstr("rank 2 has not called all_reduce #5 (25 MiB) (it has ended)"));
 }
 
-TEST_F(HangDetection, WhenAllAreInTheCollectiveTheStoppedOneIsNamed) {
+TEST_F(HangDetection, TheStoppedRankIsNamedWhenAllAreInTheCollective) {
     for (const int rank : {0, 1, 2, 3}) in_collective(rank, 9);
     ranks_[1].stopped = true;
     const auto verdict = watch(20);
@@ -91,7 +91,7 @@ TEST_F(HangDetection, WhenAllAreInTheCollectiveTheStoppedOneIsNamed) {
                 AllOf(HasSubstr("all ranks have been in all_reduce #9"), HasSubstr("rank 1 is stopped")));
 }
 
-TEST_F(HangDetection, CollectivesThatGetOnAreNoHangHoweverManyThereAre) {
+TEST_F(HangDetection, CollectivesThatGoOnAreNoHangHoweverManyThereAre) {
     for (std::uint64_t seq = 1; seq < 50; ++seq) {
         for (const int rank : {0, 1, 2, 3}) in_collective(rank, seq);
         EXPECT_FALSE(watch(1));
@@ -117,7 +117,7 @@ TEST_F(HangDetection, HeartbeatsThatEndAreAHangAlthoughTheRankIsBusy) {
                 AllOf(HasSubstr("rank 0 has reported no progress for 10 s"), HasSubstr("busy")));
 }
 
-TEST_F(HangDetection, OfRanksThatReportNoMoreTheOneThatIsBehindIsNamedHoweverBusyItIs) {
+TEST_F(HangDetection, TheRankBehindIsNamedAmongThoseThatStoppedReportingHoweverBusyItIs) {
     for (HangSample& sample : ranks_) {
         sample.progress_ns = 1;
         sample.step = sample.rank == 2 ? 811 : 812;
@@ -130,7 +130,7 @@ TEST_F(HangDetection, OfRanksThatReportNoMoreTheOneThatIsBehindIsNamedHoweverBus
         "ranks 0-3 have reported no progress for 10 s; rank 2 is behind, at step 811 of 812 (it is busy with something else)");
 }
 
-TEST_F(HangDetection, RanksThatNeverReportAreNamedWithThoseThatReportNoMoreAndNotWithoutThem) {
+TEST_F(HangDetection, RanksThatNeverReportAreNamedOnlyWithThoseThatStoppedReporting) {
     beats_ = true;
     ranks_[0].progress_ns = 1;
     EXPECT_FALSE(watch(100)) << "only rank 0 reports, and it does";
@@ -150,7 +150,7 @@ TEST_F(HangDetection, CollectivesThatMoveAreProgressWithoutAnyReport) {
     }
 }
 
-TEST_F(HangDetection, NobodyMovingIsAHangOnlyAfterTheTimeout) {
+TEST_F(HangDetection, AllRanksIdleIsAHangOnlyAfterTheTimeout) {
     works_ = false;
     EXPECT_FALSE(watch(10));
     const auto verdict = watch(1);
@@ -167,7 +167,7 @@ TEST_F(HangDetection, OneRankThatReadsKeepsAllFromHanging) {
     }
 }
 
-TEST_F(HangDetection, TimeInWhichWeWereSuspendedCountsForNobody) {
+TEST_F(HangDetection, TimeInWhichWeWereSuspendedDoesNotCount) {
     works_ = false;
     EXPECT_FALSE(watch(8));
     now_ += 3600s;
@@ -175,7 +175,7 @@ TEST_F(HangDetection, TimeInWhichWeWereSuspendedCountsForNobody) {
     EXPECT_TRUE(watch(1));
 }
 
-TEST_F(HangDetection, RanksThatWaitForOneWithGoodReasonDoNotHang) {
+TEST_F(HangDetection, RanksThatWaitForAnAwaitedRankDoNotHang) {
     for (const int rank : {1, 2, 3}) in_collective(rank, 812);
     finished(0, 811);
     beats_ = false;

@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(RasDialogue, SpeaksAsNcclsOwnClientDoes) {
+TEST(RasDialogue, FollowsTheProtocolOfNcclsOwnClient) {
     RasDialogue dialogue;
     EXPECT_EQ(RasDialogue::greeting(), "CLIENT PROTOCOL 2\n");
     EXPECT_EQ(dialogue.take("SERVER PRO").value_or("?"), "");
@@ -26,23 +26,23 @@ TEST(RasDialogue, SpeaksAsNcclsOwnClientDoes) {
     EXPECT_EQ(dialogue.status(), "NCCL version 2.28\nJob summary\n");
 }
 
-TEST(RasDialogue, AServiceWithoutTheTimeoutIsAskedAllTheSame) {
+TEST(RasDialogue, AsksAServiceThatKnowsNoTimeoutToo) {
     RasDialogue dialogue;
     EXPECT_TRUE(dialogue.take("SERVER PROTOCOL 3\n"));
     EXPECT_EQ(dialogue.take("ERROR: Unknown command TIMEOUT 2\n").value_or("?"), "STATUS\n");
 }
 
-TEST(RasDialogue, AnotherServiceIsNotTakenForIt) {
+TEST(RasDialogue, RefusesAnotherService) {
     RasDialogue dialogue;
     EXPECT_FALSE(dialogue.take("SSH-2.0-OpenSSH\n"));
     RasDialogue endless;
     EXPECT_FALSE(endless.take(std::string(2000, 'x')));
 }
 
-std::optional<Result<std::string>> ask(const Endpoint& where, Duration patience) {
+std::optional<Result<std::string>> ask(const Endpoint& where, Duration timeout) {
     const auto loop = os::EventLoop::create({});
     std::optional<Result<std::string>> answer;
-    ask_nccl_ras(**loop, where, patience, [&](Result<std::string> text) { answer = std::move(text); });
+    ask_nccl_ras(**loop, where, timeout, [&](Result<std::string> text) { answer = std::move(text); });
     while (!answer && (*loop)->run_once(MonotonicClock::now() + 30s)) {
     }
     return answer;
@@ -57,14 +57,14 @@ TEST(NcclRas, TheStatusIsReadToItsEnd) {
     EXPECT_THAT(ras.heard(), ElementsAre("CLIENT PROTOCOL 2", "TIMEOUT 2", "STATUS"));
 }
 
-TEST(NcclRas, WhatHasComeInTimeIsShownWhenTheRestDoesNot) {
+TEST(NcclRas, ShowsThePartThatArrivesInTime) {
     FakeRas ras({"SERVER PROTOCOL 2\n", "OK\n", "Job summary\n"}, FakeRas::Then::StaySilent);
     const auto answer = ask(ras.where(), 3s);
     ASSERT_TRUE(answer && *answer) << (*answer).error().what;
     EXPECT_THAT(**answer, AllOf(StartsWith("Job summary\n"), HasSubstr("nothing more came within 3 s")));
 }
 
-TEST(NcclRas, SilenceAndNobodyAndStrangersAreErrors) {
+TEST(NcclRas, SilenceAndAbsenceAndOtherServicesAreErrors) {
     FakeRas silent({}, FakeRas::Then::StaySilent);
     EXPECT_EQ(ask(silent.where(), 200ms)->error().code, Errc::Timeout);
     FakeRas stranger({"HTTP/1.1 400 Bad Request\n"}, FakeRas::Then::Close);

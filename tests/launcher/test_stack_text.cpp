@@ -14,7 +14,7 @@ RankStack stack(int rank, StackMethod method, std::string text) {
     return {rank, 100 + rank, method, std::move(text), ""};
 }
 
-TEST(StackText, RanksThatStandAlikeAreShownOnce) {
+TEST(StackText, RanksWithEqualStacksAreShownOnce) {
     const std::string text = render_stacks(
         {stack(
              0, StackMethod::Gdb,
@@ -43,7 +43,7 @@ TEST(StackText, HandlersDifferByFunctionNotByAddress) {
                             HasSubstr("rank 2 (pid 102)")));
 }
 
-TEST(StackText, LinesOfPythonCount) {
+TEST(StackText, StacksDifferByPythonLines) {
     const std::string text = render_stacks(
         {stack(0, StackMethod::PySpy, "Process 7: python a\nThread 7 (idle)\n    step (w.py:4)\n"),
          stack(1, StackMethod::PySpy, "Process 8: python a\nThread 8 (idle)\n    step (w.py:5)\n"),
@@ -52,14 +52,14 @@ TEST(StackText, LinesOfPythonCount) {
                             HasSubstr("rank 1 (pid 101), by py-spy; rank 2 stands alike:")));
 }
 
-TEST(StackText, WhatGdbSaysOfItselfIsLeftOut) {
+TEST(StackText, GdbsOwnMessagesAreLeftOut) {
     const std::string text = render_stacks({stack(
         0, StackMethod::Gdb,
         "29\t../pause.c: No such file or directory.\n\nThread 1 (x):\n#0  pause ()\n[Inferior 1 (process 7) detached]\n")});
     EXPECT_EQ(text, "rank 0 (pid 100), by gdb:\n    Thread 1 (x):\n    #0  pause ()\n");
 }
 
-TEST(StackText, SurvivesTheWayToWhoAsked) {
+TEST(StackText, IsReadBackAsItWasSent) {
     std::vector<RankStack> stacks = {stack(3, StackMethod::EuStack, "#0 \"x\"\n"),
                                      stack(4, StackMethod::Kernel, "")};
     stacks[0].host = "node01";

@@ -14,7 +14,7 @@ namespace {
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-/// Nothing is found along PATH.
+/// Sets a PATH without any tool.
 class NoTools {
   public:
     NoTools() { ::setenv("PATH", "/nowhere", 1); }
@@ -26,7 +26,7 @@ class NoTools {
     std::string before_ = process_environment("PATH").value_or("");
 };
 
-/// A process that takes no notice of the signal that asks for its stack.
+/// A process that ignores the signal that asks for its stack.
 class SilentProcess {
   public:
     SilentProcess() : before_(::signal(SIGUSR2, SIG_IGN)), pid_(::fork()) {
@@ -62,7 +62,7 @@ TEST(CollectStacks, ARestartWhileAHandlerStaysSilentTakesNothingAway) {
     collect_stacks(*loop, system, {target}, seconds(20),
                    [&](std::vector<RankStack> got) { stacks = std::move(got); });
     EXPECT_TRUE(stacks.empty()) << "it still waits for the handler";
-    segment.reset();  // as a new generation does
+    segment.reset();  // as for a new generation
     const TimePoint deadline = deadline_after(MonotonicClock::now(), seconds(30));
     while (stacks.empty() && MonotonicClock::now() < deadline) ASSERT_TRUE(loop->run_once(deadline));
     ASSERT_EQ(stacks.size(), 1u);
