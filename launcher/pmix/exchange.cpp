@@ -118,7 +118,7 @@ PmixExchange::Messages PmixExchange::entered(rdzv::AgentId agent, const rdzv::Fe
     return fence.awaited.empty() ? close(entering.ranks, "") : Messages{};
 }
 
-/// "": all that it waits for can still come.
+/// The reason why the fence can never complete; "" when it still can.
 std::string PmixExchange::why_never(const Fence& fence) const {
     for (const std::size_t place : fence.awaited) {
         const Node& node = nodes_[place];
@@ -160,7 +160,7 @@ std::string PmixExchange::missing(const std::string& ranks) const {
     return join(names, ", ");
 }
 
-// ---- direct modex: what one rank has put
+// ---- direct modex: the values that one rank has put
 
 PmixExchange::Messages PmixExchange::asked(rdzv::AgentId agent, const rdzv::ModexRequest& request) {
     const Node* const owner = request.generation == generation_ ? node_with(request.rank) : nullptr;
@@ -175,20 +175,20 @@ PmixExchange::Messages PmixExchange::asked(rdzv::AgentId agent, const rdzv::Mode
 
 PmixExchange::Messages PmixExchange::answered(rdzv::AgentId agent, const rdzv::ModexReply& reply) {
     const auto found = modexes_.find(reply.number);
-    if (found == modexes_.end() || found->second.owner != agent) return {};  // answered for it already
+    if (found == modexes_.end() || found->second.owner != agent) return {};  // already answered
     const Modex modex = found->second;
     modexes_.erase(found);
     return {{modex.asker, rdzv::ModexReply{generation_, modex.number, reply.found, reply.data}}};
 }
 
-// ---- what does not come any more
+// ---- ended ranks and lost nodes
 
-/// Answers for owners of whom this holds, and closes the fences that cannot complete any more.
-PmixExchange::Messages PmixExchange::end_what_waits(const std::function<bool(const Modex&)>& is_in_vain) {
+/// Answers the modexes for which `is_lost` holds, and closes the fences that can never complete.
+PmixExchange::Messages PmixExchange::end_lost(const std::function<bool(const Modex&)>& is_lost) {
     Messages messages;
     std::erase_if(modexes_, [&](const auto& entry) {
         const Modex& modex = entry.second;
-        if (!is_in_vain(modex)) return false;
+        if (!is_lost(modex)) return false;
         messages.push_back({modex.asker, rdzv::ModexReply{generation_, modex.number, false, {}}});
         return true;
     });
@@ -204,13 +204,13 @@ PmixExchange::Messages PmixExchange::end_what_waits(const std::function<bool(con
 PmixExchange::Messages PmixExchange::rank_ended(std::uint64_t generation, int rank) {
     if (generation != generation_) return {};
     ended_.insert(rank);
-    return end_what_waits([&](const Modex& modex) { return modex.rank == rank; });
+    return end_lost([&](const Modex& modex) { return modex.rank == rank; });
 }
 
 PmixExchange::Messages PmixExchange::node_lost(rdzv::AgentId agent) {
     if (node_of(agent) == nullptr) return {};
     lost_.insert(agent);
-    Messages messages = end_what_waits([&](const Modex& modex) { return modex.owner == agent; });
+    Messages messages = end_lost([&](const Modex& modex) { return modex.owner == agent; });
     std::erase_if(messages, [&](const Outgoing& message) { return message.agent == agent; });
     return messages;
 }

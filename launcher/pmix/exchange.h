@@ -15,16 +15,17 @@
 
 namespace ddprun {
 
-/// The ranks of "0-3, 5", as the first and the last of each range, ascending. Error: InvalidArgument.
+/// The first and the last rank of each range of "0-3, 5", ascending.
 using RankRanges = std::vector<std::pair<int, int>>;
+/// Error: InvalidArgument.
 Result<RankRanges> parse_rank_ranges(std::string_view text);
 
-/// The head's part in what workers exchange through PMIx: which nodes a fence still waits for, when it is
-/// complete, who is asked what a rank has put. Nothing waits for what cannot come any more: not for a worker
-/// that has ended, a node that is lost or a generation that is over.
+/// The head's part of the workers' exchange through PMIx: decides which nodes a fence still waits for, when
+/// it is complete, and which node answers for a rank. Nothing waits for a worker that has ended, a node that
+/// is lost or a generation that is over.
 ///
-/// Pure: takes what arrives and returns what is to be sent. How long workers are willing to wait they tell
-/// their own server, so there is no clock.
+/// Pure: takes messages and returns messages. The workers' own servers have their timeouts, so there is no
+/// clock.
 class PmixExchange {
   public:
     struct Node {
@@ -39,18 +40,18 @@ class PmixExchange {
     };
     using Messages = std::vector<Outgoing>;
 
-    /// What was open belongs to a generation that is over: its agents end that themselves. The World to be
-    /// sent to each.
+    /// Begins a generation and forgets the last one's open requests, which its agents end themselves. Returns
+    /// the World for each node.
     Messages begin(const std::string& job, std::uint64_t generation, std::vector<Node> nodes);
 
     Messages entered(rdzv::AgentId agent, const rdzv::FenceEntered& fence);
     Messages asked(rdzv::AgentId agent, const rdzv::ModexRequest& request);
     Messages answered(rdzv::AgentId agent, const rdzv::ModexReply& reply);
-    /// A worker that has ended enters no fence and puts nothing.
+    /// Call it when a worker has ended: it enters no fence and puts no value any more.
     Messages rank_ended(std::uint64_t generation, int rank);
     Messages node_lost(rdzv::AgentId agent);
 
-    /// "node01 (ranks 2-3)": the nodes that an open fence waits for; "" there is no such fence.
+    /// The nodes that an open fence waits for, as "node01 (ranks 2-3)"; "" no such fence is open.
     [[nodiscard]] std::string missing(const std::string& ranks) const;
 
   private:
@@ -70,7 +71,7 @@ class PmixExchange {
     [[nodiscard]] const Node* node_with(int rank) const;
     [[nodiscard]] std::string why_never(const Fence& fence) const;
     Messages close(const std::string& ranks, const std::string& failure);
-    Messages end_what_waits(const std::function<bool(const Modex&)>& is_in_vain);
+    Messages end_lost(const std::function<bool(const Modex&)>& is_lost);
 
     std::uint64_t generation_ = 0;
     std::vector<Node> nodes_;  ///< by group rank

@@ -13,7 +13,7 @@ namespace {
 
 std::uint32_t count(int value) { return static_cast<std::uint32_t>(value); }
 
-/// Where each node's ranks begin; behind the last, the size of the world.
+/// The first rank of each node, then the size of the world.
 std::vector<int> first_ranks(const std::vector<PmixNode>& nodes) {
     std::vector<int> first = {0};
     for (const PmixNode& node : nodes) first.push_back(first.back() + node.workers);
@@ -91,23 +91,22 @@ Result<PmixJob> describe_job(const rdzv::StartGeneration& order, const std::vect
     for (std::size_t i = 0; i < nodes.size(); ++i) ranks.push_back(list_of_ranks(first[i], nodes[i].workers));
     const std::uint32_t size = count(order.world_size);
     const std::uint32_t local_size = count(order.local_world_size);
-    job.facts = {
-        {pmix_key::kJobId, job.name_space},
-        {pmix_key::kJobSize, size},
-        {pmix_key::kUniverseSize, size},
-        {pmix_key::kMaxProcs, size},
-        {pmix_key::kJobApps, std::uint32_t{1}},
-        {pmix_key::kNodes, static_cast<std::uint32_t>(nodes.size())},
-        // Plain lists: every version takes them, and PMIx's own shorter forms cannot always be passed on.
-        {pmix_key::kNodeMap, join(names, ",")},
-        {pmix_key::kProcMap, join(ranks, ";")},
-        {pmix_key::kLocalSize, local_size},
-        {pmix_key::kNodeSize, local_size},
-        {pmix_key::kLocalPeers, ranks[own]},
-        {pmix_key::kLocalLeader, PmixRank{count(order.first_rank)}},
-        {pmix_key::kTopDirectory, directory},
-        {pmix_key::kJobDirectory, directory},
-        {pmix_key::kCleansDirectories, true}};
+    job.facts = {{pmix_key::kJobId, job.name_space},
+                 {pmix_key::kJobSize, size},
+                 {pmix_key::kUniverseSize, size},
+                 {pmix_key::kMaxProcs, size},
+                 {pmix_key::kJobApps, std::uint32_t{1}},
+                 {pmix_key::kNodes, static_cast<std::uint32_t>(nodes.size())},
+                 // Plain lists work with every version; PMIx's own shorter forms cannot always be passed on.
+                 {pmix_key::kNodeMap, join(names, ",")},
+                 {pmix_key::kProcMap, join(ranks, ";")},
+                 {pmix_key::kLocalSize, local_size},
+                 {pmix_key::kNodeSize, local_size},
+                 {pmix_key::kLocalPeers, ranks[own]},
+                 {pmix_key::kLocalLeader, PmixRank{count(order.first_rank)}},
+                 {pmix_key::kTopDirectory, directory},
+                 {pmix_key::kJobDirectory, directory},
+                 {pmix_key::kCleansDirectories, true}};
     for (std::size_t i = 0; i < nodes.size(); ++i) {
         for (int local = 0; local < nodes[i].workers; ++local) {
             job.ranks.push_back(facts_of_rank(first[i] + local, local, i, names[i], order.restart_count));

@@ -18,12 +18,12 @@ struct PmixNode {
     bool operator==(const PmixNode&) const = default;
 };
 
-/// As World::nodes has it.
+/// Encodes the nodes for World::nodes.
 std::string encode_nodes(const std::vector<PmixNode>& nodes);
 /// Error: Protocol.
 Result<std::vector<PmixNode>> decode_nodes(std::string_view text);
 
-/// PMIx distinguishes its integers.
+/// A rank, which PMIx distinguishes from other integers.
 struct PmixRank {
     std::uint32_t rank;
     bool operator==(const PmixRank&) const = default;
@@ -35,8 +35,7 @@ struct PmixFact {
     bool operator==(const PmixFact&) const = default;
 };
 
-/// The keys, as pmix_common.h spells them (server.cpp compares). What Open MPI 4.1 asks for, and what other
-/// servers tell.
+/// The keys that Open MPI 4.1 asks for and other servers have, as in pmix_common.h (server.cpp compares).
 namespace pmix_key {
 inline constexpr std::string_view kJobId = "pmix.jobid";
 inline constexpr std::string_view kJobSize = "pmix.job.size";
@@ -63,16 +62,16 @@ inline constexpr std::string_view kAppNumber = "pmix.appnum";
 inline constexpr std::string_view kReincarnation = "pmix.reinc";
 }  // namespace pmix_key
 
-/// What a generation's namespace is registered with.
+/// The data with which a generation's namespace is registered.
 struct PmixJob {
-    std::string name_space;                    ///< another for each generation
+    std::string name_space;                    ///< a new one for each generation
     std::vector<PmixFact> facts;               ///< of the job and of this node
-    std::vector<std::vector<PmixFact>> ranks;  ///< of each rank, of all nodes
+    std::vector<std::vector<PmixFact>> ranks;  ///< by rank, of all nodes
 };
 
-/// The world as this node's server shows it. Nodes of one host (two agents on it) need names of their own:
-/// others than this one get their group rank behind theirs. `directory`: where MPI may keep files. Error:
-/// Protocol where `order` and `nodes` do not fit.
+/// The world as this node's server shows it. When two agents share a host, the other node's name gets its
+/// group rank as a suffix. `directory` is for MPI's files. Error: Protocol when `order` and `nodes` do not
+/// fit.
 Result<PmixJob> describe_job(const rdzv::StartGeneration& order, const std::vector<PmixNode>& nodes,
                              const std::string& job_name, const std::string& directory);
 

@@ -9,10 +9,10 @@
 
 #include "env/result.h"
 
-/// Private to server.cpp and upcalls.cpp: libpmix, found at run time.
+/// libpmix, loaded at run time. Private to server.cpp and upcalls.cpp.
 namespace ddprun {
 
-/// The functions of a server. Macros of pmix.h that allocate or load values call others: not used.
+/// The functions of a server. We do not use pmix.h's macros that allocate or load values: they call others.
 struct PmixLibrary {
     decltype(&::PMIx_server_init) init = nullptr;
     decltype(&::PMIx_server_finalize) finalize = nullptr;
@@ -24,7 +24,7 @@ struct PmixLibrary {
     decltype(&::PMIx_Error_string) error_string = nullptr;
 };
 
-/// Never unloaded: it runs threads of its own. Error: NotFound naming what is missing.
+/// Loads libpmix, which is never unloaded because it runs threads. Error: NotFound naming what is missing.
 Result<PmixLibrary> load_pmix(const std::string& file);
 
 }  // namespace ddprun

@@ -35,7 +35,7 @@
 namespace ddprun {
 namespace {
 
-// The pure part has its own spelling of the keys.
+// The pure part (job_facts.h) spells the keys itself.
 static_assert(pmix_key::kJobId == PMIX_JOBID && pmix_key::kJobSize == PMIX_JOB_SIZE &&
               pmix_key::kUniverseSize == PMIX_UNIV_SIZE);
 static_assert(pmix_key::kMaxProcs == PMIX_MAX_PROCS && pmix_key::kJobApps == PMIX_JOB_NUM_APPS &&
@@ -52,7 +52,7 @@ static_assert(pmix_key::kNodeRank == PMIX_NODE_RANK && pmix_key::kNodeId == PMIX
               pmix_key::kHostName == PMIX_HOSTNAME);
 static_assert(pmix_key::kAppNumber == PMIX_APPNUM && pmix_key::kReincarnation == PMIX_REINCARNATION);
 
-/// Answers it. libpmix copies nothing, and tells when it has done with the bytes.
+/// Answers a call. libpmix does not copy the bytes; it calls back when it no longer needs them.
 void answer_call(const OpenCall& call, pmix_status_t status, const rdzv::Blob& data) {
     if (data.size() == 0) return call.answer(status, nullptr, 0, call.cookie, nullptr, nullptr);
     auto* const held = new rdzv::Blob(data);
@@ -63,7 +63,7 @@ void answer_call(const OpenCall& call, pmix_status_t status, const rdzv::Blob& d
 
 // ---- values as libpmix takes them; it copies them before a call returns
 
-/// Points into `fact`.
+/// The result points into `fact`.
 pmix_info_t info_of(const PmixFact& fact) {
     const auto& [key, value] = fact;
     pmix_info_t info{};
@@ -124,13 +124,13 @@ class LibPmixServer final : public PmixServer {
         std::optional<Abort> abort;
     };
 
-    void hear_all();
-    void hear(const ClientConnected& said);
-    void hear(const ClientFinalized& said);
-    void hear(const ClientAborted& said);
-    void hear(const FenceCalled& fence);
-    void hear(const ModexCalled& modex);
-    void hear(const ModexFound& found);
+    void handle_upcalls();
+    void handle(const ClientConnected& said);
+    void handle(const ClientFinalized& said);
+    void handle(const ClientAborted& said);
+    void handle(const FenceCalled& fence);
+    void handle(const ModexCalled& modex);
+    void handle(const ModexFound& found);
 
     Status register_job(const PmixJob& job);
     [[nodiscard]] std::string files_of(std::uint64_t generation) const {
@@ -150,11 +150,11 @@ class LibPmixServer final : public PmixServer {
     rdzv::World world_;
     rdzv::StartGeneration order_;
     std::string name_space_;                     ///< "" between generations
-    bool is_over_ = true;                        ///< nobody waits any more
+    bool is_over_ = true;                        ///< end_waiting() has been called
     std::vector<Client> clients_;                ///< by local rank
-    std::map<std::string, OpenCall> fences_;     ///< that the controller knows of, by their ranks
-    std::map<std::uint64_t, OpenCall> modexes_;  ///< that the controller knows of, by our number
-    std::set<std::uint64_t> asked_;              ///< of this generation by the controller, by its number
+    std::map<std::string, OpenCall> fences_;     ///< sent to the controller, by their ranks
+    std::map<std::uint64_t, OpenCall> modexes_;  ///< sent to the controller, by our number
+    std::set<std::uint64_t> asked_;              ///< the controller's requests of this generation, by number
     std::uint64_t next_number_ = 1;
 };
 
@@ -163,8 +163,7 @@ class LibPmixServer final : public PmixServer {
 Status LibPmixServer::listen() {
     wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_) return Error::system("eventfd");
-    // Values in memory of our own: the other ways are files, which a kill would leave. Only who asks for
-    // another gets it.
+    // Keep values in our own memory, unless the user sets another way: files would be left by a kill.
     ::setenv("PMIX_MCA_gds", "hash", 0);
     Upcalls::instance().wake_by(wake_.get());
     const std::vector<PmixFact> facts = {{PMIX_SERVER_TMPDIR, parts_.directory},
@@ -173,11 +172,11 @@ Status LibPmixServer::listen() {
                                          {PMIX_HOSTNAME, parts_.host},
                                          {PMIX_SERVER_TOOL_SUPPORT, false}};
     std::vector<pmix_info_t> infos = infos_of(facts);
-    const KeptSignals kept;  // PMIx loads components of its own
+    const KeptSignals kept;  // PMIx loads components that change signal handlers
     const pmix_status_t begun = library_.init(module_of_upcalls(), infos.data(), infos.size());
     if (begun != PMIX_SUCCESS) return refused("PMIx_server_init", begun);
     listens_ = true;
-    return parts_.loop.watch(wake_.get(), EPOLLIN, [this](std::uint32_t) { hear_all(); });
+    return parts_.loop.watch(wake_.get(), EPOLLIN, [this](std::uint32_t) { handle_upcalls(); });
 }
 
 LibPmixServer::~LibPmixServer() {
@@ -194,7 +193,7 @@ Status LibPmixServer::begin(const rdzv::StartGeneration& order) {
     end_waiting("its generation is over");
     end_generation();
     if (world_.generation != order.generation)
-        return Error{Errc::Protocol, "the head has not said who the nodes are: does it serve PMIx?", 0};
+        return Error{Errc::Protocol, "the head has sent no list of nodes: does it serve PMIx?", 0};
     const Result<std::vector<PmixNode>> nodes = decode_nodes(world_.nodes.view());
     if (!nodes) return nodes.error();
     const Result<PmixJob> job = describe_job(order, *nodes, world_.job, files_of(order.generation));
@@ -220,7 +219,7 @@ Status LibPmixServer::register_job(const PmixJob& job) {
         info.value.data.darray = &array;
         infos.push_back(info);
     }
-    // Without a function to call back these wait for libpmix's thread, some 100 us.
+    // Without a callback these calls wait for libpmix's thread, some 100 us.
     const auto done = [](pmix_status_t status) {
         return status == PMIX_SUCCESS || status == PMIX_OPERATION_SUCCEEDED;
     };
@@ -248,20 +247,19 @@ std::vector<std::string> LibPmixServer::environment(int local_rank) const {
         std::free(*variable);
     }
     std::free(variables);
-    // Open MPI's shared memory has names, and is elsewhere by default: where we remove it whoever is killed.
+    // Open MPI's shared memory has names: put it where we or the warden remove it.
     for (const char* parameter : {"btl_vader_backing_directory", "osc_sm_backing_directory"}) {
         result.push_back(fmt::format("OMPI_MCA_{}={}", parameter, files_of(order_.generation)));
     }
-    // Open MPI 4 takes a process for a single one unless a launcher that it knows has started it. Of those
-    // with a PMIx server and nothing else, IBM's JSM is known by this variable alone (Slurm's plugin looks
-    // for the allocation too).
+    // Open MPI 4 runs as a single process unless it knows the launcher. Of the launchers with a PMIx server
+    // only, it knows IBM's JSM by this variable alone (Slurm's plugin looks for the allocation, too).
     result.emplace_back("JSM_JSRUN_PORT=0");
     result.emplace_back("OMPI_MCA_pmix=^s1,s2,cray,isolated");
     return result;
 }
 
 void LibPmixServer::end_waiting(const std::string& why) {
-    hear_all();
+    handle_upcalls();
     is_over_ = true;
     if (!fences_.empty() || !modexes_.empty())
         parts_.log.debug("PMIx: {} fences and {} requests of workers end: {}", fences_.size(),
@@ -277,16 +275,16 @@ void LibPmixServer::end_generation() {
     library_.deregister_nspace(whole.nspace, nullptr, nullptr);
     name_space_.clear();
     asked_.clear();
-    remove_job_directory(files_of(order_.generation));  // what killed workers have left
+    remove_job_directory(files_of(order_.generation));  // files that killed workers have left
 }
 
-// ---- what workers call
+// ---- calls of workers
 
-void LibPmixServer::hear_all() {
+void LibPmixServer::handle_upcalls() {
     std::uint64_t ignored = 0;
     (void)!::read(wake_.get(), &ignored, sizeof ignored);
     for (const Upcall& upcall : Upcalls::instance().take()) {
-        std::visit([this](const auto& one) { hear(one); }, upcall);
+        std::visit([this](const auto& one) { handle(one); }, upcall);
     }
 }
 
@@ -297,25 +295,25 @@ LibPmixServer::Client* LibPmixServer::client(const std::string& name_space, std:
     return &clients_[static_cast<std::size_t>(local)];
 }
 
-void LibPmixServer::hear(const ClientConnected& said) {
+void LibPmixServer::handle(const ClientConnected& said) {
     Client* const known = client(said.name_space, said.rank);
     if (known == nullptr) return;
     known->connected = true;
     known->finalized = false;
 }
 
-void LibPmixServer::hear(const ClientFinalized& said) {
+void LibPmixServer::handle(const ClientFinalized& said) {
     if (Client* const known = client(said.name_space, said.rank)) known->finalized = true;
 }
 
-void LibPmixServer::hear(const ClientAborted& said) {
+void LibPmixServer::handle(const ClientAborted& said) {
     Client* const known = client(said.name_space, said.rank);
     if (known == nullptr) return;
     known->abort = Abort{said.status, said.text};
     parts_.aborted(static_cast<int>(said.rank) - order_.first_rank);
 }
 
-/// Ascending, each once.
+/// The ranks in ascending order, each once.
 std::vector<int> LibPmixServer::all_of(const std::vector<std::uint32_t>& ranks) const {
     std::vector<int> all;
     for (const std::uint32_t rank : ranks) {
@@ -335,10 +333,10 @@ bool LibPmixServer::all_are_here(const std::vector<int>& ranks) const {
     return ranks.front() >= order_.first_rank && ranks.back() < order_.first_rank + order_.local_world_size;
 }
 
-void LibPmixServer::hear(const FenceCalled& fence) {
+void LibPmixServer::handle(const FenceCalled& fence) {
     if (is_over_ || fence.name_space != name_space_)
         return answer_call(fence.call, PMIX_ERR_LOST_CONNECTION, {});
-    // One of ours died inside; at other nodes it ends when the head hears of that.
+    // One of our workers died inside the fence; at other nodes it ends when the head hears of that.
     if (!fence.is_whole) return answer_call(fence.call, PMIX_ERR_LOST_CONNECTION, {});
     const std::vector<int> ranks = all_of(fence.ranks);
     if (ranks.empty()) return answer_call(fence.call, PMIX_ERR_BAD_PARAM, {});
@@ -346,7 +344,7 @@ void LibPmixServer::hear(const FenceCalled& fence) {
     std::string name = format_ranges(ranks);
     if (!fences_.emplace(name, fence.call).second) return answer_call(fence.call, PMIX_ERR_NOT_SUPPORTED, {});
     if (parts_.send(rdzv::FenceEntered{order_.generation, name, fence.data})) return;
-    // The loss of the connection may have ended it already.
+    // The loss of the connection may already have ended the fence.
     if (fences_.erase(name) > 0) answer_call(fence.call, PMIX_ERR_LOST_CONNECTION, {});
 }
 
@@ -360,7 +358,7 @@ void LibPmixServer::handle(const rdzv::FenceOver& over) {
     answer_call(call, over.failure.empty() ? PMIX_SUCCESS : PMIX_ERR_LOST_CONNECTION, over.data);
 }
 
-void LibPmixServer::hear(const ModexCalled& modex) {
+void LibPmixServer::handle(const ModexCalled& modex) {
     if (is_over_ || modex.name_space != name_space_) return answer_call(modex.call, PMIX_ERR_NOT_FOUND, {});
     const std::uint64_t number = next_number_++;
     modexes_.emplace(number, modex.call);
@@ -376,7 +374,7 @@ void LibPmixServer::handle(const rdzv::ModexReply& reply) {
     answer_call(call, reply.found ? PMIX_SUCCESS : PMIX_ERR_NOT_FOUND, reply.data);
 }
 
-// ---- what other nodes ask
+// ---- requests of other nodes
 
 void LibPmixServer::handle(const rdzv::ModexRequest& request) {
     const auto refuse = [&] {
@@ -385,10 +383,10 @@ void LibPmixServer::handle(const rdzv::ModexRequest& request) {
     if (is_over_ || request.generation != order_.generation || !asked_.insert(request.number).second)
         return refuse();
     const pmix_proc_t proc = proc_of(name_space_, request.rank);
-    // Called when the rank has put something, if it ever does: the number itself is what it gets.
+    // libpmix calls this when the rank has put its values, perhaps never; the cookie is the request's number.
     const auto found = [](pmix_status_t status, char* data, std::size_t size, void* cookie) {
         const bool is_there = status == PMIX_SUCCESS && size <= rdzv::kFencePartBytes;
-        Upcalls::instance().say(
+        Upcalls::instance().post(
             ModexFound{reinterpret_cast<std::uintptr_t>(cookie), is_there,
                        rdzv::Blob(is_there && data != nullptr ? std::string(data, size) : "")});
     };
@@ -399,7 +397,7 @@ void LibPmixServer::handle(const rdzv::ModexRequest& request) {
     if (asked_.erase(request.number) > 0) refuse();
 }
 
-void LibPmixServer::hear(const ModexFound& found) {
+void LibPmixServer::handle(const ModexFound& found) {
     if (asked_.erase(found.number) > 0)
         (void)parts_.send(rdzv::ModexReply{order_.generation, found.number, found.found, found.data});
 }
@@ -407,13 +405,13 @@ void LibPmixServer::hear(const ModexFound& found) {
 // ---- ends
 
 void LibPmixServer::explain(rdzv::WorkerExited& report) {
-    hear_all();  // what it has said before its end
+    handle_upcalls();  // the worker's calls before its end
     if (report.generation != order_.generation || report.local_rank >= static_cast<int>(clients_.size()))
         return;
     const Client& ended = clients_[static_cast<std::size_t>(report.local_rank)];
     if (ended.abort) {
         report.meaning = fmt::format("it called MPI_Abort with {}", ended.abort->status);
-        // What Open MPI and PMIx say when the program says nothing.
+        // Leave out "N/A", which Open MPI and PMIx write for a program without a message.
         if (const std::string& text = ended.abort->text; !text.empty() && text != "N/A")
             report.meaning += fmt::format(": {}", excerpt(text, 1000));
         report.signaled = false;

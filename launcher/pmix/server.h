@@ -17,46 +17,44 @@
 
 namespace ddprun {
 
-/// The agent as the PMIx server of its workers, so that MPI programs of several kinds run as workers:
-/// libpmix, loaded at run time, serves them from a thread of its own; what has to be known of other nodes
-/// goes through the controller.
+/// The PMIx server of the agent's workers, so that MPI programs of several kinds run as workers. libpmix,
+/// loaded at run time, serves them from its own thread; requests to other nodes go through the controller.
 ///
-/// An interface, because a build without libpmix's headers has nothing behind it. A generation is a namespace
-/// of its own. All members are for the loop's thread and wait for nobody but libpmix's thread, which waits
-/// for nobody. One per process: libpmix has no room for two.
+/// It is an interface because builds without libpmix's headers have no implementation. Each generation is a
+/// namespace. All members are for the loop's thread and wait at most for libpmix's thread, which never waits.
+/// One per process: libpmix allows no second.
 class PmixServer {
   public:
     struct Parts {
         os::EventLoop& loop;
         os::Log& log;
         std::string host;
-        std::string id;                             ///< unlike any other ddprun's
-        std::string directory;                      ///< for files of MPI; exists as long as this
-        std::function<bool(rdzv::FromAgent)> send;  ///< to the controller; false: there is no connection
-        std::function<void(int local_rank)>
-            aborted;  ///< the worker has called MPI_Abort; it may go on running all the same
+        std::string id;                               ///< unique among ddpruns
+        std::string directory;                        ///< for files of MPI; exists as long as this object
+        std::function<bool(rdzv::FromAgent)> send;    ///< to the controller; false: no connection
+        std::function<void(int local_rank)> aborted;  ///< the worker called MPI_Abort, and may go on running
     };
 
-    /// Loads libpmix and begins to listen on the loopback address, which takes some 15 ms. `library`: its
-    /// file; "" the one that the system finds. Error: NotFound where there is none that will do, or this
-    /// build has no PMIx; System in PMIx's words.
+    /// Loads libpmix from the file `library` ("": the system's) and listens on the loopback address; takes
+    /// some 15 ms. Error: NotFound when no usable libpmix exists or this build has no PMIx; System with
+    /// PMIx's message.
     static Result<std::unique_ptr<PmixServer>> start(const std::string& library, Parts parts);
-    /// Whether there is a libpmix that will do; nothing is started. Error: NotFound, as start.
+    /// Checks that a usable libpmix exists, without starting it. Error: NotFound, as start.
     static Status check(const std::string& library);
     virtual ~PmixServer() = default;
 
-    /// Registers a generation's namespace and workers, behind its World. Error: Protocol, System.
+    /// Registers a generation's namespace and workers, after its World has arrived. Error: Protocol, System.
     virtual Status begin(const rdzv::StartGeneration& order) = 0;
-    /// "NAME=value", for a worker to find us, and for its MPI to keep its files in our directory. What begins
-    /// with OMPI_MCA_ is a default that the user may have set otherwise.
+    /// "NAME=value" variables by which a worker finds us and its MPI keeps its files in our directory. Those
+    /// with OMPI_MCA_ are defaults that the user may override.
     [[nodiscard]] virtual std::vector<std::string> environment(int local_rank) const = 0;
-    /// Nothing that workers wait for will come: they are told so.
+    /// Fails all calls in which workers wait.
     virtual void end_waiting(const std::string& why) = 0;
     /// Forgets the generation: its workers have ended.
     virtual void end_generation() = 0;
 
-    /// Before its end is reported: makes a worker that aborted, or left in the middle of MPI with exit code
-    /// 0, one that failed, and says so in the report's meaning.
+    /// Call it before a worker's end is reported: marks a worker that called MPI_Abort, or exited with 0
+    /// without MPI_Finalize, as failed, with the reason in the report's meaning.
     virtual void explain(rdzv::WorkerExited& report) = 0;
 
     virtual void handle(const rdzv::World& world) = 0;

@@ -19,41 +19,41 @@ Upcalls& Upcalls::instance() {
 void Upcalls::wake_by(int eventfd) {
     const std::lock_guard guard(mutex_);
     eventfd_ = eventfd;
-    said_.clear();
+    posted_.clear();
 }
 
-void Upcalls::say(Upcall upcall) {
+void Upcalls::post(Upcall upcall) {
     const std::lock_guard guard(mutex_);
     if (eventfd_ < 0) return;
-    said_.push_back(std::move(upcall));
+    posted_.push_back(std::move(upcall));
     const std::uint64_t one = 1;
     (void)!::write(eventfd_, &one, sizeof one);
 }
 
 std::vector<Upcall> Upcalls::take() {
     const std::lock_guard guard(mutex_);
-    return std::exchange(said_, {});
+    return std::exchange(posted_, {});
 }
 
 namespace {
 
-void say(Upcall upcall) { Upcalls::instance().say(std::move(upcall)); }
+void post(Upcall upcall) { Upcalls::instance().post(std::move(upcall)); }
 
-// Nothing of what follows waits for the loop, or throws.
+// The following functions neither wait for the loop nor throw.
 
 pmix_status_t on_client_connected(const pmix_proc_t* proc, void*, pmix_op_cbfunc_t, void*) {
-    say(ClientConnected{proc->nspace, proc->rank});
+    post(ClientConnected{proc->nspace, proc->rank});
     return PMIX_OPERATION_SUCCEEDED;
 }
 
 pmix_status_t on_client_finalized(const pmix_proc_t* proc, void*, pmix_op_cbfunc_t, void*) {
-    say(ClientFinalized{proc->nspace, proc->rank});
+    post(ClientFinalized{proc->nspace, proc->rank});
     return PMIX_OPERATION_SUCCEEDED;
 }
 
 pmix_status_t on_abort(const pmix_proc_t* proc, void*, int status, const char text[], pmix_proc_t[],
                        std::size_t, pmix_op_cbfunc_t, void*) {
-    say(ClientAborted{proc->nspace, proc->rank, status, text == nullptr ? "" : text});
+    post(ClientAborted{proc->nspace, proc->rank, status, text == nullptr ? "" : text});
     return PMIX_OPERATION_SUCCEEDED;
 }
 
@@ -70,27 +70,26 @@ pmix_status_t on_fence(const pmix_proc_t procs[], std::size_t count, const pmix_
         if (fence.name_space != procs[i].nspace) return PMIX_ERR_NOT_SUPPORTED;  // two jobs
         fence.ranks.push_back(procs[i].rank);
     }
-    // One byte more than may be tells the head that it is too much.
+    // One byte above the limit tells the head that the part is too large.
     if (data != nullptr)
         fence.data = rdzv::Blob(std::string(data, std::min(size, rdzv::kFencePartBytes + 1)));
-    say(std::move(fence));
+    post(std::move(fence));
     return PMIX_SUCCESS;
 }
 
 pmix_status_t on_direct_modex(const pmix_proc_t* proc, const pmix_info_t[], std::size_t,
                               pmix_modex_cbfunc_t answer, void* cookie) {
-    say(ModexCalled{proc->nspace, proc->rank, {answer, cookie}});
+    post(ModexCalled{proc->nspace, proc->rank, {answer, cookie}});
     return PMIX_SUCCESS;
 }
 
-// libpmix sees itself to what workers register for removal at their end, but only where there is such a
-// function.
+// libpmix itself removes files that workers register for removal, but only if this function exists.
 pmix_status_t on_job_control(const pmix_proc_t*, const pmix_proc_t[], std::size_t, const pmix_info_t[],
                              std::size_t, pmix_info_cbfunc_t, void*) {
     return PMIX_ERR_NOT_SUPPORTED;
 }
 
-// Events of the system: there will be none, for the end of one worker is the end of all.
+// We send no events of the system: the end of one worker ends all.
 pmix_status_t on_register_events(pmix_status_t*, std::size_t, const pmix_info_t[], std::size_t,
                                  pmix_op_cbfunc_t, void*) {
     return PMIX_OPERATION_SUCCEEDED;
@@ -101,10 +100,9 @@ pmix_status_t on_deregister_events(pmix_status_t*, std::size_t, pmix_op_cbfunc_t
 
 }  // namespace
 
-/// What there is no function for (publish, lookup, spawn, connect, groups) libpmix answers with "not
-/// supported".
+/// Calls without a function here (publish, lookup, spawn, connect, groups) get "not supported" from libpmix.
 pmix_server_module_t* module_of_upcalls() {
-    // A later libpmix copies a larger struct: what it has behind ours is null.
+    // A later libpmix copies a larger struct, whose further members are null.
     static struct {
         pmix_server_module_t known;
         void* later[64];

@@ -13,10 +13,10 @@
 
 #include "rendezvous/message.h"
 
-/// What libpmix's thread says of the workers' calls, to be heard on the loop's.
+/// The queue of workers' calls from libpmix's thread to the loop's.
 namespace ddprun {
 
-/// A worker's call that has not been answered: what libpmix wants to be called with.
+/// A worker's call that waits for an answer: libpmix's callback and its cookie.
 struct OpenCall {
     pmix_modex_cbfunc_t answer;
     void* cookie;
@@ -57,24 +57,24 @@ struct ModexFound {
 using Upcall =
     std::variant<ClientConnected, ClientFinalized, ClientAborted, FenceCalled, ModexCalled, ModexFound>;
 
-/// Between the two threads. libpmix's functions take no argument of ours, and its thread may speak after our
-/// end, so it is one for the whole process, for good.
+/// The queue between the two threads. There is one for the whole process, never destroyed: libpmix's
+/// callbacks take no argument of ours, and its thread may call them after our end.
 class Upcalls {
   public:
     static Upcalls& instance();
-    /// From now on what is said is kept, and counted up in this eventfd; -1: nobody listens. Borrowed.
+    /// Keeps upcalls from now on and counts them in this eventfd; -1: drops them. Borrowed.
     void wake_by(int eventfd);
-    void say(Upcall upcall);
-    /// All that was said since the last call.
+    void post(Upcall upcall);
+    /// The upcalls since the last call.
     std::vector<Upcall> take();
 
   private:
     std::mutex mutex_;
     int eventfd_ = -1;
-    std::vector<Upcall> said_;
+    std::vector<Upcall> posted_;
 };
 
-/// The functions that libpmix calls: each says what it was called with.
+/// The functions that libpmix calls: each posts its arguments.
 pmix_server_module_t* module_of_upcalls();
 
 }  // namespace ddprun

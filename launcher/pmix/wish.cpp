@@ -17,7 +17,7 @@
 namespace ddprun {
 namespace {
 
-/// A structure of the file, where it lies within.
+/// A structure of the file at an offset; nullopt when it does not lie within the file.
 template <class T>
 std::optional<T> read_at(std::string_view file, std::uint64_t offset) {
     if (offset > file.size() || file.size() - offset < sizeof(T)) return std::nullopt;
@@ -26,7 +26,7 @@ std::optional<T> read_at(std::string_view file, std::uint64_t offset) {
     return value;
 }
 
-/// A file of 64 bits in our byte order, as far as it is one.
+/// An ELF file of 64 bits in our byte order; empty for any other file.
 class ElfFile {
   public:
     explicit ElfFile(std::string_view file) : file_(file) {
@@ -61,8 +61,8 @@ class ElfFile {
     }
 
   private:
-    /// The dynamic section has addresses of the loaded program; the segments tell where that lies in the
-    /// file.
+    /// The text at an address of the loaded program, as the dynamic section has it; the segments map
+    /// addresses to the file.
     [[nodiscard]] std::string text_at(std::uint64_t address) const {
         for (const Elf64_Phdr& segment : segments_) {
             if (segment.p_type != PT_LOAD || address < segment.p_vaddr ||
@@ -81,10 +81,10 @@ class ElfFile {
     std::vector<Elf64_Phdr> segments_;
 };
 
-/// MPICH, and what has its binary interface: libmpich.so.12 (Debian), libmpi.so.12 (Intel MPI, MVAPICH, MPICH
-/// itself), libmpi_cray.so.12, libmpi_gnu_112.so.12 (Cray), libmpifort.so.12. They ask for PMI, which we do
-/// not speak.
-bool speaks_pmi(const std::string& library) {
+/// True for MPICH and MPIs of its binary interface, which need PMI, which we do not serve: libmpich.so.12
+/// (Debian), libmpi.so.12 (Intel MPI, MVAPICH, MPICH), libmpi_cray.so.12, libmpi_gnu_112.so.12 (Cray),
+/// libmpifort.so.12.
+bool needs_pmi(const std::string& library) {
     return library.starts_with("libmpich") ||
            (library.starts_with("libmpi") && (library + ".").find(".so.12.") != std::string::npos);
 }
@@ -96,9 +96,9 @@ std::string mpich_warning(std::string_view how, std::string_view library) {
         how, library);
 }
 
-/// Open MPI's soname is libmpi.so.40, with libmpi_mpifh.so.40 and others for Fortran and C++.
-bool speaks_pmix(const std::string& library) {
-    if (speaks_pmi(library)) return false;
+/// True for Open MPI, whose sonames are libmpi.so.40, libmpi_mpifh.so.40 and the like, and for PMIx.
+bool needs_pmix(const std::string& library) {
+    if (needs_pmi(library)) return false;
     return library.starts_with("libmpi.so") || library.starts_with("libmpi_") ||
            library.starts_with("libpmix.so");
 }
@@ -113,8 +113,7 @@ std::vector<std::string> needed_libraries_of(const std::string& path) {
     if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0)
         return {};
     const auto size = static_cast<std::size_t>(status.st_size);
-    // Mapped, not read: a program with its debugging information can have gigabytes, and a few pages are
-    // looked at.
+    // Map the file: a program with its debugging information can have gigabytes, and a few pages are read.
     void* const bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
     if (bytes == MAP_FAILED) return {};
     std::vector<std::string> needed = needed_libraries({static_cast<const char*>(bytes), size});
@@ -127,9 +126,9 @@ PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed, bool p
     if (use == PmixUse::On) return {true, "--pmix on"};
     if (passes_outer) return {false, "--pass-mpi-env"};
     for (const std::string& library : needed) {
-        if (speaks_pmix(library)) return {true, fmt::format("the program is linked with {}", library)};
+        if (needs_pmix(library)) return {true, fmt::format("the program is linked with {}", library)};
     }
-    const auto other = std::find_if(needed.begin(), needed.end(), speaks_pmi);
+    const auto other = std::find_if(needed.begin(), needed.end(), needs_pmi);
     if (other == needed.end()) return {false, "the program is not linked with an MPI that speaks PMIx"};
     return {false, "the program is linked with an MPI that speaks PMI",
             mpich_warning("is linked with", *other)};
@@ -139,7 +138,7 @@ std::string explain_loaded_mpi(std::string_view maps) {
     for (const std::string_view line : split(maps, '\n')) {
         if (line.find('/') == line.npos) continue;
         const std::string library(line.substr(line.rfind('/') + 1));
-        if (speaks_pmi(library)) return mpich_warning("has loaded", library);
+        if (needs_pmi(library)) return mpich_warning("has loaded", library);
         if (!library.starts_with("libmpi.so")) continue;
         return fmt::format(
             "the program has loaded {}, and there is no PMIx server for it: where it uses MPI, each worker is rank 0 of 1; say --pmix on",

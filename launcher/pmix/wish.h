@@ -9,28 +9,27 @@
 
 namespace ddprun {
 
-/// The shared libraries that an ELF file names itself (DT_NEEDED), "libmpi.so.40": not those of its
-/// libraries. Of what is no ELF file of this machine's kind: none. Pure.
+/// The shared libraries that an ELF file itself needs (DT_NEEDED), "libmpi.so.40"; not those of its
+/// libraries. Empty when `file` is no ELF file of this machine's kind. Pure.
 std::vector<std::string> needed_libraries(std::string_view file);
-/// The same of the file at this path; none where it cannot be read.
+/// Reads the file at this path and calls needed_libraries(); empty when it cannot be read.
 std::vector<std::string> needed_libraries_of(const std::string& path);
 
-/// Whether the workers get a PMIx server, as far as the program tells.
+/// The decision whether the workers get a PMIx server.
 struct PmixWish {
     bool wanted = false;
-    std::string why;  ///< "the program is linked with libmpi.so.40"
-    std::string warning =
-        {};  ///< why its ranks will not find each other, and what to do; "" nothing is known to keep them
+    std::string why;           ///< "the program is linked with libmpi.so.40"
+    std::string warning = {};  ///< why the ranks will not find each other, and the remedy; "" none
 };
-/// A server costs a start some 20 ms, so Auto wants one only where the program itself is linked with an MPI
-/// that speaks PMIx, or with PMIx. What a script starts, or Python imports, is not seen: that is what --pmix
-/// on is for. Nor where the workers are to speak with the launcher around us (`passes_outer`:
-/// --pass-mpi-env). Pure.
+/// A server costs a start some 20 ms, so Auto wants one only when the program itself is linked with an MPI
+/// that speaks PMIx, or with PMIx. It does not see programs that a script starts or libraries that Python
+/// imports: --pmix on is for these. With `passes_outer` (--pass-mpi-env) workers use the outer launcher's
+/// server. Pure.
 PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed, bool passes_outer);
-/// The same, by what the program at this path is linked with.
+/// Reads the libraries of the program at this path and decides.
 PmixWish decide_pmix(const JobSpec& spec, const std::string& program);
 
-/// What to say of a worker without a PMIx server, by the text of its /proc/PID/maps: "" where no MPI is
+/// The warning for a worker without a PMIx server, from the text of its /proc/PID/maps; "" when no MPI is
 /// loaded. Pure.
 std::string explain_loaded_mpi(std::string_view maps);
 

@@ -1,4 +1,4 @@
-// What agents decide as PMIx servers of their workers, and the head for all of them; no libpmix.
+// The decisions of agents as PMIx servers of their workers, and of the head for all of them; no libpmix.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ std::vector<rdzv::AgentId> receivers(const PmixExchange::Messages& messages) {
     return agents;
 }
 
-/// All say the same.
+/// True when all messages are equal.
 rdzv::FenceOver over(const PmixExchange::Messages& messages) {
     if (messages.empty()) return {0, "nothing was said", "nothing was said", {}};
     for (const auto& [agent, message] : messages) EXPECT_EQ(message, messages.front().message);
@@ -72,7 +72,7 @@ TEST(PmixFence, IsCompleteWhenTheLastNodeEntersAndGivesEverybodyAllParts) {
     EXPECT_EQ(exchange.missing("0-5"), "");
 }
 
-TEST(PmixFence, OfSomeRanksConcernsTheirNodesAlone) {
+TEST(PmixFence, OfSomeRanksWaitsForTheirNodesOnly) {
     PmixExchange exchange = three_nodes();
     EXPECT_THAT(exchange.entered(kFirst, fence("1, 4", "a")), IsEmpty());
     const PmixExchange::Messages last = exchange.entered(kThird, fence("1, 4", "c"));
@@ -90,7 +90,7 @@ TEST(PmixFence, OfTheSameRanksCanFollowAnother) {
     }
 }
 
-TEST(PmixFence, OfDifferentRanksDoNotDisturbEachOther) {
+TEST(PmixFence, IsIndependentOfAFenceOfOtherRanks) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kFirst, fence("0-3", "whole"));
     exchange.entered(kFirst, fence("0, 2", "part"));
@@ -108,7 +108,7 @@ TEST(PmixFence, FailsAtOnceForAllInsideWhenARankThatItWaitsForEnds) {
     EXPECT_EQ(over(said).data.size(), 0U);
 }
 
-TEST(PmixFence, FailsForWhoEntersWhenARankOfItHasEndedBefore) {
+TEST(PmixFence, FailsOnEntryWhenARankOfItHasEnded) {
     PmixExchange exchange = three_nodes();
     EXPECT_THAT(exchange.rank_ended(4, 5), IsEmpty());
     const PmixExchange::Messages said = exchange.entered(kFirst, fence("0-5", "a"));
@@ -123,7 +123,7 @@ TEST(PmixFence, FailsWhenANodeEntersWithoutARankOfItsOwnThatHasEnded) {
     EXPECT_EQ(over(exchange.entered(kFirst, fence("0-3", "a", 5))).failure, "rank 1 has ended");
 }
 
-TEST(PmixFence, WithoutTheRankThatEndedGoesOn) {
+TEST(PmixFence, GoesOnWithoutARankThatEndedOutsideIt) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kFirst, fence("0-4", "a"));
     EXPECT_THAT(exchange.rank_ended(4, 5), IsEmpty());
@@ -131,7 +131,7 @@ TEST(PmixFence, WithoutTheRankThatEndedGoesOn) {
     EXPECT_EQ(over(exchange.entered(kThird, fence("0-4", "c"))).failure, "");
 }
 
-TEST(PmixFence, IsNotFailedByARankWhosePartIsThere) {
+TEST(PmixFence, GoesOnWhenARankEndsAfterItsPartArrived) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kThird, fence("0-5", "c"));
     EXPECT_THAT(exchange.rank_ended(4, 5), IsEmpty());
@@ -139,7 +139,7 @@ TEST(PmixFence, IsNotFailedByARankWhosePartIsThere) {
     EXPECT_EQ(over(exchange.entered(kSecond, fence("0-5", "b"))).failure, "");
 }
 
-TEST(PmixFence, FailsWhenANodeThatItWaitsForIsLostAndTheLostOneIsToldNothing) {
+TEST(PmixFence, FailsWhenANodeThatItWaitsForIsLostAndSendsTheLostNodeNothing) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kFirst, fence("0-5", "a"));
     exchange.entered(kSecond, fence("0-3", "b"));
@@ -150,7 +150,7 @@ TEST(PmixFence, FailsWhenANodeThatItWaitsForIsLostAndTheLostOneIsToldNothing) {
     EXPECT_EQ(exchange.missing("0-3"), "node00 (ranks 0-1)");
 }
 
-TEST(PmixFence, OfAnOldGenerationIsRefusedAndTouchesNothing) {
+TEST(PmixFence, IsRefusedForAnOldGenerationAndChangesNothing) {
     PmixExchange exchange = three_nodes();
     EXPECT_EQ(over(exchange.entered(kFirst, fence("0-5", "a", 3))),
               (rdzv::FenceOver{3, "0-5", "generation 3 is over", {}}));
@@ -161,7 +161,7 @@ TEST(PmixFence, OfAnOldGenerationIsRefusedAndTouchesNothing) {
     EXPECT_EQ(over(exchange.entered(kThird, fence("0-5", "c"))).failure, "");
 }
 
-TEST(PmixFence, OfTheLastGenerationIsForgottenWithIt) {
+TEST(PmixFence, IsForgottenWithItsGeneration) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kFirst, fence("0-5", "old"));
     exchange.rank_ended(4, 3);
@@ -173,7 +173,7 @@ TEST(PmixFence, OfTheLastGenerationIsForgottenWithIt) {
               (rdzv::FenceOver{5, "0-5", "", rdzv::Blob("abc")}));
 }
 
-TEST(PmixFence, EnteredTwiceByANodeIsRefusedToThatNode) {
+TEST(PmixFence, RefusesASecondEntryOfANode) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kFirst, fence("0-5", "a"));
     const PmixExchange::Messages said = exchange.entered(kFirst, fence("0-5", "again"));
@@ -182,20 +182,20 @@ TEST(PmixFence, EnteredTwiceByANodeIsRefusedToThatNode) {
     EXPECT_EQ(exchange.missing("0-5"), "node01 (ranks 2-3), node02 (ranks 4-5)");
 }
 
-TEST(PmixFence, ThatSaysNoRanksIsRefused) {
+TEST(PmixFence, IsRefusedWithoutRanks) {
     PmixExchange exchange = three_nodes();
     for (const char* ranks : {"", "x", "3-1", "0,0", "0-", "-1", "4, 2", "99999999999", "0-5,"}) {
         EXPECT_THAT(over(exchange.entered(kFirst, fence(ranks, ""))).failure, HasSubstr("no ranks")) << ranks;
     }
 }
 
-TEST(PmixFence, OfAStrangerIsRefused) {
+TEST(PmixFence, IsRefusedToAStranger) {
     PmixExchange exchange = three_nodes();
     EXPECT_THAT(over(exchange.entered(99, fence("0-5", ""))).failure, HasSubstr("is over"));
     EXPECT_THAT(over(exchange.entered(kThird, fence("0-3", ""))).failure, HasSubstr("no part"));
 }
 
-TEST(PmixFence, APartThatIsTooLargeFailsItForAll) {
+TEST(PmixFence, FailsForAllWhenAPartIsTooLarge) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kFirst, fence("0-5", "a"));
     const PmixExchange::Messages said =
@@ -204,7 +204,7 @@ TEST(PmixFence, APartThatIsTooLargeFailsItForAll) {
     EXPECT_EQ(over(said).failure, "node01 (ranks 2-3) brings more than 16 MiB");
 }
 
-TEST(PmixFence, WhatAllBringTogetherHasALimit) {
+TEST(PmixFence, FailsWhenAllPartsTogetherAreTooLarge) {
     PmixExchange exchange;
     std::vector<PmixExchange::Node> nodes;
     for (rdzv::AgentId i = 0; i < 5; ++i) nodes.push_back({i + 1, "node", static_cast<int>(i), 1});
@@ -216,7 +216,7 @@ TEST(PmixFence, WhatAllBringTogetherHasALimit) {
     EXPECT_EQ(over(said).failure, "all nodes together bring 80 MiB, more than 64 MiB");
 }
 
-TEST(PmixFence, OpenOnesAreCounted) {
+TEST(PmixFence, IsRefusedWhenTooManyAreOpen) {
     PmixExchange exchange;
     exchange.begin("c0ffee", 1, {{kFirst, "node00", 0, 2000}, {kSecond, "node01", 2000, 2000}});
     for (std::size_t i = 0; i < rdzv::kOpenFences; ++i) {
@@ -228,7 +228,7 @@ TEST(PmixFence, OpenOnesAreCounted) {
 
 // ---- direct modex
 
-TEST(PmixModex, GoesToTheNodeThatHasTheRankAndBackToWhoAsked) {
+TEST(PmixModex, GoesToTheNodeOfTheRankAndBackToTheAsker) {
     PmixExchange exchange = three_nodes();
     const PmixExchange::Messages asked = exchange.asked(kFirst, {4, 70, 3});
     ASSERT_THAT(receivers(asked), ElementsAre(kSecond));
@@ -250,14 +250,14 @@ TEST(PmixModex, SameNumbersOfTwoNodesAreTwoRequests) {
     EXPECT_THAT(receivers(exchange.answered(kThird, {4, one.number, true, {}})), ElementsAre(kFirst));
 }
 
-TEST(PmixModex, OnlyWhoHasTheRankCanAnswer) {
+TEST(PmixModex, IsAnsweredByTheNodeOfTheRankOnly) {
     PmixExchange exchange = three_nodes();
     const auto request = std::get<rdzv::ModexRequest>(exchange.asked(kFirst, {4, 1, 4}).front().message);
     EXPECT_THAT(exchange.answered(kSecond, {4, request.number, true, rdzv::Blob("forged")}), IsEmpty());
     EXPECT_THAT(receivers(exchange.answered(kThird, {4, request.number, true, {}})), ElementsAre(kFirst));
 }
 
-TEST(PmixModex, NobodyWaitsForARankOrANodeThatIsGone) {
+TEST(PmixModex, IsRefusedForAnEndedRankOrALostNode) {
     PmixExchange exchange = three_nodes();
     exchange.asked(kFirst, {4, 1, 4});
     const PmixExchange::Messages ended = exchange.rank_ended(4, 4);
@@ -269,7 +269,7 @@ TEST(PmixModex, NobodyWaitsForARankOrANodeThatIsGone) {
     EXPECT_FALSE(reply_in(exchange.asked(kFirst, {4, 4, 5})).found) << "asked after the loss";
 }
 
-TEST(PmixModex, OfNoRankOrAnOldGenerationIsAnsweredAtOnce) {
+TEST(PmixModex, IsRefusedAtOnceForNoRankOrAnOldGeneration) {
     PmixExchange exchange = three_nodes();
     for (const rdzv::ModexRequest& request :
          {rdzv::ModexRequest{4, 1, 6}, rdzv::ModexRequest{4, 1, -1}, rdzv::ModexRequest{3, 1, 4}}) {
@@ -279,7 +279,7 @@ TEST(PmixModex, OfNoRankOrAnOldGenerationIsAnsweredAtOnce) {
     }
 }
 
-// ---- what a namespace says of the job
+// ---- the namespace of a job
 
 rdzv::StartGeneration order_of(int group_rank, int first_rank, int local, int world) {
     rdzv::StartGeneration order;
@@ -307,7 +307,7 @@ TEST(PmixWorld, SurvivesTheWire) {
         EXPECT_FALSE(decode_nodes(text)) << text;
 }
 
-TEST(PmixJob, SaysWhoIsWhereAsTheRanksAreNumbered) {
+TEST(PmixJob, ListsTheNodesAndTheirRanks) {
     const Result<PmixJob> job = describe_job(
         order_of(1, 2, 1, 5), {{"node00", 2}, {"node01", 1}, {"node02", 2}}, "c0ffee", "/dev/shm/x");
     ASSERT_TRUE(job);
@@ -338,7 +338,7 @@ TEST(PmixJob, EachGenerationHasANamespaceOfItsOwnThatAllNodesShare) {
               describe_job(one, nodes, "c0ffee", "/x")->name_space);
 }
 
-TEST(PmixJob, TwoNodesOfOneHostHaveTwoNamesAndOurOwnIsTheHosts) {
+TEST(PmixJob, GivesTwoNodesOfOneHostTwoNamesAndOursTheHosts) {
     const std::vector<PmixNode> nodes = {{"laptop", 1}, {"laptop", 1}, {"laptop", 1}};
     const auto names_at = [&](int node) {
         return value_of(describe_job(order_of(node, node, 1, 3), nodes, "c0ffee", "/x")->facts,
@@ -348,7 +348,7 @@ TEST(PmixJob, TwoNodesOfOneHostHaveTwoNamesAndOurOwnIsTheHosts) {
     EXPECT_EQ(names_at(1), PmixValue(std::string("laptop~0,laptop,laptop~2")));
 }
 
-TEST(PmixJob, OrdersThatContradictTheWorldAreRefused) {
+TEST(PmixJob, RefusesOrdersThatContradictTheWorld) {
     const std::vector<PmixNode> nodes = {{"node00", 2}, {"node01", 2}};
     for (const rdzv::StartGeneration& wrong :
          {order_of(2, 2, 2, 4), order_of(-1, 0, 2, 4), order_of(1, 1, 2, 4), order_of(1, 2, 3, 4),
@@ -357,9 +357,9 @@ TEST(PmixJob, OrdersThatContradictTheWorldAreRefused) {
     }
 }
 
-// ---- whether there is a server at all
+// ---- the decision on a server
 
-TEST(PmixWish, IsAProgramsThatIsLinkedWithAnMpiThatSpeaksIt) {
+TEST(PmixWish, IsTrueForAProgramLinkedWithAnMpiThatNeedsPmix) {
     for (const char* library : {"libmpi.so.40", "libmpi_mpifh.so.40", "libmpi_cxx.so.40", "libpmix.so.2"}) {
         EXPECT_TRUE(decide_pmix(PmixUse::Auto, {"libc.so.6", library}, false).wanted) << library;
     }
@@ -370,7 +370,7 @@ TEST(PmixWish, IsAProgramsThatIsLinkedWithAnMpiThatSpeaksIt) {
     }
 }
 
-TEST(PmixWish, OfMpichAndItsRelativesIsALineThatSaysWhatToDo) {
+TEST(PmixWish, WarnsAboutMpichAndItsRelativesWithTheRemedy) {
     for (const char* library : {"libmpich.so.12", "libmpi.so.12", "libmpifort.so.12", "libmpi_cray.so.12",
                                 "libmpi_gnu_112.so.12"}) {
         const PmixWish wish = decide_pmix(PmixUse::Auto, {"libc.so.6", library}, false);
@@ -385,7 +385,7 @@ TEST(PmixWish, OfMpichAndItsRelativesIsALineThatSaysWhatToDo) {
     EXPECT_EQ(decide_pmix(PmixUse::Off, {"libmpich.so.12"}, false).warning, "") << "the user has decided";
 }
 
-TEST(LoadedMpi, IsNamedWithWhatToDo) {
+TEST(LoadedMpi, IsNamedWithTheRemedy) {
     const std::string others =
         "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/libc.so.6\n7f01-7f02 rw-p 00000000 00:00 0 [heap]\n7f-80 rw-p 00 00:00 0 \n";
     EXPECT_EQ(explain_loaded_mpi(others), "");
@@ -395,7 +395,7 @@ TEST(LoadedMpi, IsNamedWithWhatToDo) {
                 HasSubstr("mpiexec -n RANKS"));
 }
 
-TEST(PmixWish, IsDecidedByWhoSaysSo) {
+TEST(PmixWish, FollowsTheOption) {
     EXPECT_TRUE(decide_pmix(PmixUse::On, {}, false).wanted);
     EXPECT_FALSE(decide_pmix(PmixUse::Off, {"libmpi.so.40"}, false).wanted);
     EXPECT_FALSE(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, true).wanted)
@@ -406,7 +406,7 @@ TEST(NeededLibraries, AreThoseOfThisProgram) {
     EXPECT_THAT(needed_libraries_of("/proc/self/exe"), Contains("libc.so.6"));
 }
 
-TEST(NeededLibraries, AreNoneOfWhatIsNoProgram) {
+TEST(NeededLibraries, AreEmptyForAFileThatIsNoProgram) {
     const test::TemporaryDirectory directory;
     std::ofstream(directory.file("script")) << "#!/bin/sh\n";
     std::ofstream(directory.file("empty"));
@@ -416,10 +416,10 @@ TEST(NeededLibraries, AreNoneOfWhatIsNoProgram) {
     }
 }
 
-TEST(NeededLibraries, OfADamagedFileAreReadWithinIt) {
+TEST(NeededLibraries, OfADamagedFileAreReadWithinItsBounds) {
     const Result<std::string> whole = read_file("/proc/self/exe", std::size_t{1} << 30);
     ASSERT_TRUE(whole);
-    // Cut anywhere in the headers, and every byte of them turned over.
+    // Cut the file anywhere in its headers, and invert each of their bytes.
     for (std::size_t size = 0; size < 1024; ++size) (void)needed_libraries(std::string(*whole, 0, size));
     std::string damaged = *whole;
     for (std::size_t at = 0; at < 1024; ++at) {
@@ -434,7 +434,7 @@ TEST(NeededLibraries, OfADamagedFileAreReadWithinIt) {
 
 constexpr const char* kJobId = "0123456789abcdef";
 
-TEST(JobDirectory, GoesWithAllThatIsInItAndNothingElse) {
+TEST(JobDirectory, IsRemovedWithItsContentAndNothingElse) {
     const test::TemporaryDirectory place;
     std::ofstream(place.file("others")) << "stays";
     {
@@ -450,7 +450,7 @@ TEST(JobDirectory, GoesWithAllThatIsInItAndNothingElse) {
     EXPECT_TRUE(std::filesystem::exists(place.file("others")));
 }
 
-TEST(JobDirectory, ThatNobodyHoldsIsRemovedAndOneInUseIsNot) {
+TEST(JobDirectory, IsRemovedWhenAbandonedAndKeptWhenInUse) {
     const test::TemporaryDirectory place;
     const auto used = JobDirectory::create(place.file(job_directory_name(kJobId)));
     ASSERT_TRUE(used);
@@ -465,7 +465,7 @@ TEST(JobDirectory, ThatNobodyHoldsIsRemovedAndOneInUseIsNot) {
     EXPECT_TRUE(std::filesystem::exists((*used)->path()));
 }
 
-TEST(JobDirectory, WhoseMakerWasKilledBeforeItHadItsNameGoesWhenItIsOld) {
+TEST(JobDirectory, IsRemovedWhenItIsAnOldDraft) {
     const test::TemporaryDirectory place;
     const std::string old = job_directory_name("fedcba9876543210") + ".new",
                       fresh = job_directory_name(kJobId) + ".new";
@@ -476,7 +476,7 @@ TEST(JobDirectory, WhoseMakerWasKilledBeforeItHadItsNameGoesWhenItIsOld) {
     EXPECT_TRUE(std::filesystem::exists(place.file(fresh))) << "somebody may be about to lock it";
 }
 
-TEST(JobDirectory, WhereNoneCanBeMadeIsNamed) {
+TEST(JobDirectory, NamesThePathThatCannotBeMade) {
     const auto made = JobDirectory::create("/nonexistent/ddprun-job-1");
     ASSERT_FALSE(made);
     EXPECT_THAT(made.error().what, HasSubstr("/nonexistent/ddprun-job-1"));

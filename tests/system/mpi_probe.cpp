@@ -1,4 +1,4 @@
-// A worker that is a program of MPI and of nothing else; what it does is told by its arguments:
+// A worker that uses MPI only. Its arguments choose what it does:
 //   abort RANK CODE       this rank calls MPI_Abort
 //   leave RANK            this rank ends with exit code 0 and without MPI_Finalize
 //   kill-once RANK FILE   this rank kills itself, unless the file exists; it makes it first
@@ -22,7 +22,7 @@ bool is_my_turn(int argc, char** argv, const char* act) {
     return argc > 2 && std::strcmp(argv[1], act) == 0 && std::atoi(argv[2]) == rank;
 }
 
-/// What has been added up when the number comes back to rank 0: the size.
+/// The sum when the number is back at rank 0: the size of the world.
 int ring() {
     int value = 1;
     if (size == 1) return value;

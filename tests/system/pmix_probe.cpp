@@ -1,10 +1,10 @@
-// A worker that speaks PMIx itself; what it does is told by its first argument:
-//   modex     puts a value and gets that of the next rank, without a fence: it is asked for when it is needed
+// A worker that uses PMIx itself. Its first argument chooses what it does:
+//   modex     puts a value and gets that of the next rank, without a fence
 //   fence     puts a value, enters a fence of all ranks with the values and gets those of all
 //   part      the even ranks alone enter a fence, twice
-//   widow     rank 1 exits with code 3 before a fence that the others enter and that must end; they ignore
-//   SIGTERM abort     rank 1 calls PMIx_Abort with a message and goes on absent    asks the next rank for
-//   what it has not put, and the server for what ours has not (publish, spawn)
+//   widow     rank 1 exits with code 3 before a fence of all, which must end; the others ignore SIGTERM
+//   abort     rank 1 calls PMIx_Abort with a message and goes on
+//   absent    asks the next rank for a value that it has not put, and the server for publish and spawn
 #include <pmix.h>
 #include <signal.h>
 #include <unistd.h>
@@ -89,7 +89,7 @@ int run(const std::string& act) {
         ::signal(SIGTERM, SIG_IGN);
         if (fence({proc_of(PMIX_RANK_WILDCARD)}) != PMIX_SUCCESS) return 1;  // all ignore it now
         if (self.rank == 1) ::_exit(3);
-        // How it ends, the order of two events decides: a fence is no proof that anybody lives.
+        // The order of two events decides the outcome: a fence does not prove that a rank lives.
         (void)fence({proc_of(PMIX_RANK_WILDCARD)});
         std::printf("rank %u: the fence ended\n", self.rank);
         std::fflush(stdout);
@@ -127,7 +127,7 @@ int main(int argc, char** argv) {
     size = value->data.uint32;
     const int code = argc > 1 ? run(argv[1]) : 0;
     if (code == 0) std::printf("rank %u of %u is done\n", self.rank, size);
-    // Who leaves takes along what the others may still ask for.
+    // A rank that exits takes along values that the others may still ask for.
     if (argc > 1 && std::strcmp(argv[1], "modex") == 0) (void)fence({proc_of(PMIX_RANK_WILDCARD)});
     PMIx_Finalize(nullptr, 0);
     return code;

@@ -46,7 +46,7 @@ struct Launcher {
                                          const std::vector<std::string>& program);
     const char* channel;
     const char* module;   ///< the variable with libddp's for its MPI
-    const char* library;  ///< as backend "mpi" calls it
+    const char* library;  ///< its name in backend "mpi"
 };
 const Launcher kOpenMpi{"OpenMpi", "OPEN_MPI",           open_mpi,    open_mpi_on,
                         "PMIx",    "MPI_MODULE_OPENMPI", "Open MPI v"};
@@ -54,7 +54,7 @@ const Launcher kHydra{"Hydra",          "HYDRA", hydra, hydra_on, "PMI on descri
                       "MPICH Version: "};
 std::string name_of_launcher(const ::testing::TestParamInfo<Launcher>& tested) { return tested.param.name; }
 
-/// Ranks of libddp's that talk through the MPI whose launcher started them.
+/// Ranks of libddp that communicate through the MPI whose launcher started them.
 class OverMpi : public ::testing::TestWithParam<Launcher> {
   protected:
     void SetUp() override {
@@ -64,7 +64,7 @@ class OverMpi : public ::testing::TestWithParam<Launcher> {
     static std::vector<std::string> launch(int ranks, const std::vector<std::string>& program) {
         return GetParam().command(ranks, program, {});
     }
-    /// What a loader needs to find any of the modules. What MPI keeps to its end is not our finding.
+    /// Variables by which a loader finds any of the modules. Memory that MPI never frees is not our finding.
     static std::vector<std::string> with_modules() {
         const char* const options = std::getenv("ASAN_OPTIONS");
         return {"LD_LIBRARY_PATH=" + path_of("MPI_MODULES"),
@@ -96,7 +96,7 @@ TEST_P(OverMpi, EveryCollectiveIsRightInTheGroupsOwnThread) {
                                    HasSubstr(", progress thread): all is well\n")));
 }
 
-TEST_P(OverMpi, InTheGroupsOwnThreadCallsGoOnWhileTheProgramDoesSomethingElse) {
+TEST_P(OverMpi, CallsInTheGroupsOwnThreadOverlapWithTheProgram) {
     const TemporaryDirectory directory;
     const std::string fifo = directory.file("rank 0 went on");
     ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
@@ -106,19 +106,18 @@ TEST_P(OverMpi, InTheGroupsOwnThreadCallsGoOnWhileTheProgramDoesSomethingElse) {
     EXPECT_THAT(outcome.out, HasSubstr("all is well"));
 }
 
-TEST_P(OverMpi, RanksThatCountSlicesOtherwiseAreBothNamed) {
+TEST_P(OverMpi, RanksThatCountSlicesDifferentlyAreBothNamed) {
     const Outcome outcome =
         run(launch(2, {path_of("MPI_RANKS"), "uneven"}), with_environment(with_modules()));
     EXPECT_NE(outcome.status, 0);
     EXPECT_THAT(outcome.out, HasSubstr("all_gather_v: rank 0 counts 3, 3, rank 1 counts 2, 4"));
 }
 
-// It is not waited for: MPICH 4.0 does not always come back from MPI_Finalize when UCX has connected hosts by
-// TCP.
+// The end is not waited for: MPICH 4.0 may hang in MPI_Finalize when UCX has connected hosts by TCP.
 TEST_P(OverMpi, EveryCollectiveIsRightOverTwoHosts) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
-    // UCX takes these hosts for one, which share a kernel.
+    // UCX takes these hosts, which share a kernel, for one.
     const std::vector<std::string> ranks =
         join_words({"env", "OMPI_MCA_mpi_yield_when_idle=1", "UCX_TLS=tcp,self"},
                    join_words(with_modules(), {path_of("MPI_RANKS")}));
@@ -127,9 +126,8 @@ TEST_P(OverMpi, EveryCollectiveIsRightOverTwoHosts) {
                 job.wait_for_output("): all is well\n"));
 }
 
-// The first that says so ends, and its launcher ends the others; which of them the exit code is of is the
-// launcher's matter.
-TEST_P(OverMpi, ARankThatDoesNotComeIsATimeOutAndTheJobEnds) {
+// The first rank that times out ends, and its launcher ends the others; the launcher chooses the exit code.
+TEST_P(OverMpi, AMissingRankIsATimeoutAndTheJobEnds) {
     const Outcome outcome = run(launch(3, {path_of("MPI_RANKS"), "alone"}), with_environment(with_modules()));
     EXPECT_NE(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, AllOf(AnyOf(HasSubstr("rank 0: barrier #2 did not finish within 200 ms"),
@@ -137,7 +135,7 @@ TEST_P(OverMpi, ARankThatDoesNotComeIsATimeOutAndTheJobEnds) {
                                    HasSubstr("so does every later call")));
 }
 
-/// A ddprun for each rank, which leaves what the launcher says to its worker.
+/// A ddprun for each rank, which passes the launcher's variables on to its worker.
 std::vector<std::string> by_a_ddprun_each(const ReservedPort& port, const std::vector<std::string>& program) {
     return join_words({"env", "DDPRUN_TOKEN=secret of the job", path_of("DDPRUN"), "--per-rank",
                        "--pass-mpi-env", "--rdzv-endpoint=" + port.text()},
@@ -153,8 +151,7 @@ TEST_P(OverMpi, EveryCollectiveIsRightUnderADdprunForEachRank) {
                                    HasSubstr("): all is well\n")));
 }
 
-// The launcher notices too, and may end the ddpruns before they have said more: what each says stands in a
-// file.
+// The launcher notices the death, too, and may end the ddpruns early, so each logs to a file.
 TEST_P(OverMpi, AKilledRankUnderADdprunForEachIsNamedAndEndsTheOthers) {
     const ReservedPort port;
     const TemporaryDirectory said;
@@ -168,7 +165,7 @@ TEST_P(OverMpi, AKilledRankUnderADdprunForEachIsNamedAndEndsTheOthers) {
     EXPECT_THAT(file_content(said.file("1")), AllOf(HasSubstr("rank 1 (pid "), HasSubstr("died of SIGKILL")));
 }
 
-TEST_P(OverMpi, TheModuleOfAnotherMpiIsRefusedWithBoth) {
+TEST_P(OverMpi, TheModuleOfAnotherMpiIsRefusedAndBothAreNamed) {
     const Launcher& other = std::string(GetParam().name) == kHydra.name ? kOpenMpi : kHydra;
     if (!has(other.module)) GTEST_SKIP() << "there is one MPI only";
     const Outcome outcome = run(launch(2, {path_of("MPI_RANKS")}), with_module(path_of(other.module)));
@@ -178,7 +175,7 @@ TEST_P(OverMpi, TheModuleOfAnotherMpiIsRefusedWithBoth) {
                                    HasSubstr("start the workers with the mpiexec of that MPI")));
 }
 
-TEST_P(OverMpi, WithoutTheModuleOneLineSaysWhatToDo) {
+TEST_P(OverMpi, AMissingModuleIsReportedInOneLineWithTheRemedy) {
     const Outcome outcome =
         run({path_of("MPI_RANKS")}, with_environment({"DDP_MPI_MODULE=/nowhere/libddp-mpi-openmpi.so"}));
     EXPECT_EQ(outcome.status, 1);
@@ -210,14 +207,14 @@ TEST_F(UnderOpenMpi, VariablesOfTheBatchScriptAroundItAreNoRanks) {
     EXPECT_EQ(outcome.out, kFourRanks);
 }
 
-TEST_F(UnderOpenMpi, SizesComeFromThePmixServerWhereTheEnvironmentHasNone) {
+TEST_F(UnderOpenMpi, SizesComeFromThePmixServerWhenTheEnvironmentHasNone) {
     if (!built_with_pmix()) GTEST_SKIP() << "built without PMIx";
     const Outcome outcome = run(open_mpi(4, with_pmix_only(sum_of_ranks())));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, kFourRanks);
 }
 
-TEST_F(UnderOpenMpi, ARankExportedByHandIsRefusedWithBothSides) {
+TEST_F(UnderOpenMpi, ARankExportedByHandIsRefusedAndBothRanksAreNamed) {
     const Outcome outcome =
         run(open_mpi(2, sum_of_ranks()), with_environment({"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0"}));
     EXPECT_EQ(outcome.status, 1);
@@ -256,8 +253,8 @@ TEST_F(UnderHydra, TwoJobsAtOnceDoNotMeet) {
 
 std::vector<std::string> ddp_probe(const std::string& act) { return {path_of("DDP_PROBE"), act}; }
 
-/// Processes that are alone on their hosts, but for the shared memory in which fake NCCLs meet: each has a
-/// host name of its own.
+/// Processes that seem alone on their hosts: each has its own host name, and shares only the fake NCCLs'
+/// memory.
 std::vector<std::string> each_on_its_node(const std::vector<std::string>& program) {
     return join_words({"unshare", "--uts", "sh", "-c", "hostname alone-$$ && exec \"$@\"", "sh", "env",
                        "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "MPI_LOCALRANKID=0",
@@ -293,7 +290,7 @@ TEST_P(WithoutDdprun, RanksOnTwoHostsSumThroughTheNetwork) {
     EXPECT_EQ(outcome.out, kFourRanks);
 }
 
-TEST_F(UnderOpenMpi, RanksThatAreDealtOutToTwoHostsInTurnsSumThroughTheNetwork) {
+TEST_F(UnderOpenMpi, RanksOnTwoHostsInTurnsSumThroughTheNetwork) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
     const Outcome outcome = run(open_mpi_on(hosts, 2, sum_of_ranks(), "node"));
@@ -310,7 +307,7 @@ TEST_P(WithoutDdprun, NcclsIdsGoThroughTheStore) {
     EXPECT_THAT(outcome.out, HasSubstr("life 0 sum 7"));  // 0 + 3 and 1 + 3
 }
 
-TEST_P(WithoutDdprun, NothingToMeetByIsAnErrorAtOnceWithTheRemedy) {
+TEST_P(WithoutDdprun, NoMeetingPointIsAnErrorAtOnceWithTheRemedy) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Outcome outcome = run(GetParam().command(
         2, join_words({"env", "DDPRUN_EXCHANGE=none"}, each_on_its_node(sum_of_ranks())), {}));
@@ -319,7 +316,7 @@ TEST_P(WithoutDdprun, NothingToMeetByIsAnErrorAtOnceWithTheRemedy) {
                                    HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("start them with ddprun")));
 }
 
-TEST_F(UnderOpenMpi, RanksOnTwoHostsMeetWherePmixAloneSpeaks) {
+TEST_F(UnderOpenMpi, RanksOnTwoHostsMeetByPmixAlone) {
     if (!built_with_pmix()) GTEST_SKIP() << "built without PMIx";
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
@@ -329,7 +326,7 @@ TEST_F(UnderOpenMpi, RanksOnTwoHostsMeetWherePmixAloneSpeaks) {
                                    HasSubstr("rank 2/4 local 0/2 node 1/2"), HasSubstr("counted 4\n")));
 }
 
-/// A task of srun, as its variables tell it.
+/// A task of srun, made of its variables.
 std::vector<std::string> step_task(int task, int tasks, const std::vector<std::string>& command) {
     const std::string number = std::to_string(task), all = std::to_string(tasks);
     return join_words({"env", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0", "SLURM_PROCID=" + number,
@@ -351,7 +348,7 @@ TEST(TasksOfSrun, MeetByAFileInTheWorkingDirectory) {
     EXPECT_TRUE(std::filesystem::is_empty(shared.path())) << "something is left behind";
 }
 
-TEST(TasksOfSrun, WhoFindsNobodySaysAtItsTimeOutForWhatItWaited) {
+TEST(TasksOfSrun, ATaskThatFindsNoOtherNamesWhatItWaitedForAtItsTimeout) {
     const TemporaryDirectory own;
     RunOptions options = with_environment({"DDPRUN_EXCHANGE_TIMEOUT=300ms"});
     options.directory = own.path();
@@ -363,14 +360,14 @@ TEST(TasksOfSrun, WhoFindsNobodySaysAtItsTimeOutForWhatItWaited) {
     EXPECT_THAT(first.err, HasSubstr("1 of 2"));
 }
 
-TEST(TasksOfSrun, TheSameRankTwiceIsRefusedWithBoth) {
+TEST(TasksOfSrun, TheSameRankTwiceIsRefusedAndBothAreNamed) {
     const TemporaryDirectory shared;
     RunOptions options = with_environment({"DDPRUN_EXCHANGE_TIMEOUT=3s"});
     options.directory = shared.path();
     Program first(step_task(0, 3, ddp_probe("place")), options),
         one(step_task(1, 3, ddp_probe("place")), options),
         other(step_task(1, 3, ddp_probe("place")), options);
-    // Who is left waits for rank 2, and rank 0 does: whose time is over first says so to the other.
+    // The remaining ranks wait for rank 2; the first whose timeout passes tells the other.
     const std::string said = one.wait().err + other.wait().err + first.wait().err;
     EXPECT_THAT(said, AllOf(HasSubstr("rank 1 is there twice: "), HasSubstr("2 of 3")));
 }

@@ -25,7 +25,7 @@ using ::testing::Not;
 
 bool has(const char* program) { return std::getenv(program) != nullptr; }
 
-/// Without prefixes a rank's line is what it wrote. Between ranks of one host all MPI traffic may go over the
+/// Runs without prefixes, so that a rank's line is what it wrote. MPI traffic within a host uses the
 /// loopback.
 std::vector<std::string> ddprun_with(const std::vector<std::string>& options, const char* program,
                                      const std::vector<std::string>& acts) {
@@ -60,7 +60,7 @@ class TwoNodes {
         }
     }
     Program& operator[](int node) { return *nodes_[static_cast<std::size_t>(node)]; }
-    /// The lines of all ranks; both nodes must end well.
+    /// The lines of all ranks; both nodes must succeed.
     std::vector<std::string> lines() {
         const Outcome zero = nodes_[0]->wait(), one = nodes_[1]->wait();
         EXPECT_EQ(zero.status, 0) << zero.err;
@@ -73,7 +73,7 @@ class TwoNodes {
     std::array<std::unique_ptr<Program>, 2> nodes_;
 };
 
-/// What a worker that carries the marker has as PMIX_SERVER_TMPDIR; "" when none has one.
+/// PMIX_SERVER_TMPDIR of a worker that carries the marker; "" when no worker has one.
 std::string directory_of_workers(const std::string& marker) {
     for (const pid_t pid : processes_with(marker)) {
         const std::string environment = file_content("/proc/" + std::to_string(pid) + "/environ");
@@ -98,7 +98,7 @@ class PmixWorkers : public ::testing::Test {
 
 // ---- Open MPI
 
-TEST_F(MpiWorkers, OfOneNodeAreOneWorldWithoutAWordOnTheCommandLine) {
+TEST_F(MpiWorkers, OfOneNodeAreOneWorldWithoutAnOption) {
     const Outcome outcome = run(ddprun_with({"--nproc-per-node=4"}, "MPI_PROBE", {}), over_loopback());
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
@@ -125,7 +125,7 @@ TEST_F(MpiWorkers, OfTwoHostsAreOneWorld) {
     EXPECT_EQ(zero.status, 0) << zero.err;
     EXPECT_EQ(one.status, 0) << one.err;
     EXPECT_THAT(sorted_lines(zero.out + one.out), kRingOfFour);
-    // A checkout that lies in /tmp is seen there too.
+    // Hosts also see a checkout that lies in /tmp.
     const std::string left =
         "ls -d /dev/shm/* /tmp/*openmpi* /tmp/*ompi* /tmp/*pmix* /tmp/*vader* /tmp/ddprun-* /tmp/prte* 2>/dev/null";
     for (int host = 0; host < 2; ++host) EXPECT_EQ(run(hosts.command(host, {"sh", "-c", left})).out, "");
@@ -144,7 +144,7 @@ TEST_F(MpiWorkers, OfTwoHostsThatOneCommandHasStartedAreStartedAgainWhenOneIsKil
     EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
 }
 
-TEST_F(MpiWorkers, AreWhatRunsAndNoDaemonsOfMpi) {
+TEST_F(MpiWorkers, RunWithoutDaemonsOfMpi) {
     const std::string marker = "PROBE_JOB=" + unique_name("mpi");
     Program job(ddprun_with({"--nproc-per-node=2"}, "MPI_PROBE", {"hold"}), over_loopback(marker));
     for (const char* rank : {"up: 0 of 2", "up: 1 of 2"}) ASSERT_TRUE(job.wait_for_output(rank));
@@ -182,7 +182,7 @@ TEST_F(MpiWorkers, AnMpiAbortFailsTheJobWithItsCode) {
     EXPECT_THAT(zero.err, AllOf(HasSubstr("root cause: rank 3"), HasSubstr("it called MPI_Abort with 42")));
 }
 
-TEST_F(MpiWorkers, OneThatLeavesWithoutFinalizeFailsTheJobInPlaceOfHangingIt) {
+TEST_F(MpiWorkers, LeavingWithoutFinalizeFailTheJobInsteadOfHangingIt) {
     const Outcome outcome =
         run(ddprun_with({"--nproc-per-node=3"}, "MPI_PROBE", {"leave", "1"}), over_loopback());
     EXPECT_EQ(outcome.status, 1) << outcome.err;
@@ -224,13 +224,13 @@ TEST_F(MpiWorkers, OfADdprunUnderMpirunAreItsOwnWorld) {
     EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
 }
 
-TEST_F(MpiWorkers, ThatGetTheOuterLaunchersVariablesSpeakWithThatOne) {
+TEST_F(MpiWorkers, WithTheOuterLaunchersVariablesUseItsServer) {
     if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
     std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "--oversubscribe", "-n",
                                         "4"};
     for (const std::string& word : ddprun_with({"--per-rank", "--pass-mpi-env"}, "MPI_PROBE", {}))
         command.push_back(word);
-    const TemporaryDirectory directory;  // where the ddprun meet: PMIx is the workers'
+    const TemporaryDirectory directory;  // the ddpruns meet here: PMIx is for the workers
     RunOptions options = over_loopback();
     options.environment.push_back("DDPRUN_EXCHANGE_DIR=" + directory.path());
     const Outcome outcome = run(command, options);
@@ -258,7 +258,7 @@ TEST_F(MpiWorkers, WithPmixOffAreOneEach) {
                 ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
 }
 
-TEST_F(MpiWorkers, BehindAScriptGetALineThatSaysWhatTheyLack) {
+TEST_F(MpiWorkers, OfAScriptGetALineAboutTheMissingServer) {
     const char* const script = "exec env LD_PRELOAD=libmpi.so.40 sleep 600";
     Program program(
         {path_of("DDPRUN"), "--nproc-per-node=2", "--shutdown-timeout=0", "/bin/sh", "-c", script},
@@ -269,7 +269,7 @@ TEST_F(MpiWorkers, BehindAScriptGetALineThatSaysWhatTheyLack) {
     EXPECT_THAT(program.wait().err, HasSubstr("each worker is rank 0 of 1; say --pmix on"));
 }
 
-TEST_F(MpiWorkers, WhereLibpmixIsMissingAreOneEachAndTheUserIsToldWhy) {
+TEST_F(MpiWorkers, WithoutLibpmixAreOneEachAndTheReasonIsLogged) {
     const TemporaryDirectory directory;  // for the daemons that Open MPI starts then
     RunOptions options = over_loopback();
     options.environment.push_back("TMPDIR=" + directory.path());
@@ -284,17 +284,17 @@ TEST_F(MpiWorkers, WhereLibpmixIsMissingAreOneEachAndTheUserIsToldWhy) {
 
 // ---- PMIx itself
 
-TEST_F(PmixWorkers, AFenceCollectsWhatAllRanksOfAllNodesHavePut) {
+TEST_F(PmixWorkers, AFenceCollectsTheValuesOfAllRanksOfAllNodes) {
     TwoNodes nodes({}, "PMIX_PROBE", {"fence"});
     EXPECT_THAT(nodes.lines(), kDoneOfFour);
 }
 
-TEST_F(PmixWorkers, WhatARankHasPutIsFoundWithoutAFence) {
+TEST_F(PmixWorkers, ARanksValuesAreFoundWithoutAFence) {
     TwoNodes nodes({}, "PMIX_PROBE", {"modex"});
     EXPECT_THAT(nodes.lines(), kDoneOfFour);
 }
 
-TEST_F(PmixWorkers, AFenceOfSomeRanksIsTheirs) {
+TEST_F(PmixWorkers, AFenceOfSomeRanksIsCompleteWithoutTheOthers) {
     TwoNodes nodes({}, "PMIX_PROBE", {"part"});
     EXPECT_THAT(nodes.lines(), kDoneOfFour);
 }
@@ -316,7 +316,7 @@ TEST_F(PmixWorkers, AnAbortEndsAWorkerThatGoesOnAndItsMessageIsReported) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("the sea is too rough")));
 }
 
-TEST_F(PmixWorkers, WhatIsNotThereIsAnsweredAndNobodyHangs) {
+TEST_F(PmixWorkers, MissingValuesAreRefusedAndNoRankHangs) {
     TwoNodes nodes({}, "PMIX_PROBE", {"absent"});
     const std::vector<std::string> lines = nodes.lines();
     EXPECT_EQ(lines.size(), 8U);
@@ -326,7 +326,7 @@ TEST_F(PmixWorkers, WhatIsNotThereIsAnsweredAndNobodyHangs) {
     }
 }
 
-TEST_F(PmixWorkers, NodesThatDisagreeOnItAreToldSo) {
+TEST_F(PmixWorkers, ADisagreementOfNodesOnPmixIsReported) {
     const ReservedPort port;
     const auto node = [&](int rank, const char* pmix) {
         return ddprun_with({"--nnodes=2", "--master-addr=127.0.0.1", "--master-port=" + port.number(),
@@ -342,7 +342,7 @@ TEST_F(PmixWorkers, NodesThatDisagreeOnItAreToldSo) {
     head.wait();
 }
 
-TEST_F(PmixWorkers, AProgramWithoutMpiRunsBesideTheServerAsItDoesAlone) {
+TEST_F(PmixWorkers, AProgramWithoutMpiIgnoresTheServer) {
     const Outcome outcome =
         run(ddprun_with({"--nproc-per-node=2", "--pmix=on"}, "PROBE", {"env", "WORLD_SIZE", "exit", "0"}),
             over_loopback());
@@ -357,7 +357,7 @@ TEST(WithoutPmix, AProgramHasNoServerUnlessItIsWanted) {
     EXPECT_THAT(outcome.out, Not(HasSubstr("PMIX_")));
 }
 
-TEST(WithoutPmix, InsistingOnItIsAnErrorThatNamesTheLibrary) {
+TEST(WithoutPmix, PmixOnIsAnErrorThatNamesTheLibrary) {
     RunOptions options = over_loopback();
     options.environment.push_back("DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so.2");
     const Outcome outcome = run(ddprun_with({"--pmix=on"}, "PROBE", {"say", "up"}), options);
