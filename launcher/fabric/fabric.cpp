@@ -17,9 +17,9 @@ struct SettingRow {
     const char* reason;
 };
 
-/// Not in it on purpose: NCCL_NET (the libfabric plug-in's name differs from version to version, and a wrong
+/// Left out on purpose: NCCL_NET (the libfabric plug-in's name differs from version to version, and a wrong
 /// one ends the job), NCCL_SHM_DISABLE (it costs speed inside the node), NCCL_TIMEOUT (no variable of NCCL's)
-/// and CUDA_VISIBLE_DEVICES (the scheduler's word).
+/// and CUDA_VISIBLE_DEVICES (set by the scheduler).
 constexpr SettingRow kSettingRows[] = {
     {Fabric::Slingshot, "NCCL_SOCKET_IFNAME", "hsn",
      "sockets and NCCL's first contact go over hsn0 and its like, not over the management network"},
@@ -75,8 +75,7 @@ std::vector<std::string> slingshot_parts(const NetworkFacts& network) {
 Fabric found_fabric(const NetworkFacts& network) {
     if (has_slingshot(network)) return Fabric::Slingshot;
     if (!devices_where(network, is_efa).empty()) return Fabric::Efa;
-    // RDMA over Ethernet is left to NCCL: many cloud machines show such ports without a network that carries
-    // it.
+    // RDMA over Ethernet is left to NCCL: many cloud machines show such ports on a network without RDMA.
     return devices_where(network, is_infiniband).empty() ? Fabric::Ethernet : Fabric::Infiniband;
 }
 
@@ -92,8 +91,8 @@ std::vector<std::string> parts_of(Fabric fabric, const NetworkFacts& network) {
     return {};
 }
 
-/// InfiniBand beside RDMA over Ethernet: NCCL would use both, and the second is mostly a storage or
-/// management network.
+/// Names the InfiniBand devices beside RDMA over Ethernet: NCCL would use both, and the second is mostly a
+/// storage or management network.
 void add_infiniband(const NetworkFacts& network, std::vector<FabricSetting>& settings) {
     const std::vector<std::string> others = devices_where(
         network, [](const FabricPort& port) { return is_active(port) && !is_infiniband(port); });
@@ -104,7 +103,7 @@ void add_infiniband(const NetworkFacts& network, std::vector<FabricSetting>& set
          fmt::format("{} carr{} no InfiniBand", join(others, ", "), others.size() == 1 ? "ies" : "y")});
 }
 
-/// NCCL leaves out docker0 and lo by itself, and would take every other bridge and tunnel.
+/// Names the real interfaces: NCCL leaves out docker0 and lo by itself, but uses other bridges and tunnels.
 void add_ethernet(const NetworkFacts& network, bool asked_for, std::vector<FabricSetting>& settings) {
     const std::vector<std::string> real =
         interfaces_where(network, [](const NetworkInterface& one) { return !one.is_virtual; });
@@ -122,7 +121,7 @@ void add_ethernet(const NetworkFacts& network, bool asked_for, std::vector<Fabri
     }
 }
 
-/// gloo asks for the address of the host's own name, and tells it to the other nodes.
+/// Names an interface to gloo, which otherwise sends the address of the host's own name to the other nodes.
 void add_gloo(const NetworkFacts& network, std::vector<FabricSetting>& settings) {
     if (network.own_name_at.empty()) return;
     std::vector<std::string> names =

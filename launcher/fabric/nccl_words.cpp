@@ -14,7 +14,7 @@ namespace ddprun {
 
 namespace {
 
-constexpr std::size_t kMostOfALine = 4096;  ///< what is longer is none of the lines that are looked for
+constexpr std::size_t kMostOfALine = 4096;  ///< longer lines are not about the network
 
 }  // namespace
 

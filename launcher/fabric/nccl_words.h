@@ -10,11 +10,10 @@
 
 namespace ddprun {
 
-/// Reads what NCCL in one worker says of itself: its NCCL_DEBUG_FILE is a pipe of ours, so that no file is
-/// left and nothing reaches the worker's own output. Looks for the network that it takes; all else is
-/// dropped.
+/// Reads the log of NCCL in one worker for the network that it takes, and drops all else. NCCL_DEBUG_FILE is
+/// a pipe of ours, so that no file is left and nothing reaches the worker's output.
 ///
-/// Lives on the loop's thread, longer than the worker (who writes to a pipe without a reader dies).
+/// For the loop's thread. Must outlive the worker, because a writer to a pipe without a reader dies.
 class NcclWords {
   public:
     /// `found` is called once, with the name. Error: System.
@@ -24,7 +23,7 @@ class NcclWords {
     NcclWords(const NcclWords&) = delete;
     NcclWords& operator=(const NcclWords&) = delete;
 
-    /// For NCCL_DEBUG_FILE, while this process lives.
+    /// The value for NCCL_DEBUG_FILE, valid while this process lives.
     [[nodiscard]] std::string path() const;
 
   private:
@@ -35,9 +34,9 @@ class NcclWords {
 
     os::EventLoop& loop_;
     UniqueFd read_;
-    UniqueFd write_;  ///< held: a pipe that nobody has opened yet would always be at its end
+    UniqueFd write_;  ///< held open: a pipe without a writer is always at its end
     std::function<void(const std::string&)> found_;
-    std::string line_;  ///< as far as it has come
+    std::string line_;  ///< the part that has arrived
 };
 
 }  // namespace ddprun

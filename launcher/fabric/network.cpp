@@ -43,7 +43,7 @@ std::vector<NetworkInterface> read_interfaces() {
         one.up = (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_RUNNING) != 0;
         one.loopback = (at->ifa_flags & IFF_LOOPBACK) != 0;
         if (at->ifa_addr == nullptr) continue;
-        // A link-local address is no address for a job.
+        // A job cannot use a link-local address.
         if (const std::string address = numeric_host(*at->ifa_addr);
             !address.empty() && !address.starts_with("fe80:"))
             one.addresses.push_back(address);
@@ -56,7 +56,7 @@ std::vector<NetworkInterface> read_interfaces() {
     return interfaces;
 }
 
-/// "mlx5_core" of the link .../device/driver -> ../../bus/pci/drivers/mlx5_core.
+/// The driver "mlx5_core" from the link .../device/driver -> ../../bus/pci/drivers/mlx5_core.
 std::string driver_of(const std::string& device_directory) {
     std::error_code error;
     return std::filesystem::read_symlink(device_directory + "/device/driver", error).filename().string();

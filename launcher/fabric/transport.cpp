@@ -7,7 +7,7 @@
 namespace ddprun {
 namespace {
 
-/// By its name; of the libfabric plug-in that is another in each of its versions.
+/// Judges by the network's name, which for the libfabric plug-in differs from version to version.
 bool is_of(Fabric fabric, std::string_view network) {
     const std::string name = lower(network);
     switch (fabric) {
@@ -22,7 +22,7 @@ bool is_of(Fabric fabric, std::string_view network) {
 }
 
 const char* remedy_for(Fabric fabric) {
-    if (fabric == Fabric::Infiniband) return "is libibverbs there, and NCCL_IB_DISABLE not set?";
+    if (fabric == Fabric::Infiniband) return "is libibverbs installed, and NCCL_IB_DISABLE not set?";
     return "is the libfabric plug-in (aws-ofi-nccl) in LD_LIBRARY_PATH?";
 }
 

@@ -9,19 +9,19 @@
 
 namespace ddprun {
 
-/// Whether NCCL is to be asked which network it has taken: on a fabric that is not Ethernet, where the user
-/// has not given NCCL's own words a place or a level (NCCL_DEBUG, NCCL_DEBUG_FILE, NCCL_DEBUG_SUBSYS).
+/// True when NCCL's log is read for its network: on a fabric other than Ethernet, unless the user directs
+/// that log (NCCL_DEBUG, NCCL_DEBUG_FILE, NCCL_DEBUG_SUBSYS).
 bool asks_for_network(const FabricProfile& profile, const EnvironmentLookup& inherited);
 
-/// "AWS Libfabric" of "node:1:2 [0] NCCL INFO Using network AWS Libfabric"; nullopt: the line says something
-/// else.
+/// "AWS Libfabric" in "node:1:2 [0] NCCL INFO Using network AWS Libfabric"; nullopt: the line is about
+/// something else.
 std::optional<std::string> network_in(std::string_view line);
 
 struct TransportVerdict {
     bool as_meant = true;
     std::string line;
 };
-/// Whether NCCL took the network that the fabric is there for.
+/// Judges whether NCCL took the fabric's network.
 TransportVerdict judge_transport(Fabric fabric, std::string_view network);
 
 }  // namespace ddprun

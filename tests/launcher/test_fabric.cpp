@@ -73,7 +73,7 @@ std::string value_of(const FabricProfile& profile, const std::string& name) {
     return "unset";
 }
 
-TEST(Fabric, FollowsWhatTheNodeHas) {
+TEST(Fabric, FollowsTheNodesDevices) {
     const auto found = [](const NetworkFacts& network) { return choose_fabric(std::nullopt, network); };
     EXPECT_EQ(found(ethernet()).fabric, Fabric::Ethernet);
     EXPECT_EQ(found(slingshot()).fabric, Fabric::Slingshot);
@@ -108,7 +108,7 @@ TEST(Fabric, SlingshotGetsItsBlockWithAReasonForEach) {
     for (const FabricSetting& one : profile.settings) EXPECT_FALSE(one.reason.empty()) << one.name;
 }
 
-TEST(Fabric, NeverSetsWhatIsTheSchedulersOrNoVariableOfNcclsOrEndsTheJob) {
+TEST(Fabric, NeverSetsVariablesThatAreTheSchedulersOrUnknownToNcclOrEndTheJob) {
     for (const Fabric one :
          {Fabric::Slingshot, Fabric::Infiniband, Fabric::Efa, Fabric::Ethernet, Fabric::None}) {
         for (const NetworkFacts& network : {ethernet(), slingshot(), infiniband(), efa()}) {
@@ -121,7 +121,7 @@ TEST(Fabric, NeverSetsWhatIsTheSchedulersOrNoVariableOfNcclsOrEndsTheJob) {
     }
 }
 
-TEST(Fabric, WhatTheUserSetStandsAlsoWhereItIsEmpty) {
+TEST(Fabric, KeepsTheUsersVariablesEvenIfEmpty) {
     const FabricProfile profile = choose_fabric(std::nullopt, slingshot());
     const EnvironmentLookup user = variables({{"NCCL_SOCKET_IFNAME", "hsn1"}, {"NCCL_CROSS_NIC", ""}});
     const std::vector<std::string> names = names_of(unset_settings(profile, user));
@@ -134,7 +134,7 @@ TEST(Fabric, WhatTheUserSetStandsAlsoWhereItIsEmpty) {
                                                     HasSubstr("\n  NCCL_IB_DISABLE=1  (")));
 }
 
-TEST(Fabric, AsNamedByTheUserWinsOverWhatIsThere) {
+TEST(Fabric, OfTheUserOverridesTheDevices) {
     const FabricProfile named = choose_fabric(Fabric::Efa, slingshot());
     EXPECT_EQ(named.fabric, Fabric::Efa);
     EXPECT_EQ(named.why, "--fabric efa");
@@ -156,7 +156,7 @@ TEST(Fabric, EthernetKeepsNcclFromBridgesThatLeadNowhere) {
         << "in a container all interfaces are virtual";
 }
 
-TEST(Fabric, GlooIsToldTheInterfaceWhereTheHostsOwnNameIsALoopbackAddress) {
+TEST(Fabric, NamesGloosInterfaceWhenTheHostsOwnNameIsALoopbackAddress) {
     EXPECT_EQ(value_of(choose_fabric(std::nullopt, ethernet()), "GLOO_SOCKET_IFNAME"), "unset")
         << "gloo finds it by the name";
     NetworkFacts network = ethernet();
@@ -167,7 +167,7 @@ TEST(Fabric, GlooIsToldTheInterfaceWhereTheHostsOwnNameIsALoopbackAddress) {
     EXPECT_EQ(value_of(choose_fabric(std::nullopt, network), "GLOO_SOCKET_IFNAME"), "hsn0");
 }
 
-TEST(Fabric, TheInterfaceOfIfaceIsGloosAndNcclsToo) {
+TEST(Fabric, UsesTheInterfaceOfIfaceForGlooAndNccl) {
     FabricProfile profile = choose_fabric(std::nullopt, ethernet());
     use_interface(profile, "eth1");
     EXPECT_EQ(value_of(profile, "GLOO_SOCKET_IFNAME"), "eth1");
@@ -181,7 +181,7 @@ TEST(Fabric, TheInterfaceOfIfaceIsGloosAndNcclsToo) {
     EXPECT_THAT(none.settings, IsEmpty()) << "--fabric none";
 }
 
-TEST(LoopbackOfName, IsWhatTheFirstLineWithTheNameSays) {
+TEST(LoopbackOfName, IsThatOfTheFirstLineWithTheName) {
     EXPECT_EQ(
         loopback_of_name("127.0.0.1 localhost\n127.0.1.1\tnode01.site node01  # Debian's\n10.0.0.1 node01\n",
                          "node01"),
@@ -198,7 +198,7 @@ TEST(Fabric, InfinibandBesideOtherActivePortsIsNamedToNccl) {
     EXPECT_EQ(value_of(choose_fabric(std::nullopt, network), "NCCL_IB_HCA"), "=mlx5_0");
 }
 
-TEST(Fabric, ConcernsJobsOfSeveralNodesUnlessOneIsNamed) {
+TEST(Fabric, IsChosenForSeveralNodesOrWhenNamed) {
     JobSpec spec;
     EXPECT_FALSE(wants_fabric(spec));
     spec.fabric = Fabric::Infiniband;
@@ -214,7 +214,7 @@ TEST(Fabric, ConcernsJobsOfSeveralNodesUnlessOneIsNamed) {
     EXPECT_FALSE(wants_fabric(spec));
 }
 
-TEST(Fabric, OneLineSaysWhatAllNodesHaveOrThatTheyDiffer) {
+TEST(Fabric, IsReportedInOneLineForAllNodesOrAsDiffering) {
     const auto line = [](const std::vector<NodeFabric>& nodes, const std::string& own) {
         return judge_fabrics(nodes, own).line;
     };
@@ -231,16 +231,16 @@ TEST(Fabric, OneLineSaysWhatAllNodesHaveOrThatTheyDiffer) {
     EXPECT_FALSE(judge_fabrics({{"a", "ib"}, {"b", ""}}, "ib").differs) << "an older ddprun does not say";
 }
 
-// ---- whether NCCL uses it
+// ---- NCCL's network
 
-TEST(Transport, IsFoundInNcclsOwnWords) {
+TEST(Transport, IsFoundInNcclsLog) {
     EXPECT_EQ(network_in("node:1:2 [0] NCCL INFO Using network AWS Libfabric\r"), "AWS Libfabric");
     EXPECT_EQ(network_in("node:1:2 [0] NCCL INFO NET/OFI Using aws-ofi-nccl 1.4.0"), std::nullopt);
     EXPECT_EQ(network_in("I am Using network Socket"), std::nullopt);
     EXPECT_EQ(network_in("NCCL INFO Using network "), std::nullopt);
 }
 
-TEST(Transport, IsJudgedByWhatTheFabricIsThereFor) {
+TEST(Transport, IsJudgedByTheFabric) {
     const auto fits = [](Fabric fabric, const char* network) {
         return judge_transport(fabric, network).as_meant;
     };
@@ -258,7 +258,7 @@ TEST(Transport, IsJudgedByWhatTheFabricIsThereFor) {
                 AllOf(HasSubstr("network Socket, not the node's fabric (efa)"), HasSubstr("aws-ofi-nccl")));
 }
 
-TEST(Transport, IsAskedForWhereItCanBeWrongAndTheUserHasNoSayInNcclsWords) {
+TEST(Transport, IsAskedForUnlessItIsEthernetOrTheUserDirectsNcclsLog) {
     FabricProfile profile;
     EXPECT_FALSE(asks_for_network(profile, variables()));
     profile.fabric = Fabric::Ethernet;
@@ -269,7 +269,7 @@ TEST(Transport, IsAskedForWhereItCanBeWrongAndTheUserHasNoSayInNcclsWords) {
         EXPECT_FALSE(asks_for_network(profile, variables({{own, "x"}}))) << own;
 }
 
-/// What a worker's NCCL does with the variable.
+/// Writes to the file of NCCL_DEBUG_FILE, as a worker's NCCL does.
 void write_to(const std::string& path, const std::string& text) {
     std::ofstream file(path);
     ASSERT_TRUE(file) << path;

@@ -1,5 +1,4 @@
-// What follows from a fabric, with a NCCL that says which network it takes: the fake one, in workers over
-// fakes of CUDA.
+// The effects of a fabric, with the fake NCCL, which logs its network, in workers over fakes of CUDA.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +26,7 @@ std::vector<std::string> all_reduce(std::vector<std::string> options) {
     return options;
 }
 
-TEST(FabricOfAJob, ANcclThatTakesSocketsOnSlingshotIsSaidAndItsWordsStayAway) {
+TEST(FabricOfAJob, ANcclThatTakesSocketsOnSlingshotIsReportedWithoutItsLog) {
     const Outcome outcome = run(all_reduce({"--nproc-per-node=2", "--fabric=slingshot"}), with_fakes({}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.err, "NCCL uses the network Socket, not the node's fabric (slingshot)"), 1)
@@ -35,7 +34,7 @@ TEST(FabricOfAJob, ANcclThatTakesSocketsOnSlingshotIsSaidAndItsWordsStayAway) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("all sums right"), Not(HasSubstr("NCCL INFO"))));
 }
 
-TEST(FabricOfAJob, TheNetworkThatWasMeantIsSaidWithoutAWarning) {
+TEST(FabricOfAJob, TheRightNetworkIsLoggedWithoutAWarning) {
     const Outcome outcome = run(all_reduce({"--nproc-per-node=2", "--fabric=slingshot"}),
                                 with_fakes({"FAKE_NCCL_NETWORK=AWS Libfabric"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -43,7 +42,7 @@ TEST(FabricOfAJob, TheNetworkThatWasMeantIsSaidWithoutAWarning) {
                                    Not(HasSubstr("not the node's fabric"))));
 }
 
-TEST(FabricOfAJob, WhoWantsNcclsOwnWordsGetsThem) {
+TEST(FabricOfAJob, AUserWhoDirectsNcclsLogGetsIt) {
     const Outcome outcome =
         run(all_reduce({"--nproc-per-node=2", "--fabric=slingshot"}), with_fakes({"NCCL_DEBUG=INFO"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -51,7 +50,7 @@ TEST(FabricOfAJob, WhoWantsNcclsOwnWordsGetsThem) {
     EXPECT_THAT(outcome.err, Not(HasSubstr("NCCL uses")));
 }
 
-TEST(FabricOfAJob, OfTwoNodesEachLooksAtItsOwnNccl) {
+TEST(FabricOfAJob, EachOfTwoNodesReadsItsOwnNccl) {
     const ReservedPort port;
     std::vector<std::unique_ptr<Program>> nodes;
     for (const char* node : {"0", "1"}) {
