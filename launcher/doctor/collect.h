@@ -6,8 +6,8 @@
 
 #include "launcher/doctor/facts.h"
 
-/// Looks at this machine. Nothing here fails: what cannot be read stays at its default. Together some ten
-/// milliseconds, and more where a driver has to be woken.
+/// Read this machine. Never fail: facts that cannot be read keep their defaults. Together they take some ten
+/// milliseconds, and more when a driver must be woken.
 namespace ddprun::doctor {
 
 HostFacts collect_host();

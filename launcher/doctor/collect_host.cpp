@@ -26,7 +26,7 @@ std::optional<std::uint64_t> number_in(const std::string& path) {
     return number ? std::optional(*number) : std::nullopt;
 }
 
-/// The value behind "key:" in a file of such lines: /proc/meminfo, /proc/cpuinfo.
+/// The value after "key:" in a file of such lines: /proc/meminfo, /proc/cpuinfo.
 std::string field(std::string_view text, std::string_view key) {
     for (const std::string_view line : split(text, '\n')) {
         const std::size_t colon = line.find(':');
@@ -36,7 +36,7 @@ std::string field(std::string_view text, std::string_view key) {
     return "";
 }
 
-/// "16384 kB" in bytes.
+/// The bytes of "16384 kB".
 std::uint64_t kilobytes(const std::string& text) {
     return parse_uint(split(text, ' ').front()).value_or(0) * 1024;
 }
@@ -67,7 +67,7 @@ std::optional<std::uint64_t> first_number(const CgroupPlaces& places, const char
     return std::nullopt;
 }
 
-/// "200000 100000" and the two files of version 1: microseconds granted in every period.
+/// The CPU quota from cpu.max ("200000 100000") or version 1's two files: microseconds granted per period.
 std::optional<double> cpu_quota(const CgroupPlaces& places) {
     std::optional<double> found;
     for (const std::string& directory : places.directories) {

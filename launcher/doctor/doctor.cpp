@@ -48,14 +48,14 @@ doctor::Facts collect(const DoctorOptions& options) {
     return facts;
 }
 
-doctor::Look look_of_terminal() {
-    doctor::Look look;
+doctor::TextStyle terminal_style() {
+    doctor::TextStyle style;
     winsize size{};
-    if (::isatty(STDOUT_FILENO) == 0) return look;
-    look.color = process_environment("NO_COLOR").value_or("").empty();
-    look.width = 100;
-    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 60) look.width = size.ws_col;
-    return look;
+    if (::isatty(STDOUT_FILENO) == 0) return style;
+    style.color = process_environment("NO_COLOR").value_or("").empty();
+    style.width = 100;
+    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 60) style.width = size.ws_col;
+    return style;
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ int run_doctor(const DoctorOptions& options) {
     const doctor::Facts facts = collect(options);
     const std::vector<Finding> findings = doctor::judge(facts);
     ddprun::print("{}", options.json ? doctor::render_json(facts, findings)
-                                     : doctor::render_text(findings, look_of_terminal()));
+                                     : doctor::render_text(findings, terminal_style()));
     return worst(findings) == Severity::Error ? kSomethingWrong : 0;
 }
 

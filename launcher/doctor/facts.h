@@ -18,7 +18,7 @@ struct Limit {
     std::optional<std::uint64_t> soft, hard;
 };
 
-/// What a cgroup grants; nullopt is unlimited, or not known.
+/// The limits of a cgroup; nullopt is unlimited, or not known.
 struct CgroupFacts {
     int version = 0;  ///< 2, 1, or 0: none
     std::optional<std::uint64_t> memory_limit, memory_used;
@@ -28,8 +28,8 @@ struct CgroupFacts {
 
 struct ClockFacts {
     std::string source;                ///< "tsc"
-    bool has_tsc = true;               ///< the kernel would offer a tsc
-    std::optional<bool> synchronised;  ///< by NTP or PTP, as the kernel says
+    bool has_tsc = true;               ///< the kernel offers a tsc
+    std::optional<bool> synchronised;  ///< by NTP or PTP, by the kernel's flag
     std::int64_t unix_seconds = 0;
 };
 
@@ -48,24 +48,24 @@ struct HostFacts {
     std::string core_pattern;
 };
 
-/// NCCL_*, CUDA_*, UCX_*, FI_* and the like that are set, by name.
+/// The variables NCCL_*, CUDA_*, UCX_*, FI_* and the like that are set, by name.
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-/// The all-reduce that was run.
+/// The result of the all-reduce.
 struct TrialFacts {
     enum class State : std::uint8_t { NotAsked, Failed, Done } state = State::NotAsked;
     std::string command;   ///< as a user would type it
-    std::string problem;   ///< Failed: why; the last lines of the job
-    std::string why_cpus;  ///< why it ran on the CPUs although there are GPUs; ""
+    std::string problem;   ///< why it Failed: the last lines of the job
+    std::string why_cpus;  ///< why it ran on the CPUs despite GPUs; "" it did not
     int exit_code = 0;
-    // Done:
+    // The rest is valid when Done.
     int workers = 0;
     std::string backend;
     std::uint64_t bytes = 0;
     std::uint64_t rounds = 0;
     double seconds = 0;                   ///< of all rounds
     double bus_gigabytes_per_second = 0;  ///< per worker, as nccl-tests counts
-    Duration start{};                     ///< from our start to the first all-reduce
+    Duration start{};                     ///< time from our start to the first all-reduce
 };
 
 struct Facts {

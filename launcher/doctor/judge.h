@@ -6,7 +6,7 @@
 #include "launcher/doctor/facts.h"
 #include "launcher/gpu/gpu_health.h"
 
-/// What the facts mean. All pure: every finding can be shown by made-up facts.
+/// Judge the facts. All are pure.
 namespace ddprun::doctor {
 
 std::vector<Finding> judge_host(const HostFacts& host, bool has_rdma);
@@ -15,7 +15,7 @@ std::vector<Finding> judge_variables(const Variables& variables);
 std::vector<Finding> judge_network(const NetworkFacts& network, const Variables& variables);
 std::vector<Finding> judge_trial(const TrialFacts& trial);
 
-/// All of them, section by section, in the order of the report.
+/// All findings, section by section, in the order of the report.
 std::vector<Finding> judge(const Facts& facts);
 
 }  // namespace ddprun::doctor

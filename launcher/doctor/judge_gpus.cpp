@@ -56,7 +56,7 @@ const char* distance_name(GpuDistance distance) {
     return "";
 }
 
-/// "all 28 pairs by NVLink", "4 pairs by NVLink, 24 by the link between sockets".
+/// Adds "pairs of GPUs: 4 by NVLink, 24 by the link between sockets", and warnings.
 void judge_topology(const NvidiaFacts& nvidia, Rows& rows) {
     if (nvidia.pairs.empty()) return;
     std::map<GpuDistance, int> counts;

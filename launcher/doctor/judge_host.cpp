@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kGiB = 1ULL << 30;
 constexpr std::uint64_t kMiB = 1ULL << 20;
-constexpr std::uint64_t kSmallShm = 256 * kMiB;     // 64 MiB is what containers get when nobody asks
+constexpr std::uint64_t kSmallShm = 256 * kMiB;     // containers get 64 MiB by default
 constexpr std::uint64_t kEnoughLocked = 64 * kMiB;  // RDMA registers buffers of this size
 constexpr std::uint64_t kEnoughFiles = 4096;
 constexpr std::uint64_t kEnoughProcesses = 4096;

@@ -33,7 +33,7 @@ std::string describe(const NetworkInterface& one) {
     return text + (one.addresses.empty() ? ", no address" : ", " + join(one.addresses, " "));
 }
 
-/// NCCL_SOCKET_IFNAME as NCCL reads it: prefixes, "=name" exactly, "^" all but these.
+/// The interfaces that NCCL_SOCKET_IFNAME chooses: prefixes, "=name" exactly, "^" all but these.
 std::vector<std::string> chosen_by(std::string_view setting,
                                    const std::vector<NetworkInterface>& interfaces) {
     const bool others = setting.starts_with('^');
@@ -123,7 +123,7 @@ void judge_fabric(const NetworkFacts& network, Rows& rows) {
 std::vector<Finding> judge_network(const NetworkFacts& network, const Variables& variables) {
     Rows rows;
     for (const NetworkInterface& one : network.interfaces) {
-        // Bridges and tunnels that are down are of no interest to anybody.
+        // Leave out bridges and tunnels that are down.
         if (!one.loopback && (one.up || !one.is_virtual))
             add_network(rows, Severity::Ok, one.name, describe(one));
     }
@@ -147,7 +147,7 @@ std::vector<Finding> judge_trial(const TrialFacts& trial) {
                        "to see more: " + trial.command);
         case TrialFacts::State::Done: break;
     }
-    // The GPUs were left out: what has been shown is not what a job would use.
+    // A trial on CPUs shows nothing about the GPUs that a job would use.
     const std::string why = trial.why_cpus.empty() ? "" : fmt::format("; on the CPUs: {}", trial.why_cpus);
     return row(why.empty() ? Severity::Ok : Severity::Warning,
                fmt::format("{} worker{}, {}: {:.2f} GB/s bus bandwidth ({} x {} in {:.2f} s), sums right; "

@@ -131,10 +131,10 @@ const char* name_of(Severity severity) {
     return "";
 }
 
-std::string render_text(const std::vector<Finding>& findings, const Look& look) {
+std::string render_text(const std::vector<Finding>& findings, const TextStyle& style) {
     const std::size_t subjects = subject_width(findings), indent = 2 + kSeverityWidth + subjects;
     const auto fitted = [&](const std::string& words, std::size_t column) {
-        return look.width ? wrap(printable(words), *look.width, column) : printable(words);
+        return style.width ? wrap(printable(words), *style.width, column) : printable(words);
     };
     std::string text, section;
     for (const Finding& finding : findings) {
@@ -145,8 +145,8 @@ std::string render_text(const std::vector<Finding>& findings, const Look& look) 
         }
         const std::string severity = padded(name_of(finding.severity), kSeverityWidth);
         const std::string what = fitted(finding.what, indent);
-        text += fmt::format("  {}{}{}{}{}\n", look.color ? color_of(finding.severity) : "", severity,
-                            look.color ? "\033[0m" : "", padded(printable(finding.subject), subjects), what);
+        text += fmt::format("  {}{}{}{}{}\n", style.color ? color_of(finding.severity) : "", severity,
+                            style.color ? "\033[0m" : "", padded(printable(finding.subject), subjects), what);
         if (!finding.remedy.empty())
             text += std::string(indent, ' ') + "-> " + fitted(finding.remedy, indent + 3) + '\n';
     }

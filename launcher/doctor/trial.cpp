@@ -14,25 +14,24 @@ namespace ddprun::doctor {
 namespace {
 
 constexpr int kMostCpuWorkers = 64;
-constexpr Duration kTrialPatience =
-    std::chrono::seconds(60);  ///< for the job; CUDA contexts of many GPUs take their time
-constexpr Duration kGrace = std::chrono::seconds(10);  ///< between asking it to end and killing it
+constexpr Duration kTrialTimeout = std::chrono::seconds(60);  ///< CUDA contexts of many GPUs take long
+constexpr Duration kGrace = std::chrono::seconds(10);         ///< from SIGTERM to SIGKILL
 constexpr std::size_t kMaxOutput = 1 << 20;
 constexpr std::string_view kResultMark = "{\"allreduce_check\":";
 constexpr std::size_t kShownLines = 3;
 
 std::vector<std::string> child_environment(const TrialPlan& plan) {
-    // Ours first: of two equal names the first counts.
+    // Our variables come first: of two equal names the first counts.
     std::vector<std::string> all = plan.environment;
-    // The user's defaults for jobs are not meant for this one.
+    // Leave out the user's defaults for jobs.
     for (std::string& one : os::own_environment()) {
         if (!one.starts_with("PET_")) all.push_back(std::move(one));
     }
     return all;
 }
 
-/// What the workers wrote, else what ddprun wrote.
-std::string telling_lines(std::string_view output) {
+/// The workers' first lines, else ddprun's.
+std::string first_lines(std::string_view output) {
     std::vector<std::string> workers, ours;
     for (const std::string_view line : split(output, '\n')) {
         const std::string text(trim(line));
@@ -55,16 +54,16 @@ TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, int visib
     int cpus = host.machine.cpus;
     if (host.cgroup.cpus) cpus = std::min(cpus, static_cast<int>(std::floor(*host.cgroup.cpus)));
     plan.workers = plan.on_gpus ? visible_gpus : std::clamp(cpus, 1, kMostCpuWorkers);
-    // A GPU's links show their speed with more.
+    // A GPU's links need more bytes to show their speed.
     const std::string bytes = !size.bytes.empty() ? size.bytes : plan.on_gpus ? "256MiB" : "64MiB";
     plan.arguments = {"--standalone", "--quiet",         fmt::format("--nproc-per-node={}", plan.workers),
                       "--no-python",  "allreduce-check", "--seconds",
                       size.seconds,   "--bytes",         bytes,
                       "--json"};
-    // By which lines of the workers are told from ddprun's, also where there is one worker.
+    // The prefix marks the lines of workers, even of a single one.
     plan.environment = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[${rank}]: "};
     if (!plan.on_gpus) return plan;
-    // NCCL by name: libddp's own choice would go through the host where it sees fewer devices than NVML does.
+    // Name NCCL: libddp itself would go through the host when it sees fewer devices than NVML.
     plan.arguments.insert(plan.arguments.end(), {"--device", "cuda", "--backend", "nccl"});
     return plan;
 }
@@ -78,7 +77,7 @@ TrialFacts read_trial(std::string_view output, int exit_code, std::int64_t start
     const Result<Json> result = parse_json_object(line);
     if (exit_code != 0 || !result) {
         facts.state = TrialFacts::State::Failed;
-        facts.problem = telling_lines(output);
+        facts.problem = first_lines(output);
         return facts;
     }
     facts.state = TrialFacts::State::Done;
@@ -104,7 +103,7 @@ TrialFacts run_trial(const TrialPlan& plan) {
     ddprun.arguments.insert(ddprun.arguments.end(), plan.arguments.begin(), plan.arguments.end());
     ddprun.environment = child_environment(plan);
     const TimePoint started = MonotonicClock::now();
-    const Result<ToolEnd> end = run_tool_and_wait(std::move(ddprun), {kTrialPatience, kMaxOutput, kGrace});
+    const Result<ToolEnd> end = run_tool_and_wait(std::move(ddprun), {kTrialTimeout, kMaxOutput, kGrace});
     if (!end) {
         facts.problem = end.error().what;
         return facts;
@@ -112,7 +111,7 @@ TrialFacts run_trial(const TrialPlan& plan) {
     facts = read_trial(end->out + end->err, end->exit_code, started.time_since_epoch().count());
     if (!end->is_in_time)
         facts.problem =
-            fmt::format("it did not end within {}; {}", format_duration(kTrialPatience), facts.problem);
+            fmt::format("it did not end within {}; {}", format_duration(kTrialTimeout), facts.problem);
     facts.why_cpus = plan.why;
     facts.command = "ddprun " + join(plan.arguments, " ");
     return facts;

@@ -31,7 +31,7 @@ GpuFacts gpu(unsigned index) {
     return facts;
 }
 
-/// A node with two GPUs where nothing is wrong.
+/// A sound node with two GPUs.
 Facts sound() {
     Facts facts;
     HostFacts& host = facts.host;
@@ -84,7 +84,7 @@ struct Case {
     const char* remedy;
 };
 
-// Each spoils one thing of a sound machine and expects exactly one finding that is not ok.
+// Each case breaks one thing of a sound machine and expects exactly one finding that is not ok.
 const Case kCases[] = {
     {"LittleMemory", [](Facts& f) { f.host.memory_available = 1 << 30; }, Severity::Warning, "memory",
      "1 GiB available of 64 GiB", "ps aux"},
@@ -195,7 +195,7 @@ const Case kCases[] = {
 
 class Doctor : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Doctor, NamesTheTroubleAndItsRemedy) {
+TEST_P(Doctor, NamesTheFaultAndItsRemedy) {
     Facts facts = sound();
     GetParam().spoil(facts);
     const std::vector<Finding> found = troubles(facts);
@@ -209,9 +209,9 @@ TEST_P(Doctor, NamesTheTroubleAndItsRemedy) {
 INSTANTIATE_TEST_SUITE_P(Troubles, Doctor, ::testing::ValuesIn(kCases),
                          [](const auto& one) { return one.param.name; });
 
-TEST(DoctorJudgement, FindsNothingWrongWithASoundMachine) { EXPECT_THAT(troubles(sound()), IsEmpty()); }
+TEST(DoctorJudgement, FindsNoFaultInASoundMachine) { EXPECT_THAT(troubles(sound()), IsEmpty()); }
 
-TEST(DoctorJudgement, SaysWhatConnectsTheMachineAndThatDdprunSetsWhatItNeeds) {
+TEST(DoctorJudgement, NamesTheFabricAndThatDdprunSetsItsVariables) {
     Facts facts = sound();
     facts.network.cxi_devices = {"cxi0"};
     EXPECT_THAT(judge(facts),
@@ -235,7 +235,7 @@ TEST(DoctorJudgement, AMachineWithoutGpusIsNoError) {
                                                 Field(&Finding::remedy, HasSubstr("updated while in use")))));
 }
 
-TEST(DoctorJudgement, LockedMemoryMattersWhereThereIsRdma) {
+TEST(DoctorJudgement, LockedMemoryMattersWithRdmaOnly) {
     Facts facts = sound();
     facts.host.memlock = {8 << 20, 8 << 20};
     facts.network.ports = {{"mlx5_0", 1, "ACTIVE", "400 Gb/sec", "InfiniBand"}};
@@ -262,7 +262,7 @@ TEST(DoctorJudgement, ReadsTheInterfaceSettingAsNcclDoes) {
     EXPECT_THAT(sockets_with("^lo,eth01"), HasSubstr("eth0 ("));
 }
 
-TEST(DoctorTrial, TakesOneWorkerPerGpuAndTheCpusWhereAGpuIsLost) {
+TEST(DoctorTrial, TakesOneWorkerPerGpuAndTheCpusWhenAGpuIsLost) {
     Facts facts = sound();
     TrialPlan plan = plan_trial(facts.host, facts.nvidia, 2);
     EXPECT_TRUE(plan.on_gpus);
@@ -286,7 +286,7 @@ TEST(DoctorTrial, KeepsToTheQuotaOfTheCgroup) {
     EXPECT_EQ(plan_trial(facts.host, facts.nvidia, 0).workers, 1);
 }
 
-TEST(DoctorTrial, ReadsTheWorkersResultOrItsLastWords) {
+TEST(DoctorTrial, ReadsTheWorkersResultOrItsError) {
     const TrialFacts done = read_trial(
         "noise\n[0]: {\"allreduce_check\": 1, \"workers\": 3, \"backend\": \"cpu\", \"bytes\": 64, \"rounds\": 7, "
         "\"seconds\": 2.0, \"bus_gigabytes_per_second\": 9.5, \"first_at_ns\": 2500}\n",
@@ -302,7 +302,7 @@ TEST(DoctorTrial, ReadsTheWorkersResultOrItsLastWords) {
     EXPECT_EQ(read_trial("{\"allreduce_check\": 1, cut o", 0, 0).state, TrialFacts::State::Failed);
 }
 
-TEST(DoctorCgroup, LooksFromTheOwnCgroupUpwards) {
+TEST(DoctorCgroup, SearchesFromOurCgroupUpwards) {
     const auto directories = [](std::string_view text, std::string_view controller) {
         return cgroup_places(text, controller).directories;
     };
@@ -334,7 +334,7 @@ TEST(DoctorText, IsAlignedWrappedAndCounted) {
     EXPECT_THAT(render_text(findings, {false, 80}), Not(HasSubstr("\033")));
 }
 
-TEST(DoctorText, IsOneLineForEachFindingInAFile) {
+TEST(DoctorText, HasOneLinePerFindingInAFile) {
     const std::string what = std::string(90, 'w') + " and " + std::string(90, 'x');
     EXPECT_THAT(render_text({{Severity::Ok, "Host", "cpu", what, ""}}, {}), HasSubstr("cpu  " + what + "\n"));
 }

@@ -21,8 +21,8 @@ Outcome doctor(const std::vector<std::string>& options, std::vector<std::string>
     return run(command, with_environment(std::move(environment)));
 }
 
-/// A machine with these GPUs, and NCCL and CUDA on them; all three are fakes. Its ddprun stands beside
-/// workers that are linked with them.
+/// A machine with fakes of these GPUs, of NCCL and of CUDA. Its ddprun lies beside workers that are linked
+/// with them.
 struct GpuMachine {
     explicit GpuMachine(const std::string& gpus) {
         EXPECT_TRUE(write_file_atomically(
@@ -66,7 +66,7 @@ TEST(Doctor, RunsAnAllReduceAmongTheGpus) {
     EXPECT_THAT(json["all_reduce"]["backend"].get<std::string>(), HasSubstr("nccl"));
 }
 
-TEST(Doctor, ExitsWithOneWhenAGpuIsIll) {
+TEST(Doctor, ExitsWithOneWhenAGpuIsDefective) {
     const GpuMachine machine(R"([{"name": "A", "uncorrected": 3}])");
     const Outcome outcome = doctor({"--no-run"}, machine.environment());
     EXPECT_EQ(outcome.status, 1);
@@ -76,7 +76,7 @@ TEST(Doctor, ExitsWithOneWhenAGpuIsIll) {
     EXPECT_THAT(outcome.out, Not(HasSubstr("\033"))) << "standard output is no terminal";
 }
 
-TEST(Doctor, SaysWhatTheWorkersSayWhenTheAllReduceFails) {
+TEST(Doctor, ShowsTheWorkersErrorWhenTheAllReduceFails) {
     const GpuMachine machine(R"([{"name": "A"}, {"name": "B"}])");
     const Outcome outcome = doctor({"--bytes=64KiB"}, machine.environment(1), machine.ddprun());
     EXPECT_EQ(outcome.status, 1);
@@ -85,7 +85,7 @@ TEST(Doctor, SaysWhatTheWorkersSayWhenTheAllReduceFails) {
     EXPECT_THAT(outcome.out, HasSubstr("to see more: ddprun --standalone"));
 }
 
-TEST(Doctor, DefaultsForJobsAreNotForItsOwn) {
+TEST(Doctor, IgnoresDefaultsForJobs) {
     const Outcome outcome =
         doctor({"--json", "--seconds=0.1", "--bytes=1MiB"},
                {"PET_NNODES=2", "PET_NPROC_PER_NODE=gpu", "PET_DRY_RUN=1", "CUDA_VISIBLE_DEVICES="});
