@@ -13,18 +13,18 @@
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/ask/followed_log.h"
-#include "launcher/batch/job_look.h"
+#include "launcher/batch/batch_status.h"
 #include "launcher/batch/scheduler_command.h"
 #include "launcher/exit_codes.h"
 
 namespace ddprun {
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(60);
-constexpr Duration kFirstPause = std::chrono::seconds(1);  ///< between two looks, then half as long again
+constexpr Duration kCommandTimeout = std::chrono::seconds(60);
+constexpr Duration kFirstPause = std::chrono::seconds(1);  ///< between two queries; grows by half each time
 constexpr Duration kLongestPause = std::chrono::seconds(10);
 constexpr int kLogEveryMs = 200;
-constexpr int kMostSilentLooks = 30;  ///< five minutes of a scheduler that does not answer
+constexpr int kMostSilentQueries = 30;  ///< five minutes of a scheduler that does not answer
 constexpr std::size_t kMostScriptBytes = 1 << 20;
 constexpr int kInterrupted = 128 + SIGINT;
 
@@ -43,8 +43,8 @@ ExitCode code_for(const Error& error) {
                                                                              : ExitCode::Unavailable;
 }
 
-/// Only over what we have written: a script that its user changed by hand keeps our mark, and is theirs to
-/// rename.
+/// Writes the script, replacing only one with our mark. (A script that the user edited by hand keeps the
+/// mark: the user must rename it.)
 Status write_script(Scheduler scheduler, const JobRequest& request) {
     if (::access(request.script.c_str(), F_OK) == 0) {
         const Result<std::string> before = read_regular_file(request.script, kMostScriptBytes);
@@ -53,13 +53,14 @@ Status write_script(Scheduler scheduler, const JobRequest& request) {
         if (before->find(mark) == std::string::npos) {
             return Error{
                 Errc::InvalidArgument,
-                fmt::format("{}: is there and is not one of ours; give another --file", request.script), 0};
+                fmt::format("{}: exists and was not written by ddprun; give another --file", request.script),
+                0};
         }
     }
     return write_file_atomically(request.script, render_job_script(scheduler, request), 0755);
 }
 
-/// Where ddprun is, unless it is where every shell looks.
+/// The directory of ddprun; "" when every shell's PATH has it.
 std::string own_directory() {
     std::error_code ignored;
     const std::string directory =
@@ -67,74 +68,76 @@ std::string own_directory() {
     return directory == "/usr/bin" || directory == "/usr/local/bin" || directory == "/bin" ? "" : directory;
 }
 
-/// A refusal is the user's affair, a scheduler that is not there the site's.
+/// Errors of the request are InvalidArgument; a scheduler that does not answer is another error.
 Result<std::string> submit_script(Scheduler scheduler, const JobRequest& request) {
     std::vector<std::string> command = {std::string(submitter_of(scheduler))};
     if (scheduler == Scheduler::Slurm) {
         command.emplace_back("--parsable");
         const bool requeue = request.requeue && *request.requeue != RequeueSpec::Mode::No;
-        const Result<ToolEnd> version =
-            requeue ? run_scheduler_command({"sbatch", "--version"}, kPatience) : Result<ToolEnd>(ToolEnd{});
+        const Result<ToolEnd> version = requeue
+                                            ? run_scheduler_command({"sbatch", "--version"}, kCommandTimeout)
+                                            : Result<ToolEnd>(ToolEnd{});
         if (version && can_expedite(version->out)) command.emplace_back("--requeue=expedite");
     }
     command.push_back(request.script);
-    const Result<ToolEnd> outcome = run_scheduler_command(command, kPatience);
+    const Result<ToolEnd> outcome = run_scheduler_command(command, kCommandTimeout);
     if (!outcome) return outcome.error();
     if (outcome->exit_code != 0) {
-        std::string words = words_of_refusal(command[0], *outcome);
+        std::string words = describe_refusal(command[0], *outcome);
         const Errc code = is_unreachable(words) ? Errc::Refused : Errc::InvalidArgument;
         return Error{code, std::move(words), 0};
     }
     return scheduler == Scheduler::Pbs ? pbs::parse_submitted(outcome->out) : parse_sbatch(outcome->out);
 }
 
-// ---- looking at a job
+// ---- the status of a job
 
-/// qstat without -x does not tell of finished jobs; Torque's knows no -x of this kind.
-Result<JobLook> look_at_pbs(const std::string& job) {
-    Result<ToolEnd> outcome = run_scheduler_command({"qstat", "-x", "-f", "-F", "json", job}, kPatience);
+/// Only qstat -x shows finished jobs; Torque's has another -x.
+Result<BatchStatus> query_pbs(const std::string& job) {
+    Result<ToolEnd> outcome =
+        run_scheduler_command({"qstat", "-x", "-f", "-F", "json", job}, kCommandTimeout);
     if (outcome && outcome->exit_code != 0 && outcome->out.empty() && !is_unreachable(outcome->err)) {
-        outcome = run_scheduler_command({"qstat", "-f", job}, kPatience);
+        outcome = run_scheduler_command({"qstat", "-f", job}, kCommandTimeout);
     }
     if (!outcome) return outcome.error();
     const Result<pbs::QueuedJob> told = pbs::parse_job(outcome->out);
     if (!told && outcome->exit_code == 0) return told.error();
     if (!told) {
-        const std::string words = words_of_refusal("qstat", *outcome);
+        const std::string words = describe_refusal("qstat", *outcome);
         return Error{is_unreachable(words) ? Errc::Refused : Errc::NotFound, words, 0};
     }
-    JobLook look = look_of(*told);
-    if (std::filesystem::is_directory(look.log)) look.log = fmt::format("{}/{}.OU", look.log, job);
-    if (look.phase == JobLook::Phase::Waiting && told->state == "Q") {
-        const Result<ToolEnd> table = run_scheduler_command({"qstat"}, kPatience);
-        if (table) look.place = pbs::place_in_queue(table->out, job, told->queue);
+    BatchStatus status = to_batch_status(*told);
+    if (std::filesystem::is_directory(status.log)) status.log = fmt::format("{}/{}.OU", status.log, job);
+    if (status.phase == BatchStatus::Phase::Waiting && told->state == "Q") {
+        const Result<ToolEnd> table = run_scheduler_command({"qstat"}, kCommandTimeout);
+        if (table) status.place = pbs::place_in_queue(table->out, job, told->queue);
     }
-    return look;
+    return status;
 }
 
-Result<JobLook> look_at_slurm(const std::string& job) {
-    const Result<ToolEnd> outcome = run_scheduler_command({"scontrol", "show", "job", job}, kPatience);
+Result<BatchStatus> query_slurm(const std::string& job) {
+    const Result<ToolEnd> outcome = run_scheduler_command({"scontrol", "show", "job", job}, kCommandTimeout);
     if (!outcome) return outcome.error();
     if (outcome->exit_code != 0) {
-        const std::string words = words_of_refusal("scontrol", *outcome);
+        const std::string words = describe_refusal("scontrol", *outcome);
         return Error{is_unreachable(words) ? Errc::Refused : Errc::NotFound, words, 0};
     }
-    Result<JobLook> look = parse_scontrol_job(outcome->out);
-    if (look && look->phase == JobLook::Phase::Waiting && !look->queue.empty()) {
+    Result<BatchStatus> status = parse_scontrol_job(outcome->out);
+    if (status && status->phase == BatchStatus::Phase::Waiting && !status->queue.empty()) {
         const Result<ToolEnd> ids = run_scheduler_command(
-            {"squeue", "-h", "-t", "PD", "-p", look->queue, "--sort=-p,i", "-o", "%i"}, kPatience);
-        if (ids) look->place = place_in_squeue(ids->out, job);
+            {"squeue", "-h", "-t", "PD", "-p", status->queue, "--sort=-p,i", "-o", "%i"}, kCommandTimeout);
+        if (ids) status->place = place_in_squeue(ids->out, job);
     }
-    return look;
+    return status;
 }
 
-Result<JobLook> look_at(Scheduler scheduler, const std::string& job) {
-    return scheduler == Scheduler::Pbs ? look_at_pbs(job) : look_at_slurm(job);
+Result<BatchStatus> query(Scheduler scheduler, const std::string& job) {
+    return scheduler == Scheduler::Pbs ? query_pbs(job) : query_slurm(job);
 }
 
-// ---- following it
+// ---- following a job
 
-/// From its submission to its end, on the terminal of whoever waits.
+/// Shows a job's states and log on the terminal until its end.
 class Follower {
   public:
     Follower(Scheduler scheduler, std::string job) : scheduler_(scheduler), job_(std::move(job)) {}
@@ -142,45 +145,45 @@ class Follower {
     int follow() {
         Duration pause = kFirstPause;
         for (;; pause = std::min(pause * 3 / 2, kLongestPause)) {
-            const Result<JobLook> look = look_at(scheduler_, job_);
+            const Result<BatchStatus> status = query(scheduler_, job_);
             if (was_interrupted != 0) return leave();
-            if (const std::optional<int> end = take(look)) return *end;
+            if (const std::optional<int> end = take(status)) return *end;
             if (!read_log_for(pause)) return leave();
         }
     }
 
   private:
-    /// The exit code when there is nothing more to follow.
-    std::optional<int> take(const Result<JobLook>& look) {
-        if (!look) return take_silence(look.error());
-        silent_looks_ = 0;
-        if (const std::string line = describe_look(job_, *look); line != said_) {
+    /// Shows a status. Returns the exit code at the job's end; nullopt: go on.
+    std::optional<int> take(const Result<BatchStatus>& status) {
+        if (!status) return take_failure(status.error());
+        silent_queries_ = 0;
+        if (const std::string line = describe_status(job_, *status); line != said_) {
             read_log();
-            // What has ended is said behind the last line of its log.
-            if (look->phase != JobLook::Phase::Ended) say(line);
+            // The end is shown after the last line of the log.
+            if (status->phase != BatchStatus::Phase::Ended) say(line);
             said_ = line;
         }
-        if (!look->log.empty() && look->phase != JobLook::Phase::Waiting) open_log(look->log);
-        if (look->phase != JobLook::Phase::Ended) return std::nullopt;
+        if (!status->log.empty() && status->phase != BatchStatus::Phase::Waiting) open_log(status->log);
+        if (status->phase != BatchStatus::Phase::Ended) return std::nullopt;
         if (log_) log_->read_rest();
         std::fflush(stdout);
         say(said_);
-        return look->exit_code.value_or(static_cast<int>(ExitCode::Unavailable));
+        return status->exit_code.value_or(static_cast<int>(ExitCode::Unavailable));
     }
 
-    /// A server that restarts is waited for; a job that was there and is not is over.
-    std::optional<int> take_silence(const Error& error) {
+    /// Waits for a server that restarts. A job that has been seen and is no longer known is over.
+    std::optional<int> take_failure(const Error& error) {
         if (error.code == Errc::NotFound && !said_.empty()) {
             if (log_) log_->read_rest();
             std::fflush(stdout);
             return complain_of(scheduler_, "status",
-                               fmt::format("{}: it has ended, and how is not known: {}", job_, error.what),
+                               fmt::format("{}: ended, exit code not known: {}", job_, error.what),
                                ExitCode::Unavailable);
         }
-        if (said_.empty() || error.code == Errc::NotFound || ++silent_looks_ > kMostSilentLooks) {
+        if (said_.empty() || error.code == Errc::NotFound || ++silent_queries_ > kMostSilentQueries) {
             return complain_of(scheduler_, "status", error.what, ExitCode::Unavailable);
         }
-        if (silent_looks_ == 1) say(fmt::format("{}: {}; asking again", job_, error.what));
+        if (silent_queries_ == 1) say(fmt::format("{}: {}; asking again", job_, error.what));
         return std::nullopt;
     }
 
@@ -196,7 +199,7 @@ class Follower {
         std::fflush(stdout);
     }
 
-    /// False: Ctrl-C.
+    /// False after Ctrl-C.
     bool read_log_for(Duration span) {
         const TimePoint until = deadline_after(MonotonicClock::now(), span);
         while (MonotonicClock::now() < until) {
@@ -221,7 +224,7 @@ class Follower {
     Scheduler scheduler_;
     std::string job_;
     std::string said_;
-    int silent_looks_ = 0;
+    int silent_queries_ = 0;
     std::optional<FollowedLog> log_;
 };
 
@@ -268,9 +271,9 @@ int submit_job(Scheduler scheduler, JobRequest request, bool follow) {
 
 int show_job(Scheduler scheduler, const std::string& job, bool follow) {
     if (follow) return follow_job(scheduler, job);
-    const Result<JobLook> look = look_at(scheduler, job);
-    if (!look) return complain_of(scheduler, "status", look.error().what, ExitCode::Unavailable);
-    ddprun::print("{}\n", printable(describe_look(job, *look)));
+    const Result<BatchStatus> status = query(scheduler, job);
+    if (!status) return complain_of(scheduler, "status", status.error().what, ExitCode::Unavailable);
+    ddprun::print("{}\n", printable(describe_status(job, *status)));
     return 0;
 }
 

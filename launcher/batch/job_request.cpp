@@ -18,7 +18,7 @@ Error wrong_value(std::string_view option, std::string_view value, std::string_v
     return {Errc::InvalidArgument, fmt::format("--{}: '{}' {}", option, excerpt(value), why), 0};
 }
 
-/// A scheduler splits a directive at blanks, ends it at '#', and takes quotes in ways of its own.
+/// True for text without blanks, '#' and quotes, which schedulers treat specially in a directive.
 bool is_word(std::string_view text) {
     constexpr std::string_view kSpecial = "'\"\\#`$";
     return std::all_of(text.begin(), text.end(), [&](char c) {
@@ -37,7 +37,7 @@ bool is_variable_name(std::string_view name) {
            std::all_of(name.begin(), name.end(), is_part);
 }
 
-/// A program's name as a job's: "train" of "./build/train.py".
+/// The job's name for a program: "train" for "./build/train.py".
 std::string job_name_of(const std::string& program) {
     std::string name = std::filesystem::path(program).stem().string();
     const auto is_plain = [](char c) {
@@ -104,7 +104,7 @@ std::vector<std::string> pbs_lines(const JobRequest& request) {
     directives.gpus = gpus_of(request);
     directives.memory = or_else(request.memory, site.memory);
     directives.select = site.select;
-    // Two chunks that fit on one host are put there, unless they are told apart.
+    // PBS puts two chunks on one host if they fit, unless place=scatter.
     directives.place = request.nodes > 1 ? or_else(site.place, "scatter") : site.place;
     directives.filesystems = or_else(request.filesystems, site.filesystems);
     directives.keep = site.keep;
@@ -135,7 +135,7 @@ std::vector<std::string> slurm_lines(const JobRequest& request) {
     add("--output", or_else(request.output, request.name + "-%j.log"));
     if (request.requeue)
         lines.emplace_back(wants_requeue(request) ? "#SBATCH --requeue" : "#SBATCH --no-requeue");
-    // A run that follows goes on in the file of the last one.
+    // The next run appends to the last run's file.
     if (wants_requeue(request)) add("--open-mode", "append");
     for (const std::vector<std::string>* more : {&site.directives, &request.directives}) {
         for (const std::string& one : *more) lines.push_back("#SBATCH " + one);

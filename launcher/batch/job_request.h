@@ -11,37 +11,35 @@
 
 namespace ddprun {
 
-/// What a user asks a scheduler for, in the words that PBS and Slurm share. What is not said comes from the
-/// site.
+/// A user's request to a scheduler, in the same terms for PBS and Slurm. The site gives the defaults.
 struct JobRequest {
     SiteProfile site;
-    std::string name;  ///< "": the program's
+    std::string name;  ///< "" the program's name
     int nodes = 1;
     std::optional<int> cpus_per_node, gpus_per_node;
     std::string memory;   ///< of a node
     Duration walltime{};  ///< zero: the queue's default
     std::string queue;    ///< Slurm: the partition
     std::string account, filesystems;
-    std::string
-        output;  ///< of ddprun and the workers; "" the scheduler's default, or NAME-ID.log under Slurm
+    std::string output;                ///< file; "" the scheduler's default, or NAME-ID.log under Slurm
     std::vector<std::string> modules;  ///< besides the site's
     std::vector<std::pair<std::string, std::string>> environment;
-    std::vector<std::string> setup;       ///< lines of the script, behind the modules
-    std::vector<std::string> directives;  ///< as they stand behind #PBS or #SBATCH
+    std::vector<std::string> setup;       ///< lines of the script, after the modules
+    std::vector<std::string> directives;  ///< without "#PBS" or "#SBATCH"
     std::optional<RequeueSpec::Mode> requeue;
-    std::string script;               ///< where the script will lie: PBS is given it again
-    std::string path;                 ///< a directory to put before PATH, where ddprun is; "" none
-    std::vector<std::string> ddprun;  ///< the words behind `ddprun`: options, program, arguments
-    std::string program;              ///< of these
-    bool counts_workers = false;      ///< they have --nproc-per-node
+    std::string script;               ///< path of the script, which a requeue submits again to PBS
+    std::string path;                 ///< ddprun's directory, to put before PATH; "" not needed
+    std::vector<std::string> ddprun;  ///< the words after `ddprun`: options, program, arguments
+    std::string program;              ///< the program among `ddprun`
+    bool counts_workers = false;      ///< `ddprun` has --nproc-per-node
 };
 
-/// Fills in what follows from the rest (the name), and finds what no script can hold: a name with a blank, a
-/// value with a line end. Error: InvalidArgument naming the option and the value. Pure.
+/// Fills in the name, and refuses values that no script can hold: a name with a blank, a value with a line
+/// end. Error: InvalidArgument naming the option and the value. Pure.
 Status settle(JobRequest& request);
 
-/// The whole script, its last line `exec ddprun ...`: so signals of the scheduler reach ddprun. Of a settled
-/// request. Pure.
+/// The whole script of a settled request. Its last line is `exec ddprun ...`, so that the scheduler's signals
+/// reach ddprun. Pure.
 std::string render_job_script(Scheduler scheduler, const JobRequest& request);
 
 /// "01:30:00".

@@ -13,12 +13,12 @@ namespace ddprun {
 namespace {
 
 bool made_progress(const RunState& before, const RunEnd& end) {
-    // A worker that uses libddp and counts no steps is at step 0 for ever.
+    // A worker that uses libddp without reporting steps stays at step 0.
     if (end.steps > 0 || before.last_step > 0) return end.steps > before.last_step;
     return end.ran >= kProgressAge;
 }
 
-/// Why the job is not put back; "" when it is.
+/// The reason why the job is not put back; "" when it is.
 std::string obstacle_to(const RequeueSpec& spec, const RunState& state, const RunEnd& end,
                         const std::string& stop_file) {
     using enum RunEnd::Kind;
@@ -27,16 +27,16 @@ std::string obstacle_to(const RequeueSpec& spec, const RunState& state, const Ru
     if (!stop_file.empty()) return fmt::format("{} is there", stop_file);
     if (state.run > spec.limit)
         return fmt::format("all {} requeues are used up (--requeue-limit)", spec.limit);
-    const bool got_somewhere = state.runs_without_progress == 0;
-    if (end.kind == Failed && !got_somewhere)
+    const bool progressed = state.runs_without_progress == 0;
+    if (end.kind == Failed && !progressed)
         return fmt::format("it failed without any progress in this run: {}", end.what);
     if (state.runs_without_progress >= kStuckRuns)
         return fmt::format("{} runs in a row made no progress", state.runs_without_progress);
     return "";
 }
 
-/// What to do for an element of an array of PBS, which knows no dependency of one on its last run. Ranges
-/// have two ends: 3-4:2 is 3.
+/// The manual remedy for an element of a PBS array, which cannot depend on its own last run. A range needs
+/// two ends: 3-4:2 is 3.
 std::string alone_by_hand(std::string_view element) {
     const std::size_t begin = element.find('[') + 1;
     const Result<std::int64_t> index =
@@ -100,7 +100,7 @@ Result<RequeueWay> requeue_way(const std::optional<BatchJob>& job, const std::st
     if (script.empty())
         return cannot(
             "PBS keeps a copy of the job script only; give the path of your own: --requeue-script FILE");
-    // The new job waits for the end of this one, whose exit code it does not matter.
+    // The new job waits for the end of this one, whatever its exit code.
     return RequeueWay{{"qsub", "-W", "depend=afterany:" + job->id, script}, job->submitted_in};
 }
 

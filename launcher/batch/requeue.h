@@ -13,44 +13,44 @@
 
 namespace ddprun {
 
-/// Runs in a row that got nowhere after which a job is not put back, though time was all that it lacked.
+/// After this many runs in a row without progress a job is not put back, even if it only ran out of time.
 inline constexpr int kStuckRuns = 2;
 
-/// How a run ended, as far as it matters for another.
+/// The end of a run, for the decision on another one.
 struct RunEnd {
     enum class Kind : std::uint8_t {
         Succeeded,
         TimeUp,   ///< preempted by a notice, or ended at its walltime
-        Stopped,  ///< by a signal, long before it: by its user, or by a scheduler that puts it back by itself
+        Stopped,  ///< by a signal, long before it: by its user, or by a scheduler that requeues it itself
         Failed,
-        Final,  ///< failed so that another run would fail alike
+        Final,  ///< failed in a way that another run would repeat
     } kind = Kind::Failed;
-    std::string what;  ///< of Stopped, Failed and Final
+    std::string what;  ///< the reason for Stopped, Failed and Final
     std::int64_t generation = 0;
     int restarts_used = 0;
-    std::int64_t steps = -1;  ///< the furthest that a worker told; -1 none did
+    std::int64_t steps = -1;  ///< the highest step that a worker reported; -1: none
     Duration ran{};
 };
-/// `at_walltime`: it ended from outside, at the end of its walltime. Pure.
+/// `at_walltime` tells that the job was ended from outside at the end of its walltime. Pure.
 RunEnd run_end(const JobEnd& end, bool at_walltime);
 
 struct RequeueDecision {
     bool requeue = false;
     std::string why;  ///< "" after a success
-    RunState state;   ///< what this run leaves
+    RunState state;   ///< the state after this run
 };
-/// Whether the job goes back into the queue. `stop_file`: where a file is that ends the chain; "" there is
-/// none. Pure.
+/// Decides whether the job goes back into the queue. `stop_file` is the path of a file that ends the chain;
+/// "" none exists. Pure.
 RequeueDecision decide_requeue(const RequeueSpec& spec, RunState state, const RunEnd& end,
                                const std::string& stop_file);
 
-/// How this job can be put back into its queue.
+/// The command that puts this job back into its queue.
 struct RequeueWay {
     std::vector<std::string> command;
-    std::string directory;  ///< in which it has to run; "" any
+    std::string directory;  ///< working directory of the command; "" any
 };
-/// `script`: --requeue-script as an absolute path, "" none given. Pure.
-/// Error: InvalidArgument: it cannot be, and why, with the remedy.
+/// `script` is --requeue-script as an absolute path; "" not given. Pure.
+/// Error: InvalidArgument with the reason and the remedy.
 Result<RequeueWay> requeue_way(const std::optional<BatchJob>& job, const std::string& script);
 
 }  // namespace ddprun

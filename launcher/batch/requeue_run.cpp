@@ -14,7 +14,7 @@
 namespace ddprun {
 namespace {
 
-constexpr Duration kRequeuePatience = std::chrono::seconds(60);
+constexpr Duration kRequeueTimeout = std::chrono::seconds(60);
 constexpr std::size_t kMostStateBytes = 64 * 1024;
 constexpr const char* kStopFile = "ddprun.stop";
 
@@ -23,7 +23,7 @@ std::string absolute(const std::string& path, const std::string& base) {
                                         : (std::filesystem::path(base) / path).lexically_normal().string();
 }
 
-/// Whoever cannot be read is told, and the count begins anew.
+/// A state that cannot be read is logged, and the count begins anew.
 std::optional<RunState> read_state(const std::string& path, const RequeueRun::Say& say) {
     if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
     const Result<std::string> text = read_regular_file(path, kMostStateBytes);
@@ -77,7 +77,7 @@ void RequeueRun::finish(const JobEnd& end, bool at_walltime, const Say& say) {
                                               ::access(stop.c_str(), F_OK) == 0 ? stop : "");
     if (decision.requeue) return put_back(std::move(decision), say);
     if (decision.why.empty()) {
-        ::unlink(run_state_path(directory_, state_.job).c_str());  // done: there is no next run
+        ::unlink(run_state_path(directory_, state_.job).c_str());  // no next run follows
         return;
     }
     keep(decision.state, say);
@@ -85,15 +85,15 @@ void RequeueRun::finish(const JobEnd& end, bool at_walltime, const Say& say) {
 }
 
 void RequeueRun::put_back(RequeueDecision decision, const Say& say) {
-    // Slurm runs the same job again, and ends us as soon as it is told to: the state has to be there before.
+    // Slurm ends us and runs the same job again as soon as it gets the command: write the state before.
     keep(decision.state, say);
     say(fmt::format("putting the job back into the queue: {} (to end this: touch {}/{})", decision.why,
                     directory_, kStopFile));
-    const Result<ToolEnd> outcome = run_scheduler_command(way_.command, kRequeuePatience, way_.directory);
+    const Result<ToolEnd> outcome = run_scheduler_command(way_.command, kRequeueTimeout, way_.directory);
     const bool done = outcome && outcome->exit_code == 0;
     if (!done) {
         decision.state.phase = "ended";
-        decision.state.why = outcome ? words_of_refusal(way_.command[0], *outcome) : outcome.error().what;
+        decision.state.why = outcome ? describe_refusal(way_.command[0], *outcome) : outcome.error().what;
         keep(decision.state, say);
         return say(fmt::format("the job could not be put back: {}", decision.state.why));
     }
@@ -102,7 +102,7 @@ void RequeueRun::put_back(RequeueDecision decision, const Say& say) {
     if (!next)
         return say(fmt::format("the job was put back, but its next run will not know of this one: {}",
                                next.error().what));
-    // The file is the reader's: it goes to the next job, which waits for our end.
+    // The file is named after its reader, the next job, which waits for our end.
     const std::string ours = run_state_path(directory_, state_.job);
     decision.state.job = *next;
     keep(decision.state, say);

@@ -8,22 +8,21 @@
 
 namespace ddprun {
 
-/// One run of a batch job with --requeue, on the head: reads what the last run left, and at the end puts the
-/// job back into its queue, or says why not.
+/// One run of a batch job with --requeue, on the head: reads the last run's state, and at the end puts the
+/// job back into its queue, or logs why not.
 class RequeueRun {
   public:
     using Say = std::function<void(const std::string& line)>;
 
     enum class Head { First, Successor };
-    /// `log_directory`: where the state lies; "" where the job was submitted. A successor goes on with the
-    /// run of the head that was lost. nullopt: this job is not put back by us (--requeue=no, or auto where it
-    /// cannot be, which `say` is told). Error: InvalidArgument (--requeue=self where it cannot be), NotFound
-    /// (no such script).
+    /// `log_directory` holds the state; "" is the directory where the job was submitted. A successor goes on
+    /// with the lost head's run. nullopt: we do not put this job back (--requeue=no, or auto when it cannot
+    /// be, with the reason to `say`). Error: InvalidArgument (--requeue=self when it cannot be), NotFound (no
+    /// such script).
     static Result<std::optional<RequeueRun>> begin(const RequeueSpec& spec, const std::string& log_directory,
                                                    Head head, const Say& say);
 
-    /// After everything else, as the last act: Slurm ends the job at once. Blocks until the scheduler has
-    /// answered.
+    /// Call it last, because Slurm ends the job at once. Blocks until the scheduler has answered.
     void finish(const JobEnd& end, bool at_walltime, const Say& say);
 
   private:

@@ -7,7 +7,7 @@
 
 namespace ddprun {
 
-/// All that the file holds beside its version.
+/// All members of the file besides its version.
 template <class State, class Field>
 static void each_member(State& state, const Field& field) {
     field("job", state.job);
@@ -35,7 +35,7 @@ Result<RunState> parse_run_state(std::string_view text) {
     RunState state;
     each_member(state, member_reader(*json));
     if (state.run < 1 || state.run >= 1'000'000)
-        return Error{Errc::InvalidArgument, fmt::format("run {} cannot be", state.run), 0};
+        return Error{Errc::InvalidArgument, fmt::format("run {} is out of range", state.run), 0};
     return state;
 }
 

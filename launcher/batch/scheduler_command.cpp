@@ -9,7 +9,7 @@
 
 namespace ddprun {
 
-Result<ToolEnd> run_scheduler_command(const std::vector<std::string>& command, Duration patience,
+Result<ToolEnd> run_scheduler_command(const std::vector<std::string>& command, Duration timeout,
                                       const std::string& directory) {
     constexpr std::size_t kMostOutput = 16 << 20;
     os::SpawnSpec spec;
@@ -19,13 +19,13 @@ Result<ToolEnd> run_scheduler_command(const std::vector<std::string>& command, D
     spec.arguments = command;
     spec.environment = scheduler_environment(os::own_environment(), process_environment);
     spec.directory = directory;
-    Result<ToolEnd> end = run_tool_and_wait(std::move(spec), {patience, kMostOutput});
+    Result<ToolEnd> end = run_tool_and_wait(std::move(spec), {timeout, kMostOutput});
     if (!end || end->is_in_time) return end;
-    return Error{Errc::Timeout, fmt::format("{} took longer than {}", command[0], format_duration(patience)),
+    return Error{Errc::Timeout, fmt::format("{} took longer than {}", command[0], format_duration(timeout)),
                  0};
 }
 
-std::string words_of_refusal(const std::string& program, const ToolEnd& outcome) {
+std::string describe_refusal(const std::string& program, const ToolEnd& outcome) {
     std::vector<std::string> lines;
     for (const std::string_view line : split(trim(outcome.err).empty() ? outcome.out : outcome.err, '\n')) {
         if (!trim(line).empty()) lines.emplace_back(trim(line));

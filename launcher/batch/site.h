@@ -9,8 +9,7 @@
 
 namespace ddprun {
 
-/// What job scripts of one cluster have in common: data, never code. Texts that are "" and numbers that are 0
-/// are left out.
+/// The common part of one cluster's job scripts. Texts that are "" and numbers that are 0 are left out.
 struct SiteProfile {
     std::string name = "generic";
     int cpus_per_node = 0;
@@ -18,26 +17,26 @@ struct SiteProfile {
     std::string memory;        ///< of a node: "480GB"
     std::string queue;         ///< PBS queue, Slurm partition
     std::string place;         ///< PBS: -l place=
-    std::string select;        ///< PBS: more of each chunk
+    std::string select;        ///< PBS: further resources of each chunk
     std::string filesystems;   ///< PBS: -l filesystems=
     std::string keep = "doe";  ///< PBS: -k
     std::string gpu_type;      ///< Slurm: --gpus-per-node=TYPE:N
     std::vector<std::string> modules;
     std::vector<std::pair<std::string, std::string>> environment;
     std::vector<std::string> setup;       ///< lines of the script, before the modules
-    std::vector<std::string> directives;  ///< as they stand behind #PBS or #SBATCH
+    std::vector<std::string> directives;  ///< without "#PBS" or "#SBATCH"
     bool operator==(const SiteProfile&) const = default;
 };
 
 /// "generic", "derecho", "polaris".
 const std::vector<SiteProfile>& built_in_sites();
 
-/// A profile as JSON: an object with the fields' names. What it does not say is as in "generic", or as in the
-/// profile that its "like" names. Error: InvalidArgument naming the field.
+/// Parses a profile: a JSON object with the fields' names. Other fields are as in "generic", or as in the
+/// profile that "like" names. Error: InvalidArgument naming the field.
 Result<SiteProfile> parse_site(std::string_view json);
 
-/// By a built-in's name, or from a file: a word with a '/' or that ends in ".json". Error: InvalidArgument,
-/// System.
+/// Finds a built-in profile by its name, or reads a file: a word with a '/' or that ends in ".json". Error:
+/// InvalidArgument, System.
 Result<SiteProfile> find_site(const std::string& word);
 
 }  // namespace ddprun

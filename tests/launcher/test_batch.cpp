@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "env/text.h"
-#include "launcher/batch/job_look.h"
+#include "launcher/batch/batch_status.h"
 #include "launcher/batch/job_request.h"
 #include "launcher/batch/scheduler_command.h"
 #include "launcher/cli/batch_options.h"
@@ -23,7 +23,7 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
 using Words = std::vector<std::string>;
-using Phase = JobLook::Phase;
+using Phase = BatchStatus::Phase;
 
 const EnvironmentLookup kNothing = [](std::string_view) -> std::optional<std::string> {
     return std::nullopt;
@@ -42,13 +42,13 @@ std::string last_line(const std::string& text) {
 
 // ---- scripts
 
-TEST(JobScript, EndsWithTheLineThatIsTypedOnALaptop) {
+TEST(JobScript, EndsWithTheLineForALaptop) {
     EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--", "--max-restarts=3", "train", "--epochs", "10"})),
               "exec ddprun --max-restarts=3 train --epochs 10");
     EXPECT_EQ(last_line(script(Scheduler::Slurm, {"train"})), "exec ddprun train");
 }
 
-TEST(JobScript, GpusPerNodeAreTheWorkersUnlessTheLineSaysHowMany) {
+TEST(JobScript, StartsAWorkerPerGpuUnlessTheLineHasACount) {
     EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--gpus-per-node", "4", "train"})),
               "exec ddprun --nproc-per-node=4 train");
     EXPECT_EQ(
@@ -60,18 +60,18 @@ TEST(JobScript, GpusPerNodeAreTheWorkersUnlessTheLineSaysHowMany) {
               "exec ddprun train");
 }
 
-TEST(JobScript, GoesToWhereItWasSubmitted) {
+TEST(JobScript, ChangesToTheDirectoryOfItsSubmission) {
     EXPECT_THAT(script(Scheduler::Pbs, {"train"}), HasSubstr("\ncd \"$PBS_O_WORKDIR\" || exit 1\n"));
     EXPECT_THAT(script(Scheduler::Slurm, {"train"}), HasSubstr("\ncd \"$SLURM_SUBMIT_DIR\" || exit 1\n"));
 }
 
-TEST(JobScript, TwoNodesAreTwoHosts) {
+TEST(JobScript, PutsTwoNodesOnTwoHosts) {
     EXPECT_THAT(script(Scheduler::Pbs, {"--nodes=2", "train"}),
                 AllOf(HasSubstr("#PBS -l select=2\n"), HasSubstr("#PBS -l place=scatter\n")));
     EXPECT_THAT(script(Scheduler::Pbs, {"train"}), Not(HasSubstr("place=")));
 }
 
-TEST(JobScript, OfASiteHasWhatThatSiteWants) {
+TEST(JobScript, HasTheDirectivesOfItsSite) {
     EXPECT_THAT(
         script(Scheduler::Pbs, {"--site=polaris", "--nodes=2", "--account=proj", "--walltime=1h", "train"}),
         AllOf(HasSubstr("#PBS -l select=2:system=polaris:ngpus=4\n"),
@@ -82,7 +82,7 @@ TEST(JobScript, OfASiteHasWhatThatSiteWants) {
                 AllOf(HasSubstr("-q debug\n"), Not(HasSubstr("-q prod"))));
 }
 
-TEST(JobScript, OfSlurmAsksForOneTaskPerNode) {
+TEST(JobScript, AsksSlurmForOneTaskPerNode) {
     EXPECT_THAT(script(Scheduler::Slurm, {"--nodes=2", "--gpus-per-node=4", "--cpus-per-node=64",
                                           "--walltime=90m", "--partition=gpu", "train"}),
                 AllOf(HasSubstr("#SBATCH --nodes=2\n"), HasSubstr("#SBATCH --ntasks-per-node=1\n"),
@@ -90,7 +90,7 @@ TEST(JobScript, OfSlurmAsksForOneTaskPerNode) {
                       HasSubstr("#SBATCH --time=01:30:00\n"), HasSubstr("#SBATCH --partition=gpu\n")));
 }
 
-TEST(JobScript, ThatGoesBackNamesItselfToPbs) {
+TEST(JobScript, NamesItselfToPbsForARequeue) {
     const std::string text =
         script(Scheduler::Pbs, {"--requeue=self", "--file", "/home/u/my script.pbs", "train"});
     EXPECT_THAT(text, HasSubstr("#PBS -r y\n"));
@@ -102,11 +102,11 @@ TEST(JobScript, ThatGoesBackNamesItselfToPbs) {
                       EndsWith("exec ddprun --requeue=auto train\n")));
 }
 
-TEST(JobScript, AnyWordReachesTheProgramAsItIs) {
+TEST(JobScript, PassesAnyWordToTheProgramUnchanged) {
     const Words nasty = {"a b", "it's", "$HOME", "`id`", "\"", "\\", "*",     "~",         "",     "a\nb",
                          "!x",  "#c",   ";",     "&&",   "ü",  "-n", "'\\''", "$(exit 3)", "a'\"b"};
     const test::TemporaryDirectory directory;
-    // A ddprun that shows its words.
+    // A ddprun that prints its arguments.
     std::ofstream(directory.file("ddprun")) << "#!/bin/sh\nprintf '<%s>' \"$@\"\n";
     ::chmod(directory.file("ddprun").c_str(), 0755);
     Words words = {"--env", "VALUE=it's $HOME\nand more", "--", "train"};
@@ -122,7 +122,7 @@ TEST(JobScript, AnyWordReachesTheProgramAsItIs) {
     EXPECT_EQ(outcome.out, expected) << outcome.err;
 }
 
-TEST(JobScript, WhatNoDirectiveCanHoldIsRefused) {
+TEST(JobScript, RefusesValuesThatNoDirectiveCanHold) {
     EXPECT_EQ(
         script(Scheduler::Pbs, {"--name", "a b", "train"}),
         "error: --name: 'a b' cannot stand in a directive: it has a blank, a quote, or what is not ASCII");
@@ -143,7 +143,7 @@ TEST(JobScript, IsNamedAfterItsProgram) {
     EXPECT_THAT(script(Scheduler::Pbs, {"./7days"}), HasSubstr("#PBS -N job_7days\n"));
 }
 
-TEST(BatchCommandLine, WhatDdprunWouldRefuseOnTheNodeIsRefusedHere) {
+TEST(BatchCommandLine, RefusesWhatDdprunWouldRefuseOnTheNode) {
     EXPECT_EQ(script(Scheduler::Pbs, {"--", "--nproc-per-node=eight", "train"}),
               "error: --nproc-per-node: 'eight' is not a number (expected a count, auto, gpu or cpu)");
     EXPECT_THAT(script(Scheduler::Pbs, {"--nodes=2"}), HasSubstr("error: no program given"));
@@ -163,7 +163,7 @@ TEST(BatchCommandLine, NamesTheOptionAndTheValue) {
               "'list' is not script, submit or status");
 }
 
-TEST(BatchCommandLine, AStatusIsOfOneJobOrOfTheOneThatAsks) {
+TEST(BatchCommandLine, TakesOneJobForAStatusOrTheCallersOwn) {
     EXPECT_EQ(parse_batch_command(Scheduler::Pbs, {"status", "12"}, kNothing)->job, "12");
     EXPECT_FALSE(parse_batch_command(Scheduler::Pbs, {"status"}, kNothing));
     EXPECT_FALSE(parse_batch_command(Scheduler::Pbs, {"status", "12", "13"}, kNothing));
@@ -176,7 +176,7 @@ TEST(BatchCommandLine, AStatusIsOfOneJobOrOfTheOneThatAsks) {
 
 // ---- sites
 
-TEST(Site, OfAFileIsLikeABuiltInOneButForWhatItSays) {
+TEST(Site, OfAFileOverridesFieldsOfABuiltInOne) {
     const Result<SiteProfile> site = parse_site(
         R"({"like": "derecho", "name": "casper", "queue": "casper", "modules": ["cuda/12", "ncarenv"],
         "environment": {"A": "b c"}, "cpus_per_node": 36 /* per socket: 18 */})");
@@ -187,7 +187,7 @@ TEST(Site, OfAFileIsLikeABuiltInOneButForWhatItSays) {
     EXPECT_THAT(site->modules, ElementsAre("cuda/12", "ncarenv"));
 }
 
-TEST(Site, WhatIsWrongWithAFileIsNamed) {
+TEST(Site, NamesTheErrorInAFile) {
     const auto why = [](const char* text) { return parse_site(text).error().what; };
     EXPECT_EQ(why("[]"), "expected an object");
     EXPECT_EQ(why(R"({"quene": "x"})"), "quene: unknown field (docs/batch.md lists them)");
@@ -209,7 +209,7 @@ TEST(Site, IsABuiltInOneOrAFile) {
     EXPECT_THAT(find_site("./nowhere.json").error().what, HasSubstr("nowhere.json: No such file"));
 }
 
-// ---- what schedulers tell
+// ---- the answers of schedulers
 
 constexpr const char* kRunning =
     "JobId=17 JobName=train\n   UserId=u(1000) GroupId=u(1000) MCS_label=N/A\n   Priority=1 Nice=0 Account=(null) QOS=normal\n"
@@ -221,23 +221,23 @@ std::string with(std::string text, const std::string& old, const std::string& no
     return text.replace(text.find(old), old.size(), now);
 }
 
-TEST(SlurmJob, ThatRunsTellsWhereAndItsLog) {
-    const Result<JobLook> look = parse_scontrol_job(kRunning);
+TEST(SlurmJob, NamesItsHostsAndLogWhileItRuns) {
+    const Result<BatchStatus> look = parse_scontrol_job(kRunning);
     ASSERT_TRUE(look);
     EXPECT_EQ(look->phase, Phase::Running);
     EXPECT_EQ(look->hosts, "node[01-02]") << "not ReqNodeList";
     EXPECT_EQ(look->log, "/home/u/my run/train-17.log");
-    EXPECT_EQ(describe_look("17", *look), "17: running on node[01-02]");
+    EXPECT_EQ(describe_status("17", *look), "17: running on node[01-02]");
 }
 
-TEST(SlurmJob, ThatWaitsTellsWhy) {
-    JobLook look = *parse_scontrol_job(with(kRunning, "RUNNING Reason=None", "PENDING Reason=Resources"));
+TEST(SlurmJob, NamesTheReasonWhileItWaits) {
+    BatchStatus look = *parse_scontrol_job(with(kRunning, "RUNNING Reason=None", "PENDING Reason=Resources"));
     look.place = place_in_squeue("4\n17\n18\n", "17");
-    EXPECT_EQ(describe_look("17", look), "17: queued in gpu, 2nd of 3: Resources");
+    EXPECT_EQ(describe_status("17", look), "17: queued in gpu, 2nd of 3: Resources");
     EXPECT_EQ(place_in_squeue("4\n", "17"), std::nullopt);
 }
 
-TEST(SlurmJob, ThatEndedTellsItsExitCode) {
+TEST(SlurmJob, HasAnExitCodeAtItsEnd) {
     const auto end = [](const char* state, const char* code) {
         return *parse_scontrol_job(
             with(with(kRunning, "RUNNING", state), "ExitCode=0:0", std::string("ExitCode=") + code));
@@ -245,14 +245,14 @@ TEST(SlurmJob, ThatEndedTellsItsExitCode) {
     EXPECT_EQ(end("COMPLETED", "0:0").exit_code, 0);
     EXPECT_EQ(end("FAILED", "75:0").exit_code, 75);
     EXPECT_EQ(end("FAILED", "0:9").exit_code, 137);
-    EXPECT_EQ(describe_look("17", end("TIMEOUT", "0:0")), "17: ended with exit code 1 (TIMEOUT)")
+    EXPECT_EQ(describe_status("17", end("TIMEOUT", "0:0")), "17: ended with exit code 1 (TIMEOUT)")
         << "no success";
-    EXPECT_EQ(describe_look("17", end("CANCELLED", "0:15")), "17: ended with exit code 143 (CANCELLED)");
+    EXPECT_EQ(describe_status("17", end("CANCELLED", "0:15")), "17: ended with exit code 143 (CANCELLED)");
     EXPECT_EQ(parse_scontrol_job("slurm_load_jobs error: Invalid job id specified\n").error().code,
               Errc::NotFound);
 }
 
-TEST(SlurmJob, ThatWasPutBackIsWaitedFor) {
+TEST(SlurmJob, WaitsAfterARequeue) {
     for (const char* state : {"REQUEUED", "CONFIGURING"})
         EXPECT_EQ(parse_scontrol_job(with(kRunning, "RUNNING", state))->phase, Phase::Waiting) << state;
     EXPECT_EQ(parse_scontrol_job(with(kRunning, "RUNNING", "COMPLETING"))->phase, Phase::Running);
@@ -261,23 +261,23 @@ TEST(SlurmJob, ThatWasPutBackIsWaitedFor) {
 TEST(PbsJob, IsDescribedInTheSameWords) {
     pbs::QueuedJob job;
     job.state = "Q", job.queue = "main", job.comment = "Not Running: no room";
-    JobLook look = look_of(job);
+    BatchStatus look = to_batch_status(job);
     look.place = pbs::QueuePlace{11, 23};
-    EXPECT_EQ(describe_look("12.s", look), "12.s: queued in main, 11th of 23: Not Running: no room");
+    EXPECT_EQ(describe_status("12.s", look), "12.s: queued in main, 11th of 23: Not Running: no room");
     job.state = "R", job.exec_host = "node01/0*64+node02/0*64";
-    EXPECT_EQ(describe_look("12.s", look_of(job)), "12.s: running on node01, node02");
+    EXPECT_EQ(describe_status("12.s", to_batch_status(job)), "12.s: running on node01, node02");
     job.state = "F", job.exit_status = 271;
-    EXPECT_EQ(describe_look("12.s", look_of(job)), "12.s: ended with exit code 143");
+    EXPECT_EQ(describe_status("12.s", to_batch_status(job)), "12.s: ended with exit code 143");
     job.exit_status = -29;
-    EXPECT_EQ(describe_look("12.s", look_of(job)),
+    EXPECT_EQ(describe_status("12.s", to_batch_status(job)),
               "12.s: ended with exit code 1 (the walltime was exceeded)");
     job.exit_status.reset(), job.comment = "Job deleted as result of dependency";
-    EXPECT_EQ(describe_look("12.s", look_of(job)),
+    EXPECT_EQ(describe_status("12.s", to_batch_status(job)),
               "12.s: ended; its exit code is not known (Job deleted as result of dependency)");
-    EXPECT_EQ(look_of({}).phase, Phase::Waiting) << "a state that we do not know is no end";
+    EXPECT_EQ(to_batch_status({}).phase, Phase::Waiting) << "a state that we do not know is no end";
 }
 
-TEST(Sbatch, TellsTheJobsNumber) {
+TEST(Sbatch, OutputHasTheJobsNumber) {
     EXPECT_EQ(*parse_sbatch("17\n"), "17");
     EXPECT_EQ(*parse_sbatch("hello from a plugin\n17;cluster\n"), "17");
     for (const char* text : {"", "Submitted batch job 17\n", "x", "-1"})
@@ -291,7 +291,7 @@ TEST(Sbatch, KnowsExpediteFrom2511On) {
         EXPECT_FALSE(can_expedite(version)) << version;
 }
 
-TEST(Refusal, ASchedulerThatIsNotThereIsToldFromOneThatSaysNo) {
+TEST(Refusal, DiffersFromASchedulerThatDoesNotAnswer) {
     EXPECT_TRUE(is_unreachable("qsub: cannot connect to server pbs01 (errno=15010)"));
     EXPECT_TRUE(is_unreachable(
         "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"));
@@ -302,21 +302,21 @@ TEST(Refusal, ASchedulerThatIsNotThereIsToldFromOneThatSaysNo) {
 
 // ---- a scheduler's program
 
-TEST(SchedulerCommand, IsHeardOnBothStreams) {
+TEST(SchedulerCommand, ReturnsBothStreams) {
     const Result<ToolEnd> outcome =
         run_scheduler_command({"sh", "-c", "echo out; echo err >&2; exit 3"}, 60s);
     ASSERT_TRUE(outcome) << outcome.error().what;
     EXPECT_EQ(outcome->exit_code, 3);
     EXPECT_EQ(outcome->out, "out\n");
-    EXPECT_EQ(words_of_refusal("sh", *outcome), "sh: err");
+    EXPECT_EQ(describe_refusal("sh", *outcome), "sh: err");
 }
 
-TEST(SchedulerCommand, ThatIsNotThereIsNamed) {
+TEST(SchedulerCommand, NamesAMissingProgram) {
     EXPECT_EQ(run_scheduler_command({"no-such-qsub"}, 60s).error(),
               (Error{Errc::NotFound, "no-such-qsub: not found in PATH", 0}));
 }
 
-TEST(SchedulerCommand, ThatHangsIsEndedWithItsChildren) {
+TEST(SchedulerCommand, IsKilledWithItsChildrenWhenItHangs) {
     const std::string mark = test::unique_name("SCHEDULER_COMMAND");
     ::setenv(mark.c_str(), "1", 1);
     const Result<ToolEnd> outcome = run_scheduler_command({"sh", "-c", "sleep 1000 & sleep 1000"}, 50ms);
@@ -332,11 +332,11 @@ TEST(SchedulerCommand, RunsInADirectoryOfAnyName) {
     EXPECT_EQ(trim(run_scheduler_command({"pwd"}, 60s, odd)->out), odd);
 }
 
-TEST(Refusal, IsTheProgramsOwnWordsInOneLine) {
-    EXPECT_EQ(words_of_refusal("qsub", {170, "", "qsub: Unknown queue\n"}), "qsub: Unknown queue");
-    EXPECT_EQ(words_of_refusal("sbatch", {1, "", "error: a\nerror: b\n"}), "sbatch: error: a; error: b");
-    EXPECT_EQ(words_of_refusal("qsub", {7, "said it here\n", ""}), "qsub: said it here");
-    EXPECT_EQ(words_of_refusal("qsub", {7, "", "\n"}), "qsub ended with exit code 7 and said nothing");
+TEST(Refusal, IsTheProgramsMessageInOneLine) {
+    EXPECT_EQ(describe_refusal("qsub", {170, "", "qsub: Unknown queue\n"}), "qsub: Unknown queue");
+    EXPECT_EQ(describe_refusal("sbatch", {1, "", "error: a\nerror: b\n"}), "sbatch: error: a; error: b");
+    EXPECT_EQ(describe_refusal("qsub", {7, "said it here\n", ""}), "qsub: said it here");
+    EXPECT_EQ(describe_refusal("qsub", {7, "", "\n"}), "qsub ended with exit code 7 and said nothing");
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ TEST(Requeue, ASuccessorOfTheHeadGoesOnWithItsRun) {
     EXPECT_EQ(next_run(in_run(3, 100), "12.pbs01").run, 4);
 }
 
-TEST(Requeue, ASuccessEndsItWithoutAWord) {
+TEST(Requeue, ASuccessEndsItSilently) {
     const RequeueDecision decision = decide_requeue(self(), in_run(1), ended(Kind::Succeeded, 10), "");
     EXPECT_FALSE(decision.requeue);
     EXPECT_EQ(decision.why, "");
@@ -57,7 +57,7 @@ TEST(Requeue, AWrongConfigurationEndsIt) {
     EXPECT_EQ(decide_requeue(self(), in_run(1), end, "").why, end.what);
 }
 
-TEST(Requeue, WhoStopsAJobByASignalDoesNotGetItBack) {
+TEST(Requeue, AJobStoppedByASignalIsNotPutBack) {
     RunEnd end = ended(Kind::Stopped, 500);
     end.what = "SIGTERM";
     const RequeueDecision decision = decide_requeue(self(), in_run(1), end, "");
@@ -70,7 +70,7 @@ TEST(Requeue, AStopFileEndsIt) {
               "/logs/ddprun.stop is there");
 }
 
-TEST(Requeue, TheLimitIsOnHowOftenItGoesBack) {
+TEST(Requeue, TheLimitCountsRequeues) {
     EXPECT_TRUE(decide_requeue(self(2), in_run(2), ended(Kind::TimeUp, 500), "").requeue);
     EXPECT_EQ(decide_requeue(self(2), in_run(3), ended(Kind::TimeUp, 500), "").why,
               "all 2 requeues are used up (--requeue-limit)");
@@ -95,7 +95,7 @@ TEST(Requeue, TwoRunsInARowWithoutProgressEndIt) {
     EXPECT_EQ(better.state.runs_without_progress, 0) << "in a row";
 }
 
-TEST(Requeue, WhereNoStepsAreToldTimeIsProgress) {
+TEST(Requeue, TimeIsProgressWithoutReportedSteps) {
     EXPECT_EQ(
         decide_requeue(self(), in_run(1), ended(Kind::TimeUp, -1, 2min), "").state.runs_without_progress, 0);
     EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, 0, 2min), "").state.runs_without_progress,
@@ -109,7 +109,7 @@ TEST(Requeue, WhereNoStepsAreToldTimeIsProgress) {
         << "the runs before told steps, this one got to none";
 }
 
-// ---- what a job's end is for that
+// ---- the end of a run
 
 JobEnd with_cause(bool signaled, int status) {
     JobEnd end;
@@ -121,7 +121,7 @@ JobEnd with_cause(bool signaled, int status) {
     return end;
 }
 
-TEST(RunEndOf, EachKindOfEnd) {
+TEST(RunEnd, KnowsEachKindOfEnd) {
     JobEnd end;
     end.workers = {WorkerEnd{}};
     EXPECT_EQ(run_end(end, false).kind, Kind::Succeeded);
@@ -149,25 +149,25 @@ TEST(RunEndOf, EachKindOfEnd) {
     EXPECT_EQ(run_end(lost, false).kind, Kind::Failed);
 }
 
-// ---- how it can go back
+// ---- the command
 
 BatchJob pbs_script() { return {Scheduler::Pbs, "12.pbs01", "/home/u/run", true, false}; }
 
-TEST(RequeueWayOf, PbsIsTheScriptItselfBehindThisJob) {
+TEST(RequeueWay, OfPbsSubmitsTheScriptAfterThisJob) {
     const Result<RequeueWay> way = requeue_way(pbs_script(), "/home/u/run/train.pbs");
     ASSERT_TRUE(way);
     EXPECT_THAT(way->command, ElementsAre("qsub", "-W", "depend=afterany:12.pbs01", "/home/u/run/train.pbs"));
     EXPECT_EQ(way->directory, "/home/u/run") << "so that the next run's PBS_O_WORKDIR is this one's";
 }
 
-TEST(RequeueWayOf, SlurmIsTheJobItself) {
+TEST(RequeueWay, OfSlurmRequeuesTheJobItself) {
     EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17", "/home/u", true, false}, "")->command,
                 ElementsAre("scontrol", "requeue", "17"));
     EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17_3", "/home/u", true, true}, "")->command,
                 ElementsAre("scontrol", "requeue", "17_3"));
 }
 
-TEST(RequeueWayOf, WhereThereIsNoneItIsSaidWhy) {
+TEST(RequeueWay, IsRefusedWithTheReason) {
     const auto why = [](const std::optional<BatchJob>& job, const std::string& script) {
         const Result<RequeueWay> way = requeue_way(job, script);
         return way ? std::string("there is one") : way.error().what;
@@ -203,7 +203,7 @@ TEST(RunStateFile, IsReadAsItWasWritten) {
     EXPECT_EQ(*parse_run_state(render_run_state(state)), state);
 }
 
-TEST(RunStateFile, ThatIsNoneIsRefused) {
+TEST(RunStateFile, RefusesAnotherFile) {
     for (const char* text :
          {"", "[]", "{}", R"({"version":2})", R"({"version":1,"run":0})", R"({"version":1,"run":-3})"}) {
         EXPECT_FALSE(parse_run_state(text)) << text;
@@ -213,13 +213,13 @@ TEST(RunStateFile, ThatIsNoneIsRefused) {
         EXPECT_FALSE(parse_run_state(whole.substr(0, cut))) << cut;
 }
 
-TEST(RunStateFile, ElementsOfAnArrayHaveOneEach) {
+TEST(RunStateFile, IsSeparateForEachElementOfAnArray) {
     EXPECT_EQ(run_state_path("/logs", "5[0].pbs01"), "/logs/ddprun-5_0_.pbs01.json");
     EXPECT_NE(run_state_path("/logs", "5[0].pbs01"), run_state_path("/logs", "5[1].pbs01"));
 }
 
-TEST(RunStateFile, OfAJobThatItsSchedulerRunsAgainGoesOnCounting) {
-    RunState killed = in_run(2, 100);  // its run had no time to say how it ended
+TEST(RunStateFile, GoesOnCountingWhenTheSchedulerRunsTheJobAgain) {
+    RunState killed = in_run(2, 100);  // the run was killed before it wrote its end
     killed.first_job = "11.pbs01";
     const RunState next = next_run(killed, "12.pbs01");
     EXPECT_EQ(next.run, 3);

@@ -15,7 +15,7 @@
 
 namespace ddprun::test {
 
-/// How often `piece` stands in `text`.
+/// How often `piece` occurs in `text`.
 inline int occurrences(const std::string& text, const std::string& piece) {
     int n = 0;
     for (std::size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1)) ++n;
@@ -40,7 +40,7 @@ inline std::map<std::string, std::string> log_files(const std::string& directory
 }
 
 enum class Stopped { Yes, No };
-/// Waits until the process is, or is no more, stopped by a signal; false when that does not come.
+/// Waits until the process is, or is no longer, stopped by a signal; false after a timeout.
 inline bool is_soon(Stopped wanted, pid_t pid) {
     const auto is_so = [&] {
         const bool is_stopped = proc_stat_of(pid).value_or(ProcStat{}).state == 'T';

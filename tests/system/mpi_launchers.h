@@ -35,15 +35,14 @@ inline std::vector<std::string> hydra(int ranks, const std::vector<std::string>&
     return join_words(std::move(command), program);
 }
 
-/// What is left of an Open MPI rank's environment when only PMIx speaks, as under prterun.
+/// The command that drops an Open MPI rank's variables except PMIx's, as under prterun.
 inline std::vector<std::string> with_pmix_only(const std::vector<std::string>& program) {
     return join_words({"env", "-u", "OMPI_COMM_WORLD_RANK", "-u", "OMPI_COMM_WORLD_SIZE", "-u",
                        "OMPI_COMM_WORLD_LOCAL_RANK", "-u", "OMPI_COMM_WORLD_LOCAL_SIZE"},
                       program);
 }
 
-/// A program that starts commands on these hosts as ssh does ("ssh [options] HOST WORD..."), without any
-/// sshd.
+/// A program that starts commands on these hosts like ssh ("ssh [options] HOST WORD..."), without an sshd.
 inline std::string remote_shell(const Hosts& hosts) {
     const std::string path = hosts.shared() + "/remote_shell";
     std::ofstream script(path);
@@ -66,8 +65,8 @@ inline std::string host_list(const Hosts& hosts, const std::string& suffix = "")
     return list;
 }
 
-/// On the first host, a launcher that puts so many processes on each.
-/// Ranks of a host follow each other; `map_by` "node" deals them out in turns.
+/// The command of a launcher on the first host that starts `per_host` processes on each. Ranks of a host
+/// follow each other; `map_by` "node" distributes them in turns.
 inline std::vector<std::string> open_mpi_on(const Hosts& hosts, int per_host,
                                             const std::vector<std::string>& program,
                                             const std::string& map_by) {

@@ -8,7 +8,7 @@
 
 namespace ddprun::test {
 
-/// A suite over a real Slurm on so many hosts: one for all of its tests, for it takes seconds to start.
+/// A suite over a real Slurm on several hosts, shared by its tests because it takes seconds to start.
 /// `Fixture` is GoogleTest's (Test, TestWithParam).
 template <int host_count, class Fixture = ::testing::Test>
 class OnSlurm : public Fixture {

@@ -1,5 +1,4 @@
-// `ddprun pbs` and `ddprun slurm`, and jobs that go back into their queue: over a PBS of fakes and a real
-// Slurm.
+// `ddprun pbs` and `ddprun slurm`, and jobs that are requeued: over a PBS of fakes and a real Slurm.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -48,15 +47,14 @@ class PbsBatch : public ::testing::Test {
                        {path_of("PROBE")},
                        acts});
     }
-    /// As the user, with another PATH.
+    /// Runs a command as the user, with another PATH.
     [[nodiscard]] Outcome run_with_path(const std::string& path, const Words& command) const {
         return user_->run(joined({{"PATH=" + path}, command}));
     }
     [[nodiscard]] Outcome status(const std::string& id) const {
         return user_->run({path_of("DDPRUN"), "pbs", "status", id});
     }
-    /// What follows a job whose worker holds, to its end: the job is told that its time is up as its
-    /// walltime's notice would.
+    /// Follows a job whose worker holds, to its end: preempts it, as its walltime's notice would.
     [[nodiscard]] Outcome drained(const Words& following) const {
         Program program(following, pbs_->options());
         EXPECT_TRUE(program.wait_for_output("holding\n"));
@@ -78,7 +76,7 @@ class PbsBatchOnTwoHosts : public PbsBatch {
     PbsBatchOnTwoHosts() : PbsBatch(2) {}
 };
 
-TEST_F(PbsBatchOnTwoHosts, OneCommandRunsOnAllNodesAndGoesBackWhenTheTimeIsUp) {
+TEST_F(PbsBatchOnTwoHosts, OneCommandRunsOnAllNodesAndIsRequeuedWhenTheTimeIsUp) {
     const Words acts = {"on",  "15",      "0",    "env", "RANK", "once", user_->file("first"),
                         "say", "holding", "hold", "end"};
     const Outcome first =
@@ -102,7 +100,7 @@ TEST_F(PbsBatch, SubmitShowsStateAndLogAndEndsAsTheJob) {
     EXPECT_TRUE(std::filesystem::exists(user_->file("job.pbs")));
 }
 
-TEST_F(PbsBatch, AWaitingJobTellsItsPlaceAndWhy) {
+TEST_F(PbsBatch, AWaitingJobIsShownWithItsPlaceAndReason) {
     const std::string first = user_->submit("sleep 600", {"-l", "select=1:ncpus=64"});
     Program waiting(submit({"--cpus-per-node=64"}, {}, {"say", "my turn"}), pbs_->options());
     EXPECT_TRUE(waiting.wait_for_output(
@@ -113,7 +111,7 @@ TEST_F(PbsBatch, AWaitingJobTellsItsPlaceAndWhy) {
     EXPECT_THAT(outcome.out, HasSubstr("my turn"));
 }
 
-TEST_F(PbsBatch, CtrlCLeavesTheJobAndSaysHowToComeBack) {
+TEST_F(PbsBatch, CtrlCLeavesTheJobAndNamesTheCommandToFollowItAgain) {
     const std::string go = user_->file("go");
     Program following(submit({}, {}, {"say", "up", "await", go, "say", "done"}), pbs_->options());
     ASSERT_TRUE(following.wait_for_output("up\n"));
@@ -135,7 +133,7 @@ TEST_F(PbsBatch, CtrlCLeavesTheJobAndSaysHowToComeBack) {
                 HasSubstr("1.server: ended with exit code 0"));
 }
 
-TEST_F(PbsBatch, AJobThatIsDeletedIsSaidToHaveEnded) {
+TEST_F(PbsBatch, ADeletedJobIsReportedAsEnded) {
     Program following(submit({}, {}, {"say", "up", "hold"}), pbs_->options());
     ASSERT_TRUE(following.wait_for_output("up\n"));
     EXPECT_EQ(user_->run({"qdel", "1.server"}).status, 0);
@@ -144,14 +142,14 @@ TEST_F(PbsBatch, AJobThatIsDeletedIsSaidToHaveEnded) {
     EXPECT_THAT(outcome.err, HasSubstr("1.server: ended with exit code "));
 }
 
-TEST_F(PbsBatch, AQsubThatRefusesIsHeardInItsOwnWords) {
+TEST_F(PbsBatch, ARefusalOfQsubIsShown) {
     const Outcome outcome = user_->run(submit({"--queue", "nowhere"}, {}, {}));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.err, "ddprun pbs submit: qsub: Unknown queue\n");
 }
 
-TEST_F(PbsBatch, AServerThatIsNotThereIsAnotherMatter) {
-    const TemporaryDirectory elsewhere;  // the fake's state is where it is called from
+TEST_F(PbsBatch, AMissingServerHasItsOwnExitCode) {
+    const TemporaryDirectory elsewhere;  // the fake's state lies in the caller's directory
     std::filesystem::create_directory(elsewhere.file("bin"));
     std::filesystem::copy_symlink(pbs_->bin() + "/qsub", elsewhere.file("bin/qsub"));
     const Outcome outcome = run_with_path(elsewhere.file("bin") + ":/usr/bin:/bin", submit({}, {}, {}));
@@ -159,7 +157,7 @@ TEST_F(PbsBatch, AServerThatIsNotThereIsAnotherMatter) {
     EXPECT_THAT(outcome.err, HasSubstr("qsub: cannot connect to server"));
 }
 
-TEST_F(PbsBatch, WithoutQsubItIsSaid) {
+TEST_F(PbsBatch, AMissingQsubIsReported) {
     const Outcome outcome = run_with_path("/usr/bin:/bin", submit({}, {}, {}));
     EXPECT_EQ(outcome.status, 69);
     EXPECT_THAT(outcome.err, HasSubstr("qsub: not found in PATH"));
@@ -169,18 +167,18 @@ TEST_F(PbsBatch, AScriptThatIsNotOursIsNotWrittenOver) {
     std::ofstream(user_->file("job.pbs")) << "#!/bin/bash\n./mine\n";
     const Outcome outcome = user_->run(submit({}, {}, {}));
     EXPECT_EQ(outcome.status, 64);
-    EXPECT_THAT(outcome.err, HasSubstr("is there and is not one of ours; give another --file"));
+    EXPECT_THAT(outcome.err, HasSubstr("exists and was not written by ddprun; give another --file"));
     EXPECT_EQ(file_content(user_->file("job.pbs")), "#!/bin/bash\n./mine\n");
 }
 
-TEST_F(PbsBatch, AJobThatIsNotThereIsSaid) {
+TEST_F(PbsBatch, AnUnknownJobIsReported) {
     const Outcome outcome = user_->run({path_of("DDPRUN"), "pbs", "status", "77"});
     EXPECT_EQ(outcome.status, 69);
     EXPECT_THAT(outcome.err, HasSubstr("Unknown Job Id 77"));
 }
 
-TEST(BatchExamples, AreWhatTheProgramPrints) {
-    // Our own are of a ddprun that lies where every shell looks.
+TEST(BatchExamples, MatchTheProgramsOutput) {
+    // The examples are of a ddprun in every shell's PATH.
     const std::string path_line =
         "export PATH=" + std::filesystem::path(path_of("DDPRUN")).parent_path().string() + ":$PATH\n";
     const std::pair<std::string, Words> examples[] = {
@@ -209,8 +207,8 @@ TEST(BatchExamples, AreWhatTheProgramPrints) {
 
 // ---- jobs that go back into the queue
 
-/// The first run holds until it is told to end; the next does not. Where the first can end before its worker
-/// has begun, the job's script makes the file in the second.
+/// The first run holds until it is stopped; the next does not. When the first can end before its worker has
+/// begun, the job's script makes the file in the second run.
 Words for_two_runs(const std::string& directory) {
     return {"on",      "15",   "0",   "once", directory + "/first", "say",
             "holding", "hold", "end", "say",  "second run"};
@@ -274,7 +272,7 @@ TEST_F(PbsBatch, TheLimitEndsTheChain) {
     EXPECT_EQ(state_of("3.server"), "");
 }
 
-TEST_F(PbsBatch, RunsThatGetNowhereEndTheChain) {
+TEST_F(PbsBatch, RunsWithoutProgressEndTheChain) {
     (void)drained(submit(kSelf, {}, kHolding));
     EXPECT_THAT(drained({path_of("DDPRUN"), "pbs", "status", "2.server"}).out,
                 HasSubstr("2 runs in a row made no progress"));
@@ -290,7 +288,7 @@ TEST_F(PbsBatch, AJobThatPbsRunsAgainGoesOnCounting) {
     EXPECT_THAT(outcome.out, HasSubstr("run 2 of job 1.server"));
 }
 
-TEST_F(PbsBatch, ASiteThatForbidsQsubInJobsIsHeardInItsOwnWords) {
+TEST_F(PbsBatch, ARefusalOfQsubInAJobIsShown) {
     const std::string bin = user_->file("bin");
     std::filesystem::create_directory(bin);
     std::ofstream(bin + "/qsub") << "#!/bin/sh\necho 'qsub: not allowed on compute nodes' >&2\nexit 1\n";
@@ -303,7 +301,7 @@ TEST_F(PbsBatch, ASiteThatForbidsQsubInJobsIsHeardInItsOwnWords) {
 }
 
 /// A job script of the user's own.
-TEST_F(PbsBatch, WhereSelfCannotBeTheJobDoesNotStart) {
+TEST_F(PbsBatch, RequeueSelfRefusesTheStartWhenItIsImpossible) {
     const std::string start = path_of("DDPRUN") + " --requeue=self ";
     const std::string none = user_->output_of(user_->submit(start + path_of("PROBE") + " say ran"));
     EXPECT_THAT(none, AllOf(HasSubstr("--requeue=self: PBS keeps a copy of the job script only"),
@@ -318,7 +316,7 @@ TEST_F(PbsBatch, WhereSelfCannotBeTheJobDoesNotStart) {
     EXPECT_THAT(here.err, HasSubstr("--requeue=self: this is no job of PBS or Slurm"));
 }
 
-TEST(SlurmSubmit, ExpeditesARequeueWhereSbatchKnowsIt) {
+TEST(SlurmSubmit, ExpeditesARequeueWhenSbatchCan) {
     const TemporaryDirectory directory;
     std::ofstream(directory.file("sbatch"))
         << "#!/bin/sh\n[ \"$1\" = --version ] && { echo slurm $SAID; exit; }\necho \"$*\" >>"
@@ -338,7 +336,7 @@ TEST(SlurmSubmit, ExpeditesARequeueWhereSbatchKnowsIt) {
                                                           directory.file("t.slurm") + "\n");
 }
 
-TEST(Requeue, AutoOutsideOfAJobIsSilent) {
+TEST(Requeue, AutoOutsideAJobIsSilent) {
     RunOptions options;
     options.unset = {"PBS_JOBID", "SLURM_JOB_ID", "LSB_JOBID"};
     const Outcome outcome =
@@ -347,9 +345,9 @@ TEST(Requeue, AutoOutsideOfAJobIsSilent) {
     EXPECT_EQ(said_of_its_own_job(outcome), "");
 }
 
-TEST(Walltime, AnEndThatIsMovedWhileTheJobRunsIsSaidAndMovesTheNotice) {
+TEST(Walltime, AnEndThatMovesWhileTheJobRunsIsLoggedAndMovesTheNotice) {
     const TemporaryDirectory directory;
-    // The first answer leaves ten seconds before the notice, any other two hours.
+    // The first answer leaves ten seconds before the notice, later ones two hours.
     std::ofstream(directory.file("squeue"))
         << "#!/bin/sh\nleft=7200\n[ -e " << directory.file("asked") << " ] || left=3610\n: >"
         << directory.file("asked") << "\necho $(($(date +%s) + left))\n";
@@ -393,14 +391,14 @@ TEST_F(SlurmBatch, SubmitShowsStateAndLogAndEndsAsTheJob) {
     EXPECT_THAT(outcome.err, HasSubstr(": ended with exit code 3"));
 }
 
-TEST_F(SlurmBatch, AnSbatchThatRefusesIsHeardInItsOwnWords) {
+TEST_F(SlurmBatch, ARefusalOfSbatchIsShown) {
     const Outcome outcome = submit("refused", {"--partition", "nowhere"}, {}, {});
     EXPECT_EQ(outcome.status, 64);
     EXPECT_THAT(outcome.err,
                 AllOf(HasSubstr("ddprun slurm submit: sbatch: "), HasSubstr("nvalid partition")));
 }
 
-TEST_F(SlurmBatch, AJobThatWasCancelledIsNoSuccess) {
+TEST_F(SlurmBatch, ACancelledJobIsNoSuccess) {
     const Outcome submitted = submit("cancelled", {"--no-follow"}, {}, {"say", "up", "hold"});
     const std::string id(trim(submitted.out));
     ASSERT_TRUE(slurm_->await_text("cancelled.log", "up")) << submitted.err;
@@ -410,7 +408,7 @@ TEST_F(SlurmBatch, AJobThatWasCancelledIsNoSuccess) {
     EXPECT_THAT(outcome.err, HasSubstr("(CANCELLED)"));
 }
 
-TEST_F(SlurmBatch, ANoticeComesBeforeTheEndThatSqueueTells) {
+TEST_F(SlurmBatch, ANoticeComesBeforeSqueuesEnd) {
     const Outcome outcome =
         submit("noticed", {"--walltime=1h"}, {"--walltime-notice=3599s"}, {"on", "15", "0", "hold"});
     EXPECT_EQ(outcome.status, 75) << outcome.err;
@@ -435,7 +433,7 @@ TEST_F(SlurmBatch, AJobWhoseTimeIsUpIsRunAgainAndFollowed) {
 }
 
 TEST_F(SlurmBatch, AnElementOfAnArrayIsRunAgainAlone) {
-    // Both end at once; the last one's number is the array's too.
+    // Both end at once; the last one's number is also the array's.
     const std::string start = "[ -z \"$SLURM_RESTART_COUNT\" ] || touch element$SLURM_ARRAY_TASK_ID\nexec " +
                               path_of("DDPRUN") + " --requeue=self ";
     const std::string acts =

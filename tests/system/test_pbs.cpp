@@ -1,5 +1,5 @@
-// What ddprun relies on in a PBS, as claims. They are tried on the fake that other suites use; with
-// DDPRUN_TEST_PBS=1 on the PBS whose commands are on PATH (three hosts that share the home directory; the
+// Claims about PBS that ddprun relies on. They are tried on the fake that other suites use; with
+// DDPRUN_TEST_PBS=1 on the PBS whose commands are in PATH (three hosts that share the home directory; the
 // user may rerun jobs).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,13 +38,13 @@ class Pbs : public ::testing::Test {
     void TearDown() override {
         if (wants_real_pbs() && user_) std::filesystem::remove_all(user_->directory());
     }
-    /// Two MPI processes on each.
+    /// Arguments of qsub for two MPI processes on each of three hosts.
     static std::vector<std::string> on_three_hosts(const std::vector<std::string>& arguments = {}) {
         std::vector<std::string> all{"-l", "select=3:ncpus=1:mpiprocs=2", "-l", "place=scatter"};
         all.insert(all.end(), arguments.begin(), arguments.end());
         return all;
     }
-    /// The output of a job there.
+    /// The output of a job of that script.
     std::string output_of(const std::string& script, const std::vector<std::string>& arguments = {}) {
         return user_->output_of(user_->submit(script, on_three_hosts(arguments)));
     }
@@ -93,7 +93,7 @@ TEST_F(Pbs, TheScriptKnowsItsJob) {
     EXPECT_THAT(out, HasSubstr("PBS_O_WORKDIR=" + user_->directory() + "\n"));
 }
 
-TEST_F(Pbs, TasksOfPbsdshHaveNothingOfTheCallersEnvironmentDirectoryAndInput) {
+TEST_F(Pbs, TasksOfPbsdshGetNoEnvironmentDirectoryOrInputOfTheCaller) {
     const std::string out = output_of(
         "export WORD=from-the-script; echo from the script | pbsdsh -n 2 -- /bin/sh -c 'pwd; env; cat; echo end'");
     EXPECT_THAT(out, Not(HasSubstr("from")));
@@ -117,7 +117,7 @@ TEST_F(Pbs, TheNodeFileIsUnknownToTasksOnTheFirstHostOnly) {
     EXPECT_EQ(occurrences(out, "known."), 4) << out;
 }
 
-TEST_F(Pbs, PbsdshRunsOneTaskForEachLineOrThatOfOneLine) {
+TEST_F(Pbs, PbsdshRunsOneTaskForEachLineOrForOneLine) {
     const std::string out =
         output_of("pbsdsh -- /bin/uname -n; echo one; pbsdsh -n 4 -- /bin/uname -n; sed -n 5p $PBS_NODEFILE");
     const std::size_t one = out.find("one\n");
@@ -144,8 +144,8 @@ TEST_F(Pbs, PbsTmrshUsesNoShellAndReturnsTheCode) {
 }
 
 TEST_F(Pbs, QdelSendsSigtermToEveryProcessOfTheJobOnAllHosts) {
-    // They say it by files (see the next claim), which they make themselves: a child would have the signal
-    // too.
+    // The processes report by files (see the next claim) that they make without a child, which would get the
+    // signal, too.
     const auto saves = [&](const std::string& who) {
         return "/bin/sh -c 'trap : PIPE; trap \": >" + user_->file(who) +
                "; exit 0\" TERM; echo up; while :; do sleep 0.05; done' &\n";
@@ -168,7 +168,7 @@ TEST_F(Pbs, TheOutputOfTasksOnOtherHostsGoesToTheJobsOutputAndNotToThatOfPbsdshO
     EXPECT_THAT(out, AllOf(HasSubstr("by pbsdsh\n"), HasSubstr("by tmrsh\n"), HasSubstr("mine:\n")));
 }
 
-TEST_F(Pbs, FromQdelOnTheStandardOutputOfTasksOnOtherHostsIsABrokenPipe) {
+TEST_F(Pbs, TheStandardOutputOfTasksOnOtherHostsBreaksAtQdel) {
     const std::string id = user_->submit("pbsdsh -n 2 -- /bin/sh -c 'trap \": >" + user_->file("asked") +
                                              "\" TERM; trap : PIPE; echo up;"
                                              "while [ ! -e " +
@@ -192,7 +192,7 @@ TEST_F(Pbs, AJobWhoseScriptIsGoneLivesOnThroughTheGraceOfQdel) {
     EXPECT_THAT(user_->output_of(id), HasSubstr("saved"));
 }
 
-TEST_F(Pbs, WhoIgnoresSigtermIsKilledAfterTheKillDelay) {
+TEST_F(Pbs, AProcessThatIgnoresSigtermIsKilledAfterTheKillDelay) {
     const std::string id = user_->submit(path_of("PROBE") + " ignore 15 say up hold", {"-k", "doe"});
     ASSERT_TRUE(user_->await_output("up"));
     EXPECT_EQ(user_->run({"qdel", id}).status, 0);
@@ -200,7 +200,7 @@ TEST_F(Pbs, WhoIgnoresSigtermIsKilledAfterTheKillDelay) {
 }
 
 TEST_F(Pbs, TasksOnOtherHostsAreKilledWhenTheFirstHasNoProcessLeft) {
-    // The task would need longer than the test waits.
+    // The task runs longer than the test waits.
     const std::string id = user_->submit("pbsdsh -n 2 -- " + path_of("PROBE") +
                                              " ignore 15 say up sleep 600000 & "
                                              "until grep -q '^up' out 2>/dev/null; do sleep 0.05; done",
@@ -215,7 +215,7 @@ TEST_F(Pbs, TheWalltimeIsEnforcedLateAndShowsInTheStatusAndTheOutput) {
     EXPECT_THAT(user_->output_of(id), HasSubstr("=>> PBS: job killed: walltime "));
 }
 
-TEST_F(Pbs, QstatTellsWhereAJobRunsAndHowLongItMay) {
+TEST_F(Pbs, QstatShowsTheHostsAndTheWalltimeOfAJob) {
     const std::string id = user_->submit("touch up; sleep 600", on_three_hosts({"-l", "walltime=00:10:00"}));
     ASSERT_TRUE(user_->await_file("up"));
     const Json told = parse_json(user_->run({"qstat", "-f", "-F", "json", id}).out).value_or(Json());
@@ -269,7 +269,7 @@ TEST_F(Pbs, AnArraysJobsAreKnownByTheirIndexInBrackets) {
     }
 }
 
-TEST_F(Pbs, OutputIsNamedAfterTheScriptAndInADirectoryThatIsGivenAfterTheJob) {
+TEST_F(Pbs, OutputIsNamedAfterTheScriptOrInAGivenDirectoryAfterTheJob) {
     const std::string id = user_->submit("");
     (void)user_->await_state(id, "F");
     std::filesystem::create_directory(user_->file("outputs"));
@@ -285,7 +285,7 @@ TEST_F(Pbs, OutputIsNamedAfterTheScriptAndInADirectoryThatIsGivenAfterTheJob) {
     }
 }
 
-TEST_F(Pbs, AJobThatIsAProgramHasThePathOfTheSystemAndTellsTheSubmitters) {
+TEST_F(Pbs, AJobThatIsAProgramHasTheSystemsPathAndTheSubmittersInAVariable) {
     const Outcome submitted = user_->run({"qsub", "-j", "oe", "-o", user_->file("own"), "--", "/bin/sh", "-c",
                                           "echo path $PATH; echo from $PBS_O_PATH"});
     ASSERT_EQ(submitted.status, 0) << submitted.err;

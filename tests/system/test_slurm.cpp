@@ -1,4 +1,4 @@
-// Slurm, the real one, over two hosts: what ddprun relies on.
+// Claims about Slurm that ddprun relies on, tried on a real one over two hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ TEST_F(Slurm, ScancelReachesTheStepsOfAJobAndKillsAfterKillWait) {
     EXPECT_EQ(occurrences(output(), "saved\n"), 2) << output();
 }
 
-TEST_F(Slurm, ARequeuedJobRunsAgainAndKnowsIt) {
+TEST_F(Slurm, ARequeuedJobRunsAgainWithARestartCount) {
     const std::string id = slurm_->submit(
         "echo up ${SLURM_RESTART_COUNT:-first}; [ -n \"$SLURM_RESTART_COUNT\" ] || exec sleep 600",
         {"--open-mode=append"});

@@ -1,4 +1,4 @@
-#include "launcher/batch/job_look.h"
+#include "launcher/batch/batch_status.h"
 
 #include <fmt/core.h>
 
@@ -13,7 +13,7 @@
 namespace ddprun {
 namespace {
 
-using Phase = JobLook::Phase;
+using Phase = BatchStatus::Phase;
 
 Phase phase_of(char pbs_state) {
     switch (pbs_state) {
@@ -29,7 +29,7 @@ Phase phase_of(char pbs_state) {
     }
 }
 
-std::string_view words_for(char pbs_state) {
+std::string_view state_text(char pbs_state) {
     switch (pbs_state) {
         case 'Q': return "queued";
         case 'H': return "held";
@@ -44,12 +44,11 @@ std::string_view words_for(char pbs_state) {
         case 'F':
         case 'C':
         case 'X': return "ended";
-        default: return "in a state that we do not know";
+        default: return "in an unknown state";
     }
 }
 
-/// "JobState=RUNNING Reason=None Dependency=(null)" and so on; of a value that ends its line, with its
-/// blanks.
+/// A value in "JobState=RUNNING Reason=None Dependency=(null)"; the last value of a line may have blanks.
 std::string field_of(std::string_view answer, std::string_view name) {
     const std::string begin = fmt::format("{}=", name);
     for (const std::string_view line : split(answer, '\n')) {
@@ -76,7 +75,7 @@ Phase phase_of_slurm(const std::string& state) {
     return Phase::Ended;
 }
 
-/// "0:9" is signal 9, "75:0" exit code 75.
+/// The exit code of Slurm's text: "0:9" is signal 9, "75:0" exit code 75.
 std::optional<int> exit_code_of(const std::string& text) {
     const std::size_t colon = text.find(':');
     if (colon == std::string::npos) return std::nullopt;
@@ -98,43 +97,43 @@ std::string_view ordinal_ending(int number) {
 
 }  // namespace
 
-JobLook look_of(const pbs::QueuedJob& job) {
+BatchStatus to_batch_status(const pbs::QueuedJob& job) {
     const char state = job.state.empty() ? '?' : job.state.front();
-    JobLook look;
-    look.phase = phase_of(state);
-    look.state = words_for(state);
-    look.queue = job.queue;
-    if (look.phase == Phase::Waiting) look.reason = job.comment;
-    look.hosts = pbs::hosts_of(job.exec_host);
-    look.log = job.output;
-    if (look.phase == Phase::Ended && job.exit_status) {
-        look.exit_code = pbs::exit_code_of(*job.exit_status);
-        look.meaning = pbs::meaning_of(*job.exit_status);
-    } else if (look.phase == Phase::Ended) {
-        look.meaning = job.comment;  // it never ran
+    BatchStatus status;
+    status.phase = phase_of(state);
+    status.state = state_text(state);
+    status.queue = job.queue;
+    if (status.phase == Phase::Waiting) status.reason = job.comment;
+    status.hosts = pbs::hosts_of(job.exec_host);
+    status.log = job.output;
+    if (status.phase == Phase::Ended && job.exit_status) {
+        status.exit_code = pbs::exit_code_of(*job.exit_status);
+        status.meaning = pbs::meaning_of(*job.exit_status);
+    } else if (status.phase == Phase::Ended) {
+        status.meaning = job.comment;  // it never ran
     }
-    return look;
+    return status;
 }
 
-Result<JobLook> parse_scontrol_job(std::string_view answer) {
+Result<BatchStatus> parse_scontrol_job(std::string_view answer) {
     const std::string state = field_of(answer, "JobState");
     if (state.empty()) return Error{Errc::NotFound, "scontrol does not know the job", 0};
-    JobLook look;
-    look.phase = phase_of_slurm(state);
-    look.queue = field_of(answer, "Partition");
-    look.hosts = field_of(answer, "NodeList");
-    look.log = field_of(answer, "StdOut");
-    if (look.phase == Phase::Waiting) look.reason = field_of(answer, "Reason");
-    if (look.phase == Phase::Ended) look.exit_code = exit_code_of(field_of(answer, "ExitCode"));
-    if (state == "PENDING") look.state = "queued";
-    else if (look.phase == Phase::Ended) look.state = "ended";
-    else look.state = lower(state);
-    if (look.phase == Phase::Ended && state != "COMPLETED" && state != "FAILED") {
-        look.meaning = state;
-        // Cancelled while it waited, or ended by Slurm: no code of the job's says that it failed.
-        if (look.exit_code.value_or(0) == 0) look.exit_code = 1;
+    BatchStatus status;
+    status.phase = phase_of_slurm(state);
+    status.queue = field_of(answer, "Partition");
+    status.hosts = field_of(answer, "NodeList");
+    status.log = field_of(answer, "StdOut");
+    if (status.phase == Phase::Waiting) status.reason = field_of(answer, "Reason");
+    if (status.phase == Phase::Ended) status.exit_code = exit_code_of(field_of(answer, "ExitCode"));
+    if (state == "PENDING") status.state = "queued";
+    else if (status.phase == Phase::Ended) status.state = "ended";
+    else status.state = lower(state);
+    if (status.phase == Phase::Ended && state != "COMPLETED" && state != "FAILED") {
+        status.meaning = state;
+        // A job cancelled while it waited, or ended by Slurm, may have exit code 0.
+        if (status.exit_code.value_or(0) == 0) status.exit_code = 1;
     }
-    return look;
+    return status;
 }
 
 Result<std::string> parse_sbatch(std::string_view out) {
@@ -167,21 +166,21 @@ bool can_expedite(std::string_view sbatch_version) {
     return year > 25 || (year == 25 && month >= 11);
 }
 
-std::string describe_look(const std::string& job, const JobLook& look) {
-    std::string line = fmt::format("{}: {}", job, look.state);
-    if (look.phase == Phase::Waiting) {
-        if (!look.queue.empty()) line += fmt::format(" in {}", look.queue);
-        if (look.place)
-            line += fmt::format(", {}{} of {}", look.place->place, ordinal_ending(look.place->place),
-                                look.place->waiting);
-        if (!look.reason.empty()) line += fmt::format(": {}", look.reason);
+std::string describe_status(const std::string& job, const BatchStatus& status) {
+    std::string line = fmt::format("{}: {}", job, status.state);
+    if (status.phase == Phase::Waiting) {
+        if (!status.queue.empty()) line += fmt::format(" in {}", status.queue);
+        if (status.place)
+            line += fmt::format(", {}{} of {}", status.place->place, ordinal_ending(status.place->place),
+                                status.place->waiting);
+        if (!status.reason.empty()) line += fmt::format(": {}", status.reason);
         return line;
     }
-    if (look.phase == Phase::Running)
-        return look.hosts.empty() ? line : line + fmt::format(" on {}", look.hosts);
-    line += look.exit_code ? fmt::format(" with exit code {}", *look.exit_code)
-                           : std::string("; its exit code is not known");
-    if (!look.meaning.empty()) line += fmt::format(" ({})", look.meaning);
+    if (status.phase == Phase::Running)
+        return status.hosts.empty() ? line : line + fmt::format(" on {}", status.hosts);
+    line += status.exit_code ? fmt::format(" with exit code {}", *status.exit_code)
+                             : std::string("; its exit code is not known");
+    if (!status.meaning.empty()) line += fmt::format(" ({})", status.meaning);
     return line;
 }
 
