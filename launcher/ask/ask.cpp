@@ -18,10 +18,9 @@ namespace ddprun {
 namespace {
 
 /// A job answers at once, unless its host is in trouble.
-constexpr Duration kPatience = std::chrono::seconds(5);
-/// Whether a job is the one that is looked for. Where another is, nobody waits longer for one that is
-/// stopped.
-constexpr Duration kShortPatience = std::chrono::milliseconds(500);
+constexpr Duration kTimeout = std::chrono::seconds(5);
+/// The first timeout of a search, so that a stopped job does not delay finding another.
+constexpr Duration kShortTimeout = std::chrono::milliseconds(500);
 constexpr std::size_t kAskedAtOnce = 64;
 
 constexpr int kRefused = 1;
@@ -44,11 +43,11 @@ int code_for(const Error& error) {
     }
 }
 
-/// Passes a request on and prints what the job says about it.
-int tell(const std::string& command, const std::string& which, const ControlRequest& request) {
+/// Sends a request to the job and prints the answer.
+int send_request(const std::string& command, const std::string& which, const ControlRequest& request) {
     const Result<RunningJob> job = choose_job(which);
     if (!job) return complain(command, job.error());
-    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), kPatience));
+    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), kTimeout));
     if (!line) return complain(command, line.error());
     const Result<std::string> text = decode_control_text(*line);
     if (!text) return complain(command, text.error());
@@ -56,17 +55,17 @@ int tell(const std::string& command, const std::string& which, const ControlRequ
     return 0;
 }
 
-/// By job, many at once: one that is stopped keeps no other waiting.
+/// Asks many jobs at once, so that a stopped one delays no other. The results are in the order of `jobs`.
 std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, const ControlRequest& request,
-                                        Duration patience) {
-    // Root asks the jobs of others too; all of them together have as long as one of ours to answer.
-    const TimePoint others = deadline_after(MonotonicClock::now(), patience);
+                                        Duration timeout) {
+    // Root asks other users' jobs too; all of these together get the time of one of ours.
+    const TimePoint others = deadline_after(MonotonicClock::now(), timeout);
     std::vector<Result<JobStatus>> answers;
     while (answers.size() < jobs.size()) {
         std::vector<std::future<Result<JobStatus>>> asked;
         for (std::size_t i = answers.size(); i < jobs.size() && asked.size() < kAskedAtOnce; ++i) {
             const TimePoint deadline =
-                jobs[i].uid == ::geteuid() ? deadline_after(MonotonicClock::now(), patience) : others;
+                jobs[i].uid == ::geteuid() ? deadline_after(MonotonicClock::now(), timeout) : others;
             asked.push_back(std::async(std::launch::async, [&job = jobs[i], &request, deadline] {
                 return ask_status(job, request, deadline);
             }));
@@ -77,22 +76,21 @@ std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, con
 }
 
 struct FoundJobs {
-    std::vector<RunningJob>
-        one_each;  ///< several nodes of one job may run on one host: each of them speaks for all
-    std::vector<RunningJob> silent;  ///< what they are, nobody knows
+    std::vector<RunningJob> one_each;  ///< one node of each job, although a host may run several nodes
+    std::vector<RunningJob> silent;    ///< those that did not answer
 };
-/// Of those, the ones that have this run id; "" all.
-FoundJobs find_jobs(const std::vector<RunningJob>& jobs, const std::string& run_id, Duration patience) {
+/// The jobs with this run id; "" all.
+FoundJobs find_jobs(const std::vector<RunningJob>& jobs, const std::string& run_id, Duration timeout) {
     FoundJobs result;
-    const std::vector<Result<JobStatus>> answers = ask_each(jobs, {"status", {}}, patience);
+    const std::vector<Result<JobStatus>> answers = ask_each(jobs, {"status", {}}, timeout);
     std::vector<std::optional<JobStatus>> fitting(jobs.size());
     for (std::size_t i = 0; i < jobs.size(); ++i) {
         if (answers[i] && (run_id.empty() || answers[i]->run_id == run_id)) fitting[i] = *answers[i];
         if (!answers[i] && answers[i].error().code == Errc::Timeout) result.silent.push_back(jobs[i]);
     }
     for (const std::size_t i : one_answer_each(fitting)) result.one_each.push_back(jobs[i]);
-    if (!result.one_each.empty() || result.silent.empty() || patience == kPatience) return result;
-    return find_jobs(result.silent, run_id, kPatience);
+    if (!result.one_each.empty() || result.silent.empty() || timeout == kTimeout) return result;
+    return find_jobs(result.silent, run_id, kTimeout);
 }
 
 std::string ids_of(const std::vector<RunningJob>& jobs) {
@@ -108,12 +106,12 @@ int complain(const std::string& command, const Error& error) {
 
 AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
     AskedJobs asked;
-    for (Result<JobStatus>& status : ask_each(jobs, {"status", {{"gpus", "shown"}}}, kPatience)) {
-        // It may have ended since it was listed.
+    for (Result<JobStatus>& status : ask_each(jobs, {"status", {{"gpus", "shown"}}}, kTimeout)) {
+        // The job may have ended since it was listed.
         if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed))
             continue;
         if (!status) asked.failures.push_back(status.error());
-        // A user can answer with another's id: that must not hide the other's job from root.
+        // Compare the uid, too: a user who answers with another's job id must not hide that job from root.
         else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) {
                      return other.job == status->job && other.uid == status->uid;
                  }))
@@ -131,7 +129,7 @@ Result<RunningJob> choose_job(const std::string& which) {
     std::vector<RunningJob> silent;
     if (fitting.size() != 1) {
         FoundJobs found =
-            fitting.empty() ? find_jobs(jobs, which, kShortPatience) : find_jobs(fitting, "", kShortPatience);
+            fitting.empty() ? find_jobs(jobs, which, kShortTimeout) : find_jobs(fitting, "", kShortTimeout);
         fitting = std::move(found.one_each);
         silent = std::move(found.silent);
     }
@@ -148,7 +146,7 @@ Result<RunningJob> choose_job(const std::string& which) {
 }
 
 Result<JobStatus> ask_status(const RunningJob& job) {
-    return ask_status(job, {"status", {}}, deadline_after(MonotonicClock::now(), kPatience));
+    return ask_status(job, {"status", {}}, deadline_after(MonotonicClock::now(), kTimeout));
 }
 
 int show_jobs(const AskOptions& options) {
@@ -185,7 +183,7 @@ int send_signal(const AskOptions& options) {
     }
     ControlRequest request{"signal", {{"signal", options.words.front()}}};
     if (options.rank) request.arguments["rank"] = std::to_string(*options.rank);
-    return tell("signal", options.job, request);
+    return send_request("signal", options.job, request);
 }
 
 int show_stacks(const AskOptions& options) {
@@ -194,7 +192,7 @@ int show_stacks(const AskOptions& options) {
     const Result<RunningJob> job = choose_job(options.job);
     if (!job) return complain("stacks", job.error());
     const Result<std::string> line =
-        ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackTimeout + kPatience));
+        ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackTimeout + kTimeout));
     if (!line) return complain("stacks", line.error());
     const Result<std::string> text = decode_control_text(*line);
     if (!text) return complain("stacks", text.error());
@@ -202,6 +200,6 @@ int show_stacks(const AskOptions& options) {
     return 0;
 }
 
-int drain(const AskOptions& options) { return tell("drain", options.job, {"drain", {}}); }
+int drain(const AskOptions& options) { return send_request("drain", options.job, {"drain", {}}); }
 
 }  // namespace ddprun

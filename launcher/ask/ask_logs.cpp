@@ -14,9 +14,9 @@
 namespace ddprun {
 namespace {
 
-/// Files on a network file system tell nobody that they grow: they are looked at.
-constexpr int kLookEveryMs = 200;
-constexpr int kAskEveryLooks = 5;
+/// Network file systems do not notify about growing files, so we poll.
+constexpr int kPollMs = 200;
+constexpr int kPollsPerQuestion = 5;
 
 void print_lines(const std::string& prefix, std::string_view lines) {
     if (prefix.empty()) {
@@ -35,7 +35,7 @@ std::string log_directory_of(const JobStatus& status, const WorkerStatus& worker
     return node < status.hosts.size() ? status.hosts[node].log_directory : status.log_directory;
 }
 
-/// Of all nodes: a restart changes them.
+/// The log directories of all nodes, which a restart changes.
 std::vector<std::string> log_directories(const JobStatus& status) {
     std::vector<std::string> directories;
     for (const HostStatus& host : status.hosts) directories.push_back(host.log_directory);
@@ -57,7 +57,7 @@ std::vector<FollowedLog> files_of(const JobStatus& status, std::optional<int> ra
     return files;
 }
 
-/// "" when there is something to show.
+/// The reason why no log can be shown; "" when one can.
 std::string obstacle(const JobStatus& status, std::optional<int> rank) {
     const auto keeps_none = [&] {
         return fmt::format("job {} keeps no log files (start it with --log-dir DIR)", status.job);
@@ -69,19 +69,19 @@ std::string obstacle(const JobStatus& status, std::optional<int> rank) {
         return fmt::format("job {} has no rank {}; it has {} workers", status.job, *rank, status.world_size);
     const std::string directory = log_directory_of(status, *worker);
     if (directory.empty()) return keeps_none();
-    // Often on a file system that all nodes share: then it is here as well.
+    // The directory often lies on a file system that all nodes share.
     if (::access(directory.c_str(), R_OK | X_OK) == 0) return "";
     const auto node = static_cast<std::size_t>(worker->node);
     return fmt::format("rank {} runs on {}; its log files are there, in {}", *rank,
                        node < status.hosts.size() ? status.hosts[node].host : status.host, directory);
 }
 
-/// Until the job is gone. A restart has a directory of its own.
+/// Follows the files until the job has ended. A restart has another directory.
 void follow(const RunningJob& job, std::vector<std::string> directories, std::vector<FollowedLog> files,
             std::optional<int> rank) {
-    for (int look = 1;; ++look) {
-        ::poll(nullptr, 0, kLookEveryMs);
-        if (look % kAskEveryLooks == 0) {
+    for (int polls = 1;; ++polls) {
+        ::poll(nullptr, 0, kPollMs);
+        if (polls % kPollsPerQuestion == 0) {
             const Result<JobStatus> status = ask_status(job);
             const bool is_gone =
                 !status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed);

@@ -22,7 +22,7 @@ volatile sig_atomic_t end_asked = 0;
 
 void on_end(int) { end_asked = 1; }
 
-/// The terminal as a full-screen program wants it; as it was when this goes.
+/// Sets the terminal up for a full screen, and restores it in the destructor.
 class Screen {
   public:
     Screen() {
@@ -71,7 +71,7 @@ class Screen {
         std::fflush(stdout);
     }
 
-    /// Waits a second; false when the user wants to leave.
+    /// Waits a second; false when the user quits.
     bool wait() const {
         pollfd keyboard{keys_ ? 0 : -1, POLLIN, 0};
         const int ready = ::poll(&keyboard, 1, 1000);
@@ -86,12 +86,12 @@ class Screen {
     bool keys_ = false;
 };
 
-/// One look at the jobs, with rates since the last.
+/// Renders the jobs' statuses, with rates since the last time.
 class Watch {
   public:
     explicit Watch(std::optional<RunningJob> only) : only_(std::move(only)) {}
 
-    std::string look(int width) {
+    std::string render(int width) {
         std::map<std::string, JobStatus> now;
         std::string text;
         AskedJobs asked = ask_all(only_ ? std::vector{*only_} : running_jobs());
@@ -116,7 +116,7 @@ enum class Ending : std::uint8_t { Left, JobEnded };
 Ending watch_on_screen(Watch& watch, bool until_it_ends) {
     const Screen screen;
     do {
-        const std::string text = watch.look(Screen::size().ws_col);
+        const std::string text = watch.render(Screen::size().ws_col);
         if (until_it_ends && !watch.saw_any()) return Ending::JobEnded;
         Screen::show(watch.saw_any() ? text : "no job of this user runs on this host\n" + text);
     } while (screen.wait());
@@ -134,7 +134,7 @@ int watch_jobs(const AskOptions& options) {
     }
     Watch watch(only);
     if (::isatty(1) == 0) {
-        ddprun::print("{}", watch.look(0));
+        ddprun::print("{}", watch.render(0));
         if (!watch.saw_any()) ddprun::print(stderr, "no job of this user runs on this host\n");
         return 0;
     }

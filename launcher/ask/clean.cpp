@@ -26,14 +26,14 @@ namespace {
 constexpr std::size_t kMaxTable = 16 << 20;
 constexpr int kFailed = 1;
 
-/// From here on this process has that user's rights and no others, whatever is found in his name.
+/// Gives this process that user's rights and no others.
 Status become(const std::string& user) {
     if (user.empty()) return {};
     const Result<std::int64_t> number = parse_int_between(user, 0, 0x7fffffff);
     const passwd* const entry = number ? ::getpwuid(static_cast<uid_t>(*number)) : ::getpwnam(user.c_str());
     if (entry == nullptr) return Error::invalid(fmt::format("--user: there is no user {}", user));
     if (entry->pw_uid == ::geteuid()) return {};
-    if (::geteuid() != 0) return Error::invalid("--user: only root ends what belongs to another user");
+    if (::geteuid() != 0) return Error::invalid("--user: only root may remove what another user's jobs left");
     const bool is_done = ::initgroups(entry->pw_name, entry->pw_gid) == 0 && ::setgid(entry->pw_gid) == 0 &&
                          ::setuid(entry->pw_uid) == 0;
     return is_done ? Status() : Status(Error::system("--user: become " + user));
@@ -47,14 +47,14 @@ void add_jobs(const std::string& proc_net_unix, LiveJobs& live) {
     for (RunningJob& job : jobs_in(proc_net_unix)) live.ids.push_back(std::move(job.id));
 }
 
-/// Asked after the processes are known: a ddprun has its socket before it has workers.
-LiveJobs look_for_live_jobs(const std::vector<MarkedProcess>& all, const std::vector<std::string>& cgroups) {
+/// Call it after listing the processes, because a ddprun opens its socket before it starts workers.
+LiveJobs find_live_jobs(const std::vector<MarkedProcess>& all, const std::vector<std::string>& cgroups) {
     LiveJobs live;
     add_jobs(read_file("/proc/net/unix", kMaxTable).value_or(""), live);
     std::set<pid_t> adopters;
     for (const MarkedProcess& process : all) adopters.insert(adopter_of(process, all));
     for (const pid_t adopter : adopters) {
-        add_jobs(proc_text(adopter, "net/unix"), live);  // it may live in another network namespace
+        add_jobs(proc_text(adopter, "net/unix"), live);  // it may be in another network namespace
         if (trim(proc_text(adopter, "comm")) == "ddprun") live.ddpruns.push_back(adopter);
     }
     for (const std::string& cgroup : cgroups) {
@@ -74,14 +74,14 @@ std::vector<std::string> cgroups_of_this_user() {
 
 std::vector<MarkedProcess> find_abandoned(const std::vector<std::string>& cgroups) {
     const std::vector<MarkedProcess> all = processes_of_all_jobs();
-    std::vector<MarkedProcess> found = abandoned_processes(all, look_for_live_jobs(all, cgroups));
+    std::vector<MarkedProcess> found = abandoned_processes(all, find_live_jobs(all, cgroups));
     std::erase_if(found, [](const MarkedProcess& process) {
         return process.user != ::getuid() || process.pid == ::getpid();
     });
     return found;
 }
 
-/// "4171 python3", by job.
+/// Names such as "4171 python3", by job.
 using NamesByJob = std::map<std::string, std::set<std::string>>;
 
 void add_names(const std::vector<MarkedProcess>& processes, NamesByJob& names) {
@@ -91,8 +91,8 @@ void add_names(const std::vector<MarkedProcess>& processes, NamesByJob& names) {
     }
 }
 
-/// Those that are still there after five seconds. A process can fork while we look, so two looks in a row
-/// must find nothing.
+/// Kills the abandoned processes until two searches in a row find nothing (a process can fork meanwhile).
+/// Returns those that are left after five seconds.
 std::vector<MarkedProcess> end_processes(const std::vector<std::string>& cgroups, NamesByJob& ended) {
     const timespec pause{0, 5'000'000};
     std::vector<MarkedProcess> left;
@@ -107,7 +107,7 @@ std::vector<MarkedProcess> end_processes(const std::vector<std::string>& cgroups
     return left;
 }
 
-/// Every place in which a ddprun of this user makes job directories.
+/// All directories in which a ddprun of this user makes job directories.
 std::set<std::string> places_of_job_directories() {
     std::error_code none;
     const std::filesystem::path temporary = std::filesystem::temp_directory_path(none);
@@ -122,8 +122,8 @@ void show_processes(const NamesByJob& by_job, std::string_view done) {
     }
 }
 
-/// How many lines were printed.
-std::size_t show_what_is_left(const std::vector<std::string>& cgroups) {
+/// Returns how many lines were printed.
+std::size_t show_remains(const std::vector<std::string>& cgroups) {
     NamesByJob names;
     add_names(find_abandoned(cgroups), names);
     show_processes(names, "would end");
@@ -146,7 +146,7 @@ std::size_t show_what_is_left(const std::vector<std::string>& cgroups) {
 pid_t adopter_of(const MarkedProcess& process, const std::vector<MarkedProcess>& all) {
     pid_t parent = process.parent;
     for (std::size_t steps = 0; steps <= all.size();
-         ++steps) {  // a tree read while it changes could show a loop
+         ++steps) {  // a tree that changes while it is read could show a loop
         const auto above = std::find_if(all.begin(), all.end(), [&](const MarkedProcess& one) {
             return one.pid == parent && one.job == process.job;
         });
@@ -175,9 +175,9 @@ int clean(const CleanOptions& options) {
     if (!has_own_proc())
         ddprun::print(stderr,
                       "ddprun clean: /proc does not show this pid namespace: processes outside of cgroups "
-                      "are not looked for\n");
+                      "are not found\n");
     if (options.dry_run) {
-        if (show_what_is_left(cgroups) == 0) ddprun::print("nothing is left of killed jobs\n");
+        if (show_remains(cgroups) == 0) ddprun::print("nothing is left of killed jobs\n");
         return 0;
     }
     NamesByJob ended;

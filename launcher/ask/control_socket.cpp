@@ -20,11 +20,10 @@ namespace {
 
 constexpr std::size_t kMaxSocketTable = 16 * 1024 * 1024;
 constexpr std::size_t kMaxAnswer = 64 * 1024 * 1024;
-/// For all sockets together to tell whose they are; one that keeps everybody waiting gets no say in it.
-constexpr Duration kOwnersPatience = std::chrono::seconds(1);
+/// The time for all sockets together to accept a connection, which shows their owners.
+constexpr Duration kOwnersTimeout = std::chrono::seconds(1);
 
-/// An abstract address begins with a zero byte and is as long as its length says: no terminator belongs to
-/// it.
+/// Sets an abstract address, which begins with a zero byte and has no terminator.
 socklen_t set_abstract(sockaddr_un& address, const std::string& name) {
     address.sun_family = AF_UNIX;
     const std::size_t length = std::min(name.size(), sizeof address.sun_path - 1);
@@ -32,7 +31,7 @@ socklen_t set_abstract(sockaddr_un& address, const std::string& name) {
     return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
-/// The user at the other end when it connected (or began to listen); nullopt: not known.
+/// The user who connected at the other end (or began to listen); nullopt: not known.
 std::optional<unsigned> peer_uid(int fd) {
     ucred peer{};
     socklen_t length = sizeof peer;
@@ -48,14 +47,14 @@ std::string admit(int fd) {
 
 std::size_t length_of_line(std::string_view read) { return read.find('\n') + 1; }  // npos + 1 is 0
 
-/// A listener whose queue is full lets a connect wait, if it may block: at most until the deadline.
+/// Limits a blocking connect to the deadline: it waits while the listener's queue is full.
 void limit_connect(int fd, TimePoint deadline) {
     const auto left =
         std::max(std::chrono::round<std::chrono::microseconds>(deadline - MonotonicClock::now()),
                  std::chrono::microseconds(1000));
     const timeval limit{static_cast<time_t>(left.count() / 1'000'000),
                         static_cast<suseconds_t>(left.count() % 1'000'000)};
-    // Ignoring a failure: a connect that waits for longer is still one of our own kernel.
+    // Ignoring a failure: the connect then waits longer.
     ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
@@ -69,18 +68,19 @@ Result<UniqueFd> connect_to_job(const RunningJob& job, TimePoint deadline) {
         if (errno == ECONNREFUSED)
             return Error{Errc::NotFound, fmt::format("job {} does not run on this host", job.id), 0};
         if (errno == EAGAIN)
-            return Error{Errc::Timeout, fmt::format("job {}: too many ask it, or it is stopped", job.id), 0};
+            return Error{Errc::Timeout, fmt::format("job {}: too many requests, or it is stopped", job.id),
+                         0};
         return Error::system(fmt::format("connect to job {}", job.id));
     }
     if (const Status set = set_nonblocking(fd.get()); !set) return set.error();
-    // Anybody can take a free name of that namespace.
+    // Any user can take a free name of the abstract namespace.
     if (const std::optional<unsigned> uid = peer_uid(fd.get()); !uid || (*uid != job.uid && *uid != 0)) {
         return Error{Errc::Refused, fmt::format("job {}: its socket belongs to another user", job.id), 0};
     }
     return fd;
 }
 
-/// The first line.
+/// Receives the first line.
 Result<std::string> receive(int fd, TimePoint deadline) {
     std::string answer;
     char piece[16 * 1024];
@@ -139,7 +139,7 @@ std::vector<RunningJob> jobs_in(std::string_view proc_net_unix) {
         return std::tie(a.uid, a.id) < std::tie(b.uid, b.id);
     };
     std::sort(jobs.begin(), jobs.end(), before);
-    // A connection that is being answered has the listener's name too.
+    // An open connection has the listener's name too.
     jobs.erase(std::unique(jobs.begin(), jobs.end()), jobs.end());
     return jobs;
 }
@@ -150,9 +150,9 @@ std::vector<RunningJob> running_jobs() {
     std::vector<RunningJob> jobs = jobs_in(*table);
     const unsigned me = ::geteuid();
     if (me != 0) std::erase_if(jobs, [me](const RunningJob& job) { return job.uid != me; });
-    // Anybody can listen under a name of ours. Only the kernel's word on who does counts, which a connection
-    // shows.
-    const TimePoint deadline = deadline_after(MonotonicClock::now(), kOwnersPatience);
+    // Any user can listen under a name of ours. Only the kernel knows the owner, and tells it of a
+    // connection.
+    const TimePoint deadline = deadline_after(MonotonicClock::now(), kOwnersTimeout);
     std::erase_if(jobs, [deadline](const RunningJob& job) { return !connect_to_job(job, deadline); });
     return jobs;
 }

@@ -13,15 +13,14 @@
 namespace ddprun {
 
 /// Answers a request with lines of JSON (control_text, control_error, or any other) and finish(), at once or
-/// later (it may keep the reply); must not block.
+/// later (it may keep the reply). Must not block.
 using ControlHandler = std::function<void(const ControlRequest& request, const RequestReply& reply)>;
 
-/// Where a running ddprun can be asked: a Unix stream socket in the abstract namespace, so nothing is left
-/// behind whoever is killed. One request per connection. Only the user who runs the job, and root, are
-/// answered.
+/// Opens the socket for questions to a running ddprun: a Unix stream socket in the abstract namespace, of
+/// which no kill leaves a file. One request per connection. Only the job's user and root get answers.
 ///
-/// The abstract namespace belongs to the network namespace: from inside another container the job is not
-/// seen. Error: System.
+/// The abstract namespace belongs to the network namespace, so other containers do not see the job. Error:
+/// System.
 Result<std::unique_ptr<RequestServer>> open_control_socket(os::EventLoop& loop, const std::string& job,
                                                            ControlHandler handler);
 
@@ -36,11 +35,11 @@ struct RunningJob {
 };
 /// The jobs in the text of /proc/net/unix, each once, sorted. Pure.
 std::vector<RunningJob> jobs_in(std::string_view proc_net_unix);
-/// The jobs of this user that listen now; of all users for root. Sockets that somebody else opened under such
-/// a name are left out, and so are those that let nobody connect for a second.
+/// This user's jobs that listen now; for root those of all users. Leaves out sockets that another user opened
+/// under such a name, and those that accept no connection within a second.
 std::vector<RunningJob> running_jobs();
 
-/// Asks a job and waits for the first line of its answer, without newline. Blocks until `deadline`.
+/// Asks a job and returns the first line of its answer, without newline. Blocks until `deadline` at most.
 /// Error: NotFound (no such job), Refused (the socket belongs to another user), Timeout, Closed, System.
 Result<std::string> ask_job(const RunningJob& job, const ControlRequest& request, TimePoint deadline);
 

@@ -41,10 +41,10 @@ std::string to_json(const EventOrigin& origin, const JobEventLine& line, double 
 Result<std::unique_ptr<EventFile>> EventFile::open(const std::string& path, EventOrigin origin,
                                                    const ConsoleAt& console_at, Say warn) {
     std::unique_ptr<EventFile> file(new EventFile(path, std::move(origin), std::move(warn)));
-    // By name: a socket there could not be opened.
+    // Compare names, because a socket cannot be opened by its path.
     const int standard = path == "/dev/stdout" ? 1 : path == "/dev/stderr" ? 2 : -1;
     if (standard > 0 && console_at && (file->console_ = console_at(standard))) return file;
-    // A FIFO whose reader is slow, or not there, must not hold the job up.
+    // O_NONBLOCK: a FIFO with a slow reader, or without one, must not hold up the job.
     file->fd_.reset(
         ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644));
     if (!file->fd_) return Error::system("open " + path);
@@ -70,7 +70,7 @@ void EventFile::append(std::string_view line) {
     const std::string why = written < 0
                                 ? Error::system("write " + path_).what
                                 : fmt::format("write {}: only {} of {} bytes", path_, written, text.size());
-    // A piece that was written stands there; the next line begins behind it, on a line of its own.
+    // After a part of a line, the next write begins with a newline.
     if (written > 0) torn_ = true;
     if (++lost_ == 1)
         warn_(fmt::format("--events: {}; this and further lines may be lost, the job goes on", why));

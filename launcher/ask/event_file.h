@@ -22,28 +22,28 @@ struct JobEventLine {
     std::vector<std::pair<std::string, Value>> fields;
 };
 
-/// Who writes: the same in every line.
+/// The writer, the same in every line.
 struct EventOrigin {
     std::string job;
     std::string run_id;
     std::string host;
 };
 
-/// The line, with newline. `seconds` since the epoch.
+/// The line, with newline. `seconds` count from the epoch.
 std::string to_json(const EventOrigin& origin, const JobEventLine& line, double seconds);
 /// "2025-03-01T12:30:05.123456Z". Pure.
 std::string format_utc(double seconds);
 
 /// Appends lines to a file, each with one write, so that several jobs can share it. A write that fails loses
-/// its line and never stops the job: it is told once, and what was lost is counted. A file that is a console
-/// ("/dev/stderr", or the log that standard output goes to) is left to its owner, who tears no lines.
+/// its line and never stops the job: the first is logged, and lost lines are counted. Lines for a console
+/// ("/dev/stderr", or the log that standard output goes to) go through its owner, so that no line is torn.
 class EventFile {
   public:
     using Say = std::function<void(std::string_view line)>;
     /// False: the line is lost.
     using Write = std::function<bool(std::string_view line)>;
-    /// Who writes to the console that this descriptor leads to, whole lines with newline; nullptr: it leads
-    /// to none.
+    /// The function that writes whole lines, with newline, to the console that a descriptor leads to;
+    /// nullptr: no console.
     using ConsoleAt = std::function<Write(int fd)>;
 
     /// Error: System naming the file.

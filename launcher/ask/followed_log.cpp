@@ -13,13 +13,13 @@
 namespace ddprun {
 namespace {
 
-/// An unfinished line is held back up to this.
+/// The limit on an unfinished line that is held back.
 constexpr std::size_t kMaxHeldLine = 1024 * 1024;
 
 }  // namespace
 
-/// The newest first. Looked at in this order, a rotation meanwhile shows a piece twice but hides none: what
-/// is newer than the first is found at the next look.
+/// The pieces, newest first. In this order a rotation meanwhile shows a piece twice but hides none: one newer
+/// than the first is found the next time.
 std::vector<FollowedLog::Piece> FollowedLog::pieces() const {
     std::vector<Piece> found;
     for (int number = 0; number <= LogFile::kKept; ++number) {
@@ -37,7 +37,7 @@ std::vector<FollowedLog::Piece> FollowedLog::pieces() const {
     return found;
 }
 
-/// Of the piece that is being read; the number of pieces when it is none of them any more.
+/// The index of the piece that is being read; the number of pieces when it is gone.
 std::size_t FollowedLog::place_in(const std::vector<Piece>& pieces) const {
     std::size_t place = 0;
     while (place < pieces.size() &&
@@ -53,8 +53,7 @@ bool FollowedLog::read_new() {
         if (all.empty()) return static_cast<bool>(here_.fd);
         const std::size_t place = here_.fd ? place_in(all) : all.size();
         if (place == 0) return true;
-        // It was rotated after it had been read: nothing comes to it any more, but something may have come
-        // before.
+        // The piece has been rotated: it no longer grows, but may have grown since it was read.
         read_to_end();
         if (here_.fd && place == all.size())
             loss_(fmt::format("{}: some lines were rotated away before they could be read", path_));

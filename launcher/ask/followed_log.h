@@ -12,8 +12,8 @@
 
 namespace ddprun {
 
-/// Reads a log file (LogFile) from its oldest rotated piece on, in whole lines and in order, as it grows and
-/// is rotated.
+/// Reads a log file (LogFile) from its oldest rotated piece on, in whole lines and in order, while it grows
+/// and is rotated.
 class FollowedLog {
   public:
     /// Gets one or more whole lines, each with its newline.
@@ -24,9 +24,9 @@ class FollowedLog {
     FollowedLog(std::string path, Lines lines, Loss loss)
         : path_(std::move(path)), lines_(std::move(lines)), loss_(std::move(loss)) {}
 
-    /// Hands over what is new. True: the file is there, or was.
+    /// Hands over the new lines. True when the file exists, or did.
     bool read_new();
-    /// The file has come to its end: its half line too, ended.
+    /// Hands over the rest at the file's end, with a newline after a half line.
     void read_rest();
 
   private:

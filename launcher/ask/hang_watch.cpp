@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kLook = "hang_look";
 
-NodeLook look_at_node(const Agent& agent, const std::string& host) {
+NodeLook sample_node(const Agent& agent, const std::string& host) {
     const AgentState& state = agent.state();
     NodeLook look;
     look.generation = state.generation;
@@ -25,7 +25,7 @@ NodeLook look_at_node(const Agent& agent, const std::string& host) {
         look.ranks.push_back(sample_rank(agent.first_rank() + local_rank, state.workers[i].pid,
                                          agent.segment()->line(local_rank)));
         look.ranks.back().host = host;
-        // The number of a process that has ended may be another's by now.
+        // The pid of a process that has ended may be another's by now.
         if (state.workers[i].state == WorkerState::Ended) look.ranks.back().alive = false;
     }
     return look;
@@ -42,7 +42,7 @@ HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& contro
       detector_(timeout),
       ras_(std::move(ras)),
       found_(std::move(found)) {
-    look_again();
+    sample_later();
 }
 
 HangWatch::~HangWatch() { loop_.cancel(timer_); }
@@ -52,22 +52,22 @@ bool HangWatch::is_running(std::uint64_t generation) const {
            controller_.state().generation == generation;
 }
 
-void HangWatch::look_again() {
-    timer_ = loop_.call_after(detector_.interval(), [this] { look(); });
+void HangWatch::sample_later() {
+    timer_ = loop_.call_after(detector_.interval(), [this] { sample(); });
 }
 
-void HangWatch::look() {
+void HangWatch::sample() {
     if (!is_running(generation_)) {
         detector_.reset();
         last_.clear();
     }
     generation_ = controller_.state().generation;
-    if (!is_running(generation_)) return look_again();
-    inquiry_.ask_nodes({kLook, {}}, std::nullopt, std::min(kNodePatience, detector_.interval()),
+    if (!is_running(generation_)) return sample_later();
+    inquiry_.ask_nodes({kLook, {}}, std::nullopt, std::min(kNodeTimeout, detector_.interval()),
                        [this](const std::vector<NodeAnswer>& answers) { judge(answers); });
 }
 
-/// False: nothing can be said about the node's workers yet.
+/// False when nothing is known about the node's workers yet.
 bool HangWatch::take(const NodeAnswer& answer) {
     const Result<NodeLook> look =
         answer.trouble.empty() ? node_look_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
@@ -76,7 +76,7 @@ bool HangWatch::take(const NodeAnswer& answer) {
         last_[answer.node.first_rank] = look->ranks;
         return true;
     }
-    // A node that is silent shows no progress: what is known of its ranks stands still.
+    // A silent node shows no progress: its last samples stay.
     silent_.push_back(fmt::format("{}: {}", describe_node(answer.node), look.error().what));
     return last_.contains(answer.node.first_rank);
 }
@@ -87,7 +87,7 @@ void HangWatch::judge(const std::vector<NodeAnswer>& answers) {
     for (const NodeAnswer& answer : answers) complete = take(answer) && complete;
     if (!complete) {
         detector_.reset();
-        return look_again();
+        return sample_later();
     }
     std::vector<HangSample> samples;
     for (const auto& [first_rank, ranks] : last_) samples.insert(samples.end(), ranks.begin(), ranks.end());
@@ -96,28 +96,28 @@ void HangWatch::judge(const std::vector<NodeAnswer>& answers) {
     }
     if (const std::optional<HangVerdict> verdict = detector_.feed(samples, MonotonicClock::now()))
         return investigate(*verdict);
-    look_again();
+    sample_later();
 }
 
 void HangWatch::investigate(const HangVerdict& verdict) {
     log_.warning("hang: {}; collecting stacks", verdict.what);
     for (const std::string& node : silent_) log_.warning("hang: {}", node);
-    // Both at once: each has an end of its own.
+    // Ask for both at once; each has its own timeout.
     awaited_ = 1;
-    nccl_says_.clear();
+    nccl_status_.clear();
     if (const std::optional<Endpoint> where = ras_()) {
         ++awaited_;
         ask_nccl_ras(
             loop_, *where, kRasTimeout,
             [this, alive = std::weak_ptr<bool>(alive_), where, verdict](const Result<std::string>& text) {
                 if (alive.expired()) return;
-                // Nobody listens: no NCCL, or one without this service.
-                if (text) nccl_says_ = *text;
-                else if (text.error().code != Errc::System) nccl_says_ = text.error().what;
+                // A System error means no listener: no NCCL, or one without this service.
+                if (text) nccl_status_ = *text;
+                else if (text.error().code != Errc::System) nccl_status_ = text.error().what;
                 finish(verdict);
             });
     }
-    inquiry_.ask_nodes({"stacks", {}}, std::nullopt, kNodeStackPatience,
+    inquiry_.ask_nodes({"stacks", {}}, std::nullopt, kNodeStackTimeout,
                        [this, verdict](const std::vector<NodeAnswer>& answers) {
                            report(verdict, render_node_stacks(answers, last_.size() > 1));
                        });
@@ -128,21 +128,21 @@ void HangWatch::report(const HangVerdict& verdict, const std::string& stacks) {
     finish(verdict);
 }
 
-/// Part of the report is there; after the last one the job decides.
+/// One part of the report has arrived; after the last one calls `found`.
 void HangWatch::finish(const HangVerdict& verdict) {
     if (--awaited_ > 0) return;
-    if (!nccl_says_.empty()) {
-        log_.info("what NCCL knows of the job (its RAS service):");
-        for (const std::string_view line : split(trim(nccl_says_), '\n')) log_.info("    {}", line);
+    if (!nccl_status_.empty()) {
+        log_.info("NCCL's own status of the job (its RAS service):");
+        for (const std::string_view line : split(trim(nccl_status_), '\n')) log_.info("    {}", line);
     }
     detector_.reset();
     if (is_running(generation_)) found_(verdict);
-    look_again();
+    sample_later();
 }
 
 void answer_hang_looks(Inquiry& inquiry, Agent& agent, const std::string& host) {
     inquiry.on_node(kLook, [&agent, host](const ControlRequest&, const Inquiry::Answer& answer) {
-        answer(to_json(look_at_node(agent, host)));
+        answer(to_json(sample_node(agent, host)));
     });
 }
 

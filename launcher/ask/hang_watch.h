@@ -18,15 +18,15 @@
 
 namespace ddprun {
 
-/// Looks at the workers of all nodes for hangs (--hang-timeout), a few times per timeout: the rank that the
-/// others wait for may be on another node. On a verdict it says what hangs, prints the stacks of all ranks
-/// and what NCCL knows of the job (nccl_ras.h), then calls `found`: what follows is the job's to decide.
+/// Watches the workers of all nodes for hangs (--hang-timeout): samples them a few times per timeout, because
+/// the rank that the others wait for may be on another node. On a verdict it logs it with the stacks of all
+/// ranks and NCCL's own status of the job (nccl_ras.h), then calls `found`: the job decides what follows.
 ///
-/// Lives beside the controller, on the event loop's thread. Borrows its parts for its whole life.
+/// Runs on the head, on the event loop's thread. Borrows its parts for its whole life.
 class HangWatch {
   public:
     using Found = std::function<void(const HangVerdict&)>;
-    /// Where NCCL's RAS service of this job's workers would listen; nullopt: they have none.
+    /// The endpoint of the RAS service of this job's NCCL; nullopt: it has none.
     using RasAddress = std::function<std::optional<Endpoint>()>;
 
     HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry,
@@ -36,8 +36,8 @@ class HangWatch {
     HangWatch& operator=(const HangWatch&) = delete;
 
   private:
-    void look();
-    void look_again();
+    void sample();
+    void sample_later();
     void judge(const std::vector<NodeAnswer>& answers);
     bool take(const NodeAnswer& answer);
     void investigate(const HangVerdict& verdict);
@@ -52,25 +52,25 @@ class HangWatch {
     HangDetector detector_;
     RasAddress ras_;
     Found found_;
-    int awaited_ = 0;  ///< parts of the report that are still to come
-    std::string nccl_says_;
-    std::uint64_t generation_ = 0;                 ///< that the detector knows
-    std::map<int, std::vector<HangSample>> last_;  ///< of each node, by its first rank
-    std::vector<std::string> silent_;              ///< nodes that did not answer the last look
+    int awaited_ = 0;  ///< parts of the report that have not arrived
+    std::string nccl_status_;
+    std::uint64_t generation_ = 0;                 ///< the detector's
+    std::map<int, std::vector<HangSample>> last_;  ///< by the node's first rank
+    std::vector<std::string> silent_;              ///< nodes that did not answer the last time
     os::EventLoop::TimerId timer_ = 0;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
-/// Makes this node answer what its workers look like.
+/// Makes this node answer with samples of its workers.
 void answer_hang_looks(Inquiry& inquiry, Agent& agent, const std::string& host);
 
-/// How long the head waits for a node's stacks.
-inline constexpr Duration kNodeStackPatience = kStackTimeout + kNodePatience;
+/// The time that the head waits for a node's stacks.
+inline constexpr Duration kNodeStackTimeout = kStackTimeout + kNodeTimeout;
 
 /// The stacks of all nodes as text, with a line for each node that gave none.
 std::string render_node_stacks(const std::vector<NodeAnswer>& answers, bool shows_hosts);
 
-/// All living workers of this node. The agent is borrowed by the targets.
+/// All living workers of this node. The targets borrow the agent.
 std::vector<StackTarget> stack_targets(Agent& agent);
 
 }  // namespace ddprun

@@ -10,13 +10,13 @@
 namespace ddprun {
 namespace {
 
-/// What peers can make grow.
+/// Limits on what peers can make grow.
 constexpr std::size_t kMostAtOnce = 256;
 constexpr std::size_t kMostAnswerBytes = 8 * 1024 * 1024;
-/// A node's question reaches the head, and its answer comes back, while the head waits for others.
+/// The time for a node's question to the head and the answer's way back, besides the head's own wait.
 constexpr Duration kOnTheWay = std::chrono::seconds(1);
 
-/// Safe against being called twice and after its owner is gone.
+/// An answer that may be called twice: the second call does nothing.
 Inquiry::Answer once(Inquiry::Answer answer) {
     return [answer = std::make_shared<Inquiry::Answer>(std::move(answer))](std::string line) {
         if (line.size() > kMostAnswerBytes)
@@ -37,8 +37,8 @@ Inquiry::~Inquiry() {
     for (const auto& [number, round] : rounds_) parts_.loop.cancel(round.timer);
 }
 
-void Inquiry::on_job(const std::string& request, Duration patience, Handler handler) {
-    job_handlers_[request] = {std::move(handler), patience};
+void Inquiry::on_job(const std::string& request, Duration timeout, Handler handler) {
+    job_handlers_[request] = {std::move(handler), timeout};
 }
 
 void Inquiry::ask_job(const ControlRequest& request, const Answer& answer) {
@@ -46,7 +46,7 @@ void Inquiry::ask_job(const ControlRequest& request, const Answer& answer) {
     if (handler == job_handlers_.end())
         return answer(control_error(fmt::format("'{}' is not known to this ddprun", request.name)));
     if (parts_.world) return handler->second.handler(request, once(answer));
-    pass_to_head(request, handler->second.patience + kOnTheWay, once(answer));
+    pass_to_head(request, handler->second.timeout + kOnTheWay, once(answer));
 }
 
 void Inquiry::ask_job(const ControlRequest& request, const RequestReply& reply) {
@@ -65,23 +65,23 @@ void Inquiry::answer_alone(const ControlRequest& request, const std::string& why
     answer(control_error(why));
 }
 
-void Inquiry::pass_to_head(const ControlRequest& request, Duration patience, const Answer& answer) {
+void Inquiry::pass_to_head(const ControlRequest& request, Duration timeout, const Answer& answer) {
     if (asked_.size() >= kMostAtOnce) return answer(control_error("too many questions at once"));
     const std::uint64_t number = next_number_++;
     if (!parts_.to_controller(rdzv::Question{number, encode(request)})) {
         return answer_alone(request, "this node has no connection to the head of the job", answer);
     }
-    const os::EventLoop::TimerId timer = parts_.loop.call_after(patience, [this, number, patience] {
+    const os::EventLoop::TimerId timer = parts_.loop.call_after(timeout, [this, number, timeout] {
         const Asked asked = std::move(asked_.extract(number).mapped());
         answer_alone(asked.request,
-                     fmt::format("the head of the job gave no answer in {}", format_duration(patience)),
+                     fmt::format("the head of the job gave no answer in {}", format_duration(timeout)),
                      asked.answer);
     });
     asked_[number] = {request, answer, timer};
 }
 
 void Inquiry::head_lost(const std::string& why) {
-    alive_ = std::make_shared<bool>(true);  // what is still being answered to the lost head is said to nobody
+    alive_ = std::make_shared<bool>(true);  // drops open answers to the lost head
     for (const auto& [number, asked] : std::exchange(asked_, {})) {
         parts_.loop.cancel(asked.timer);
         answer_alone(asked.request, why, asked.answer);
@@ -96,7 +96,7 @@ void Inquiry::becomes_head(std::function<bool(rdzv::AgentId, rdzv::ToAgent)> to_
 
 void Inquiry::from_controller(const rdzv::Answer& answer) {
     auto asked = asked_.extract(answer.number);
-    if (asked.empty()) return;  // too late: its asker has been told so
+    if (asked.empty()) return;  // too late: the asker has got an error
     parts_.loop.cancel(asked.mapped().timer);
     asked.mapped().answer(std::string(answer.value.view()));
 }
@@ -113,20 +113,19 @@ void Inquiry::from_agent(rdzv::AgentId agent, const rdzv::Question& question) {
 
 // ---- the head asks the nodes
 
-void Inquiry::ask_nodes(const ControlRequest& request, std::optional<int> rank, Duration patience,
+void Inquiry::ask_nodes(const ControlRequest& request, std::optional<int> rank, Duration timeout,
                         Gathered gathered) {
     if (rounds_.size() >= kMostAtOnce) return gathered({});
     const std::uint64_t number = next_number_++;
     Round& round = rounds_[number];
     round.gathered = std::move(gathered);
-    const std::string late = fmt::format("no answer in {}", format_duration(patience));
+    const std::string late = fmt::format("no answer in {}", format_duration(timeout));
     for (WorldNode& node : parts_.world()) {
         if (rank && (*rank < node.first_rank || *rank >= node.first_rank + node.workers)) continue;
         round.answers.push_back({std::move(node), "", late});
     }
     round.waits.assign(round.answers.size(), true);
-    // One more than there are: a connection that fails while it is written to must not end the round under
-    // our feet.
+    // Count one more, so that a connection that fails during a write does not end the round in this loop.
     round.missing = round.answers.size() + 1;
     const rdzv::Question question = rdzv::Question{number, encode(request)};
     for (const NodeAnswer& asked : round.answers) {
@@ -134,7 +133,7 @@ void Inquiry::ask_nodes(const ControlRequest& request, std::optional<int> rank, 
         if (!sent) note(number, asked.node.agent, "", "no connection");
     }
     if (--round.missing == 0) return finish(number);
-    round.timer = parts_.loop.call_after(patience, [this, number] { finish(number); });
+    round.timer = parts_.loop.call_after(timeout, [this, number] { finish(number); });
 }
 
 void Inquiry::note(std::uint64_t number, rdzv::AgentId agent, std::string line, const std::string& trouble) {

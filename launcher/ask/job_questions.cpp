@@ -13,7 +13,7 @@
 namespace ddprun {
 namespace {
 
-/// Of one node's answer, whose limit is that of a message; as JSON it can become twice as long.
+/// The most text of a node's stacks: JSON can double it, and a message has a limit.
 constexpr std::size_t kMostStackBytes = 2 * 1024 * 1024;
 
 std::optional<int> rank_of(const ControlRequest& request) {
@@ -22,7 +22,7 @@ std::optional<int> rank_of(const ControlRequest& request) {
     return static_cast<int>(*rank);
 }
 
-/// Adds what this node's GPUs are used for, and by whom.
+/// Adds this node's GPUs and the workers that use them.
 void add_gpus(JobStatus& status, const std::vector<GpuUsage>& gpus, const Agent& agent) {
     std::vector<WorkerProcesses> processes;
     for (const WorkerStatus& worker : status.workers) {
@@ -43,7 +43,7 @@ void add_gpus(JobStatus& status, const std::vector<GpuUsage>& gpus, const Agent&
     status.hosts.front().gpus = gpus;
 }
 
-/// A node that could not be asked, in place of what it would have said.
+/// The status in a node's answer, or one with the reason why it has none.
 JobStatus status_of(const NodeAnswer& answer) {
     if (answer.trouble.empty()) {
         Result<JobStatus> status = job_status_from_json(answer.line);
@@ -55,7 +55,7 @@ JobStatus status_of(const NodeAnswer& answer) {
                              "",
                              "",
                              {},
-                             answer.trouble.empty() ? "its answer makes no sense" : answer.trouble});
+                             answer.trouble.empty() ? "malformed answer" : answer.trouble});
     return unknown;
 }
 
@@ -72,18 +72,18 @@ JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)), gpus_(parts_
     inquiry.on_node("stacks",
                     [this](const Request& request, const Answer& answer) { node_stacks(request, answer); });
 
-    inquiry.on_job("status", kNodePatience,
+    inquiry.on_job("status", kNodeTimeout,
                    [this](const Request& request, const Answer& answer) { job_status(request, answer); });
-    inquiry.on_job("signal", kNodePatience,
+    inquiry.on_job("signal", kNodeTimeout,
                    [this](const Request& request, const Answer& answer) { job_signal(request, answer); });
-    inquiry.on_job("stacks", kNodeStackPatience,
+    inquiry.on_job("stacks", kNodeStackTimeout,
                    [this](const Request& request, const Answer& answer) { job_stacks(request, answer); });
-    inquiry.on_job("drain", kNodePatience, [this](const Request&, const Answer& answer) {
+    inquiry.on_job("drain", kNodeTimeout, [this](const Request&, const Answer& answer) {
         parts_.preempt("ddprun drain");
         answer(control_text(
             fmt::format("told to save and stop; grace {}", format_duration(parts_.spec.preempt_grace))));
     });
-    // Better its own workers than nothing.
+    // Without the head, a node shows its own workers.
     inquiry.on_no_head("status", [this](const Request&, const std::string& why, const Answer& answer) {
         JobStatus status = parts_.observation.status();
         status.hosts.push_back({"head", 0, "", "", {}, why});
@@ -150,7 +150,7 @@ void JobQuestions::node_stacks(const ControlRequest& request, const Inquiry::Ans
 // ---- the job
 
 void JobQuestions::job_status(const ControlRequest& request, const Inquiry::Answer& answer) {
-    parts_.inquiry.ask_nodes(request, std::nullopt, kNodePatience,
+    parts_.inquiry.ask_nodes(request, std::nullopt, kNodeTimeout,
                              [this, answer](const std::vector<NodeAnswer>& answers) {
                                  const JobStatus head = parts_.observation.status();
                                  if (answers.empty()) return answer(to_json(head));
@@ -171,7 +171,7 @@ void JobQuestions::job_signal(const ControlRequest& request, const Inquiry::Answ
         return answer(control_text(fmt::format("{} sent to all workers", signal_name(*signal))));
     }
     parts_.inquiry.ask_nodes(
-        request, rank_of(request).value_or(-1), kNodePatience,
+        request, rank_of(request).value_or(-1), kNodeTimeout,
         [this, who, answer](const std::vector<NodeAnswer>& answers) {
             if (answers.empty())
                 return answer(control_error(fmt::format("no rank {}; the job has {} workers", who,
@@ -187,7 +187,7 @@ void JobQuestions::job_stacks(const ControlRequest& request, const Inquiry::Answ
     const std::string who = request.argument("rank");
     const std::optional<int> rank = who.empty() ? std::nullopt : std::optional(rank_of(request).value_or(-1));
     parts_.inquiry.ask_nodes(
-        request, rank, kNodeStackPatience, [this, who, answer](const std::vector<NodeAnswer>& answers) {
+        request, rank, kNodeStackTimeout, [this, who, answer](const std::vector<NodeAnswer>& answers) {
             if (!answers.empty())
                 return answer(
                     control_text(render_node_stacks(answers, parts_.observation.status().nodes > 1)));

@@ -13,8 +13,8 @@
 
 namespace ddprun {
 
-/// What a running job can be asked, `ddprun ps` and its like: each question's answer of one node, and how the
-/// head makes the job's out of them. Borrows all parts for its whole life.
+/// The questions to a running job (`ddprun ps` and the like): one node's answer to each, and the head's
+/// for the job. Borrows all parts for its whole life.
 class JobQuestions {
   public:
     struct Parts {
@@ -25,11 +25,11 @@ class JobQuestions {
         Observation& observation;
         Inquiry& inquiry;
         std::string host;
-        // Of the head only.
+        // The next two are set on the head only.
         std::function<void(const std::string& why)> preempt;  ///< save and stop
         std::function<void(int signal)> signal;               ///< to all workers of all nodes
     };
-    /// Tells the inquiry of every question.
+    /// Registers every question with the inquiry.
     explicit JobQuestions(Parts parts);
     JobQuestions(const JobQuestions&) = delete;
     JobQuestions& operator=(const JobQuestions&) = delete;

@@ -24,7 +24,7 @@ WorkerRates rates(double cpu, double steps, double comm, double seconds) {
     return {100 * cpu / seconds, steps / seconds, 100 * comm / seconds};
 }
 
-/// A label's value, as the text format wants it.
+/// A label's value, escaped for the text format.
 std::string label(std::string_view text) {
     std::string out;
     for (const char c : text) {
@@ -73,7 +73,7 @@ void take_list(const Json& json, const char* name, std::vector<T>& into, T (*rea
     }
 }
 
-/// What is there of each worker.
+/// Visits the members of a worker.
 template <class Worker, class Field>
 void each_worker_member(Worker& worker, const Field& field) {
     field("node", worker.node);
@@ -87,7 +87,7 @@ void each_worker_member(Worker& worker, const Field& field) {
     field("quiet_seconds", worker.quiet_seconds);
 }
 
-/// The same of the job.
+/// Visits the members of a job.
 template <class Status, class Field>
 void each_job_member(Status& status, const Field& field) {
     field("job", status.job);
@@ -187,9 +187,9 @@ constexpr int kAlways = 100;
 
 struct Column {
     std::string name;
-    std::size_t width = 0;  ///< at least; what is wider makes it so
+    std::size_t width = 0;  ///< minimum; wider cells widen it
     Align align = Align::Right;
-    int keep = kAlways;  ///< where room is short the smallest goes first
+    int keep = kAlways;  ///< when room is short, the column with the smallest goes first
     std::vector<std::string> cells = {};
 };
 
@@ -198,7 +198,7 @@ const HostStatus* host_of(const JobStatus& status, const WorkerStatus& worker) {
     return node < status.hosts.size() ? &status.hosts[node] : nullptr;
 }
 
-/// "0,1", "3?" where it is presumed.
+/// The worker's GPUs as "0,1", or "3?" when presumed.
 std::string gpu_names(const WorkerStatus& worker) {
     std::string names;
     for (const unsigned index : worker.gpus.indices)
@@ -207,7 +207,7 @@ std::string gpu_names(const WorkerStatus& worker) {
     return worker.gpus.is_presumed ? names + '?' : names;
 }
 
-/// Of the busiest of its GPUs.
+/// The load of the busiest of the worker's GPUs.
 std::string gpu_busy(const HostStatus* host, const WorkerStatus& worker) {
     if (host == nullptr || worker.gpus.indices.empty()) return "-";
     unsigned busy = 0;
@@ -283,7 +283,7 @@ std::vector<Column> columns_of(const JobStatus* before, const JobStatus& now) {
     return columns;
 }
 
-/// Leaves out what there is no room for, the least telling first.
+/// Leaves out columns for which there is no room, the least important first.
 void fit(std::vector<Column>& columns, std::size_t width) {
     for (;;) {
         std::size_t needed = kUsefulCollective;
@@ -327,7 +327,7 @@ WorkerRates rates_between(const JobStatus* before, const WorkerStatus& worker) {
         return rates(worker.cpu_seconds, static_cast<double>(worker.step), worker.comm_seconds,
                      worker.seconds);
     }
-    // Each node has a clock of its own; a worker's age is of its node's.
+    // Clocks of nodes differ; a worker's age is by its node's clock.
     return rates(std::max(0.0, worker.cpu_seconds - last->cpu_seconds),
                  static_cast<double>(worker.step - last->step),
                  std::max(0.0, worker.comm_seconds - last->comm_seconds), worker.seconds - last->seconds);
@@ -343,7 +343,7 @@ JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes) {
             head.workers.push_back(std::move(worker));
         }
         head.hosts.push_back(node.hosts.empty()
-                                 ? HostStatus{node.host, node.pid, "", "", {}, "it said nothing of itself"}
+                                 ? HostStatus{node.host, node.pid, "", "", {}, "its status names no host"}
                                  : node.hosts.front());
         head.lost_output_bytes += node.lost_output_bytes;
     }
@@ -405,7 +405,7 @@ Result<JobStatus> job_status_from_json(std::string_view line) {
     each_job_member(status, member_reader(json));
     take_list(json, "hosts", status.hosts, host_from);
     take_list(json, "workers", status.workers, worker_from);
-    // An index into the hosts; another's word is not trusted.
+    // `node` is an index into the hosts and comes from a peer: check it.
     for (WorkerStatus& worker : status.workers) {
         if (worker.node < 0 || worker.node >= static_cast<int>(status.hosts.size())) worker.node = 0;
     }
@@ -437,7 +437,7 @@ std::string render_status(const JobStatus* before, const JobStatus& now, int wid
     }
     if (now.workers.empty()) return text;
     text += table(columns_of(before, now), now.workers.size(), width);
-    // Of several nodes the workers' rows tell enough.
+    // With several nodes the workers' rows are enough.
     if (now.hosts.size() == 1) text += render_gpu_usage(now.hosts.front().gpus);
     return text;
 }

@@ -10,7 +10,7 @@
 
 namespace ddprun {
 
-/// One worker, at one moment. Totals, no rates: who asks twice makes them (rates_between).
+/// One worker, at one moment. It has totals; rates come from two of them (rates_between).
 struct WorkerStatus {
     int node = 0;  ///< index in JobStatus::hosts
     int rank = 0;
@@ -20,10 +20,9 @@ struct WorkerStatus {
     double seconds = 0;      ///< since it was started
     double cpu_seconds = 0;  ///< of the process and all its threads
     std::uint64_t rss_bytes = 0;
-    bool reports_steps =
-        false;  ///< by libddp, or over the lifeline (examples/report_progress.py): `step` is meaningful
+    bool reports_steps = false;  ///< by libddp or the lifeline (examples/report_progress.py); `step` is valid
     std::uint64_t step = 0;
-    bool uses_libddp = false;  ///< `comm_seconds` and `collective` are meaningful
+    bool uses_libddp = false;  ///< `comm_seconds` and `collective` are valid
     double comm_seconds = 0;   ///< inside collectives
     WorkerGpus gpus;           ///< indices into the GPUs of its host, by their numbers
     std::string collective;    ///< "in all_reduce #812 (25 MiB)"; "" not known
@@ -37,23 +36,22 @@ struct HostStatus {
     int pid = 0;                 ///< of its ddprun
     std::string phase;           ///< of the node: "idle" "starting" "running" "stopping" "killing" "sweeping"
     std::string log_directory;   ///< of this attempt, on that host; "" none
-    std::vector<GpuUsage> gpus;  ///< when they were asked for
-    std::string trouble;         ///< why nothing else is known of it: "no answer in 2 s"
+    std::vector<GpuUsage> gpus;  ///< only if the request asked for them
+    std::string trouble;         ///< why nothing else is known: "no answer in 2 s"; "" none
     bool operator==(const HostStatus&) const = default;
 };
 
-/// What is said about a job: by one node about itself, or by the head about all (see merge_status).
+/// The status of a job: of one node, or by the head of all nodes (see merge_status).
 struct JobStatus {
-    std::string job;  ///< DDPRUN_JOB
-    std::optional<unsigned>
-        uid;  ///< whose job it is, by the kernel's word; set by who asked, not by who answers
+    std::string job;              ///< DDPRUN_JOB
+    std::optional<unsigned> uid;  ///< owner by the kernel; set by the asker, not by the answer
     std::string run_id;
     std::string program;
     std::string host;
     int pid = 0;           ///< of ddprun
-    bool is_head = false;  ///< phase and restarts are known here only
-    std::string
-        phase;  ///< "joining" "running" "ending" "stopping" "backing off" "finished"; of this node otherwise
+    bool is_head = false;  ///< only the head knows the job's phase and restarts
+    /// "joining" "running" "ending" "stopping" "backing off" "finished"; on other nodes the node's phase.
+    std::string phase;
     std::uint64_t generation = 0;
     int restarts_used = 0;
     int max_restarts = 0;
@@ -67,38 +65,37 @@ struct JobStatus {
     bool operator==(const JobStatus&) const = default;
 };
 
-/// The whole job, of what the head says of itself and of each node: the head's words about the job, the
-/// workers and hosts of all nodes in the given order. A node that did not answer is one that has a host with
-/// its trouble only.
+/// The status of the whole job: the head's facts about the job, and the workers and hosts of all nodes in the
+/// given order. A node that did not answer has only a host with its `trouble`.
 JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes);
 
-/// Of the answers of several ddprun on one host: where each job speaks, by index. A job's first answer speaks
-/// for all of its nodes. A node that has not reached its head yet answers for itself, under an id of its own:
-/// it is none where a head of the same run id has answered.
+/// The indices of one answer per job among those of several ddpruns on one host. A job's first answer counts.
+/// A node that has not reached its head yet answers under its own id: it is left out when a head of the same
+/// run id has answered.
 std::vector<std::size_t> one_answer_each(const std::vector<std::optional<JobStatus>>& answers);
 
-/// What one worker did per second.
+/// One worker's rates.
 struct WorkerRates {
     double cpu_percent = 0;  ///< 100 is one CPU
     double steps_per_second = 0;
-    double comm_percent = 0;  ///< of the time
+    double comm_percent = 0;  ///< share of the time inside collectives
     bool operator==(const WorkerRates&) const = default;
 };
-/// Since `before` (may be null); over the worker's whole life when that knows another process or no time has
-/// passed.
+/// The rates since `before` (may be null); over the worker's whole life when `before` has another process or
+/// no time has passed.
 WorkerRates rates_between(const JobStatus* before, const WorkerStatus& worker);
 
-/// One line, with newline.
+/// The status as one line of JSON, with newline.
 std::string to_json(const JobStatus& status);
-/// Error: Refused with the job's own words, Protocol.
+/// Error: Refused with the job's reason, Protocol.
 Result<JobStatus> job_status_from_json(std::string_view line);
 
 /// "job 5f3a (run none): running, generation 2, 1 of 3 restarts, 4 workers on 1 node, 12 s, ./train" and a
-/// table of the workers. Where `width` (0: unlimited) is short the title is wrapped and the least telling
-/// columns go. `before` may be null.
+/// table of the workers. To fit `width` (0: unlimited) the title is wrapped and the least important columns
+/// are left out. `before` may be null.
 std::string render_status(const JobStatus* before, const JobStatus& now, int width);
 
-/// The same as Prometheus text, version 0.0.4.
+/// The status as Prometheus text, version 0.0.4.
 std::string render_metrics(const JobStatus& status);
 
 }  // namespace ddprun

@@ -97,7 +97,7 @@ Status Observation::open(ControlHandler questions) {
     return {};
 }
 
-// ---- what it is doing
+// ---- status
 
 WorkerStatus Observation::worker_status(int local_rank) const {
     const Agent& agent = parts_.agent;

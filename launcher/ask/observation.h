@@ -17,9 +17,8 @@
 
 namespace ddprun {
 
-/// How a running job is seen from outside: control socket, --events, --metrics-port. It looks at the parts
-/// and changes nothing. What the socket answers is the handler's business (Inquiry). Borrows all parts for
-/// its whole life.
+/// Shows a running job to the outside: control socket, --events, --metrics-port. Reads its parts and changes
+/// nothing. A handler (Inquiry) answers the socket's requests. Borrows all parts for its whole life.
 class Observation {
   public:
     struct Parts {
@@ -36,34 +35,34 @@ class Observation {
 
     explicit Observation(Parts parts) : parts_(std::move(parts)) { order_.world_size = 0; }
 
-    /// Opens what the command line asks for, before anything is started. A control socket that cannot be had
-    /// is a warning. Error: InvalidArgument (--events), System (--metrics-port).
+    /// Opens what the command line asks for, before any worker starts. Without a control socket it only
+    /// warns. Error: InvalidArgument (--events), System (--metrics-port).
     Status open(ControlHandler questions);
 
-    /// Of this node; on the head with what is known there of the job.
+    /// The status of this node; on the head with the facts about the job.
     [[nodiscard]] JobStatus status() const;
 
-    /// This node is the head from now on.
+    /// Call it when this node becomes the head.
     void becomes_head(const Controller& controller) { parts_.controller = &controller; }
 
-    // What happens to the job, for --events.
+    // Events of the job, for --events.
     void generation_started(const rdzv::StartGeneration& order);
-    /// What this node's agent tells the controller.
+    /// A message from this node's agent to the controller.
     void agent_says(const rdzv::FromAgent& message);
-    /// What the controller is told by an agent, ours too, on that host.
+    /// A message that the controller got from an agent (ours, too) on `host`.
     void node_says(const rdzv::WorkerExited& exit, const std::string& host);
     void node_says(const rdzv::GenerationEnded& ended, const std::string& host);
     void decided(const JobEvent& event);
     void signalled(int signal, SignalAction action);
-    /// By `ddprun signal`; nullopt: to all.
+    /// A signal by `ddprun signal`; nullopt: to all ranks.
     void signal_asked(int signal, std::optional<int> rank);
     void finished(const JobEnd& end);
-    /// The end as a node that is not the head hears it.
+    /// The end of the job on a node that is not the head.
     void finished(int exit_code, const std::string& failure);
 
   private:
     using Fields = std::vector<std::pair<std::string, JobEventLine::Value>>;
-    /// Of the current generation when none is named.
+    /// Writes an event; nullopt is the current generation.
     void write(std::string event, Fields fields, std::optional<std::uint64_t> generation = std::nullopt);
     [[nodiscard]] WorkerStatus worker_status(int local_rank) const;
 

@@ -45,7 +45,7 @@ RequestServer::~RequestServer() {
 void RequestServer::on_accepted(UniqueFd fd) {
     const int raw = fd.get();
     std::string refusal = callbacks_.admit ? callbacks_.admit(raw) : std::string();
-    if (!make_room()) return;  // closed: the peer sees it and may come again
+    if (!make_room()) return;  // closes it: the peer may connect again
     const std::uint64_t id = next_id_++;
     connections_[id].fd = std::move(fd);
     connections_[id].last_heard = loop_.now();
@@ -62,7 +62,7 @@ void RequestServer::on_accepted(UniqueFd fd) {
     finish(id);
 }
 
-/// Silent connections must not keep others from asking. False: all have asked, and wait for their answers.
+/// Drops a silent connection, which must not keep others from asking. False when all connections have asked.
 bool RequestServer::make_room() {
     if (connections_.size() < limits_.connections) return true;
     const auto rank = [](const auto& entry) {
@@ -97,7 +97,7 @@ void RequestServer::read(std::uint64_t id) {
     }
     connection.asked = true;
     loop_.change(connection.fd.get(), 0);
-    // The handler may take its time; how long a peer waits is the peer's decision.
+    // The handler has no timeout: the peer decides how long it waits.
     loop_.cancel(std::exchange(connection.timer, 0));
     std::string request = std::move(connection.in);
     request.resize(length);
@@ -143,7 +143,7 @@ void RequestServer::write(std::uint64_t id) {
 void RequestServer::restart_timer(std::uint64_t id) {
     Connection& connection = connections_.at(id);
     loop_.cancel(connection.timer);
-    connection.timer = loop_.call_after(limits_.patience, [this, id] { drop(id); });
+    connection.timer = loop_.call_after(limits_.timeout, [this, id] { drop(id); });
 }
 
 void RequestServer::drop(std::uint64_t id) {

@@ -14,23 +14,23 @@
 
 namespace ddprun {
 
-/// What strangers can make grow here.
+/// Limits on what strangers can make grow.
 struct RequestLimits {
     std::size_t connections = 32;
     std::size_t request_bytes = 16 * 1024;
-    std::size_t unsent_bytes = 16 * 1024 * 1024;   ///< of a peer that does not read
-    Duration patience = std::chrono::seconds(10);  ///< for the whole request, and for each pause of a reader
+    std::size_t unsent_bytes = 16 * 1024 * 1024;  ///< to a peer that does not read
+    Duration timeout = std::chrono::seconds(10);  ///< of the whole request, and of each pause of a reader
 };
 
 class RequestServer;
 
-/// Where the answer to one request goes, now or later; small, copied freely, for the loop's thread. A peer
-/// that has gone, and a server that is gone, make every call do nothing.
+/// The way for the answer to one request, now or later; small, copied freely, for the loop's thread. After
+/// the end of its peer or of the server every call does nothing.
 class RequestReply {
   public:
     /// Queues bytes; never waits.
     void send(std::string_view bytes) const;
-    /// Nothing more follows: the connection is closed once all has been sent.
+    /// Ends the answer: the connection is closed once all has been sent.
     void finish() const;
     [[nodiscard]] bool is_wanted() const;
 
@@ -42,15 +42,15 @@ class RequestReply {
     std::uint64_t id_;
 };
 
-/// One request per connection on a listening stream socket: reads until the request is complete, hands it
-/// over, sends what comes back, closes. Lives on the event loop, never blocks, wakes up for nobody but its
-/// peers. A peer that breaks a limit is dropped. When there are too many, the one that has been silent for
-/// longest goes; whoever has asked stays.
+/// Serves one request per connection on a listening stream socket: reads until the request is complete, hands
+/// it to the handler, sends the answer, closes. Runs on the event loop, never blocks, and wakes up for its
+/// peers only. Drops a peer that breaks a limit. When there are too many, drops the peer that has been silent
+/// longest, but none that has asked.
 class RequestServer final : private os::AcceptorOwner {
   public:
-    /// Length of the request at the beginning of what has been read; 0: not complete yet.
+    /// Length of the request at the beginning of `read`; 0: not complete yet.
     using Complete = std::function<std::size_t(std::string_view read)>;
-    /// Who may ask; "" lets a new connection in, anything else is sent to it before it is closed.
+    /// Returns "" to admit a new connection, or the text to send before it is closed.
     using Admit = std::function<std::string(int fd)>;
     using Handler = std::function<void(std::string request, RequestReply reply)>;
 
@@ -83,7 +83,7 @@ class RequestServer final : private os::AcceptorOwner {
 
     RequestServer(os::EventLoop& loop, Callbacks callbacks, RequestLimits limits);
     void on_accepted(UniqueFd fd) override;
-    void on_accept_failed(int) override {}  // who asks sees that nobody answers
+    void on_accept_failed(int) override {}  // the peer gets no answer
     bool make_room();
     void on_event(std::uint64_t id, std::uint32_t events);
     void read(std::uint64_t id);

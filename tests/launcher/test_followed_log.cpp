@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A log file that is rotated after every second line of four bytes, and who follows it.
+/// A log file that is rotated after every second line of four bytes, and its follower.
 class FollowedLogTest : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -21,7 +21,7 @@ class FollowedLogTest : public ::testing::Test {
         ASSERT_TRUE(log);
         log_ = *std::move(log);
     }
-    /// Lines from ... to, of four bytes each: "101\n".
+    /// Writes the lines `from` to `to`, of four bytes each: "101\n".
     void write(int from, int to) {
         for (int number = from; number <= to; ++number) log_.write(std::to_string(100 + number) + "\n");
     }
@@ -47,7 +47,7 @@ TEST_F(FollowedLogTest, BeginsWithTheOldestPieceThatIsKept) {
     EXPECT_THAT(losses_, ElementsAre());
 }
 
-TEST_F(FollowedLogTest, FollowsThroughSeveralRotationsBetweenTwoLooks) {
+TEST_F(FollowedLogTest, FollowsThroughSeveralRotationsBetweenTwoReads) {
     write(1, 1);
     EXPECT_TRUE(followed_.read_new());
     for (int at = 2; at < 40; at += 6) {
@@ -58,7 +58,7 @@ TEST_F(FollowedLogTest, FollowsThroughSeveralRotationsBetweenTwoLooks) {
     EXPECT_THAT(losses_, ElementsAre());
 }
 
-TEST_F(FollowedLogTest, SaysWhatWasRotatedAwayAndGoesOnWithTheOldestThatIsLeft) {
+TEST_F(FollowedLogTest, ReportsLostLinesAndGoesOnWithTheOldestPieceThatIsLeft) {
     write(1, 2);
     followed_.read_new();
     write(3, 20);  // four pieces are kept: 113 ... 120
@@ -67,7 +67,7 @@ TEST_F(FollowedLogTest, SaysWhatWasRotatedAwayAndGoesOnWithTheOldestThatIsLeft) 
     EXPECT_THAT(losses_, ElementsAre(HasSubstr("stdout.log: some lines were rotated away")));
 }
 
-TEST_F(FollowedLogTest, AHalfLineWaitsForItsEndOrTheEndOfAll) {
+TEST_F(FollowedLogTest, AHalfLineWaitsForItsEndOrTheEndOfTheFile) {
     log_.write("ha");
     followed_.read_new();
     EXPECT_EQ(read_, "");
@@ -78,7 +78,7 @@ TEST_F(FollowedLogTest, AHalfLineWaitsForItsEndOrTheEndOfAll) {
     EXPECT_EQ(read_, "half\nno\n");
 }
 
-TEST(FollowedLog, AFileThatIsNotThereYetIsWaitedFor) {
+TEST(FollowedLog, AFileThatDoesNotExistYetIsWaitedFor) {
     const TemporaryDirectory directory;
     std::string read;
     FollowedLog followed(

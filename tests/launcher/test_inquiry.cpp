@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// The head of a job of two nodes; what it sends is kept, what comes back the test says.
+/// The head of a job of two nodes; keeps what it sends, and the test gives the answers.
 class HeadInquiry : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -33,8 +33,8 @@ class HeadInquiry : public ::testing::Test {
         inquiry_.emplace(std::move(parts));
     }
 
-    void ask(std::optional<int> rank = std::nullopt, Duration patience = 60s) {
-        inquiry_->ask_nodes({"status", {}}, rank, patience, [this](std::vector<NodeAnswer> answers) {
+    void ask(std::optional<int> rank = std::nullopt, Duration timeout = 60s) {
+        inquiry_->ask_nodes({"status", {}}, rank, timeout, [this](std::vector<NodeAnswer> answers) {
             ++rounds_;
             heard_.clear();
             for (const NodeAnswer& answer : answers)
@@ -72,7 +72,7 @@ TEST_F(HeadInquiry, OnlyTheNodeOfTheRankIsAsked) {
     EXPECT_EQ(rounds_, 2);
 }
 
-TEST_F(HeadInquiry, ANodeThatIsLostOrSilentOrGoneIsNamedAndHoldsNobodyUp) {
+TEST_F(HeadInquiry, ANodeThatIsLostOrSilentOrGoneIsNamedAndDelaysNoOther) {
     ask();
     answer(0, "one");
     inquiry_->agent_lost(5);
@@ -103,7 +103,7 @@ TEST_F(HeadInquiry, AConnectionThatBreaksWhileItIsWrittenToEndsTheRoundOnce) {
     EXPECT_THAT(heard_, ElementsAre("b: its connection was lost"));
 }
 
-TEST_F(HeadInquiry, AnAgentsQuestionIsAnsweredOnceWithItsNumberHoweverBadItIs) {
+TEST_F(HeadInquiry, AnAgentsQuestionIsAnsweredOnceWithItsNumberEvenIfMalformed) {
     inquiry_->on_job("twice", 1s, [](const ControlRequest&, const Inquiry::Answer& answer) {
         answer("first");
         answer("second");
@@ -128,7 +128,7 @@ TEST_F(HeadInquiry, TooManyQuestionsAtOnceAreRefusedNotKept) {
     EXPECT_EQ(rounds_, 300 - 256);
 }
 
-/// A node that is not the head; its head is asked, and never answers.
+/// A node that is not the head, and whose head never answers.
 class NodeInquiry : public ::testing::Test {
   protected:
     NodeInquiry()
@@ -175,7 +175,7 @@ TEST_F(NodeInquiry, ALateAnswerToTheLostHeadDoesNotReachTheNext) {
     EXPECT_TRUE(said_.empty());
 }
 
-TEST(NodeLook, SurvivesTheWayThereAndBack) {
+TEST(NodeLook, IsReadBackAsItWasSent) {
     HangSample sample;
     sample.rank = 5;
     sample.host = "node02";

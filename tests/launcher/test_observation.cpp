@@ -61,7 +61,7 @@ JobStatus two_workers() {
 
 // ---- requests
 
-TEST(ControlMessage, SurvivesTheWayThereAndBack) {
+TEST(ControlMessage, IsReadBackAsItWasSent) {
     const ControlRequest request{"signal", {{"signal", "USR1"}, {"rank", "3"}}};
     const Result<ControlRequest> read = decode_control_request(encode(request));
     ASSERT_TRUE(read);
@@ -76,7 +76,7 @@ TEST(ControlMessage, NonsenseIsAnErrorNotACrash) {
     }
 }
 
-TEST(ControlMessage, ARefusalCarriesTheJobsOwnWords) {
+TEST(ControlMessage, ARefusalHasTheJobsReason) {
     const Result<std::string> text = decode_control_text(control_error("no rank 9"));
     ASSERT_FALSE(text);
     EXPECT_EQ(text.error().what, "no rank 9");
@@ -96,7 +96,7 @@ TEST(RunningJobs, AreReadFromTheKernelsTableOnce) {
     EXPECT_THAT(jobs_in(table), ElementsAre(RunningJob{0, "77"}, RunningJob{1000, "5f3a"}));
 }
 
-/// A control socket on a loop that the test turns.
+/// A control socket on a loop that the test runs.
 class ControlSocketTest : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -126,7 +126,7 @@ class ControlSocketTest : public ::testing::Test {
         return fd;
     }
 
-    /// What the socket sends until it closes.
+    /// The bytes that the socket sends until it closes.
     std::string exchange(const std::string& sent) {
         const UniqueFd fd = connect();
         EXPECT_EQ(::send(fd.get(), sent.data(), sent.size(), MSG_NOSIGNAL),
@@ -151,7 +151,7 @@ class ControlSocketTest : public ::testing::Test {
     ControlHandler handler_;
 };
 
-TEST_F(ControlSocketTest, AnswersWhatAHandlerSaysAndCloses) {
+TEST_F(ControlSocketTest, SendsTheHandlersAnswerAndCloses) {
     handler_ = [](const ControlRequest& request, const RequestReply& reply) {
         reply.send(control_text(request.argument("word")));
         reply.finish();
@@ -196,7 +196,7 @@ TEST_F(ControlSocketTest, AReplyOutlivesItsPeerAndItsServer) {
     kept->finish();
 }
 
-TEST_F(ControlSocketTest, NothingIsLeftWhenItIsGone) {
+TEST_F(ControlSocketTest, NothingIsLeftAfterItsEnd) {
     socket_.reset();
     const Result<std::string> answer = ask_job(job_, {"status", {}}, MonotonicClock::now() + 1s);
     ASSERT_FALSE(answer);
@@ -230,7 +230,7 @@ TEST_F(ControlSocketTest, SilentConnectionsDoNotKeepOthersFromAsking) {
     EXPECT_EQ(exchange(encode({"echo", {}})), control_text("here"));
 }
 
-TEST_F(ControlSocketTest, WhoHasAskedIsNotDroppedForOneThatMay) {
+TEST_F(ControlSocketTest, APeerThatHasAskedIsNotDroppedForANewOne) {
     std::vector<RequestReply> kept;
     handler_ = [&kept](const ControlRequest&, const RequestReply& reply) { kept.push_back(reply); };
     std::vector<UniqueFd> asking;
@@ -244,14 +244,14 @@ TEST_F(ControlSocketTest, WhoHasAskedIsNotDroppedForOneThatMay) {
     for (const RequestReply& reply : kept) EXPECT_TRUE(reply.is_wanted());
 }
 
-// ---- whose socket it is
+// ---- the socket's owner
 
-/// Listens under a job's name of this user, as another user; until it is told to end.
+/// Listens as another user under a name of this user's job, until it is told to end.
 class Squatter {
   public:
     explicit Squatter(const std::string& name)
         : thread_([this, name] {
-              // The raw call changes this thread only; listen() notes its credentials.
+              // The raw call changes this thread only; listen() records its credentials.
               if (::syscall(SYS_setresuid, 65534, 65534, 65534) != 0) return ready_.set_value(false);
               const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
               sockaddr_un address{};
@@ -289,7 +289,7 @@ TEST_F(ControlSocketTest, ASocketThatAnotherUserOpenedUnderOurNameIsNoJobOfOurs)
     EXPECT_EQ(asked.error().code, Errc::Refused);
 }
 
-TEST_F(ControlSocketTest, ASocketThatLetsNobodyInHoldsNobodyUp) {
+TEST_F(ControlSocketTest, ASocketThatAcceptsNoConnectionDelaysNoOther) {
     const RunningJob stuck{job_.uid, random_name()};
     const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const std::string name = control_socket_name(stuck.uid, stuck.id);
@@ -310,7 +310,7 @@ TEST_F(ControlSocketTest, ASocketThatLetsNobodyInHoldsNobodyUp) {
 
 // ---- status
 
-TEST(JobStatus, SurvivesTheWayThereAndBack) {
+TEST(JobStatus, IsReadBackAsItWasSent) {
     const JobStatus status = two_workers();
     const Result<JobStatus> read = job_status_from_json(to_json(status));
     ASSERT_TRUE(read);
@@ -334,7 +334,7 @@ TEST(JobStatus, ANodeThatHasNotReachedItsHeadIsNoSecondJobBesideIt) {
     EXPECT_EQ(one_answer_each({answer("one", "none", true), answer("two", "none", true)}), (Indices{0, 1}));
 }
 
-TEST(JobStatus, OfAnotherReleaseIsReadAsFarAsItGoes) {
+TEST(JobStatus, OfAnotherReleaseIsReadWithoutItsUnknownFields) {
     const Result<JobStatus> read =
         job_status_from_json(R"({"ok":true,"job":7,"phase":"running","workers":[3,{"rank":"x"}],"new":[]})");
     ASSERT_TRUE(read);
@@ -359,7 +359,7 @@ TEST(JobStatus, ANumberThatDoesNotFitIsNotWrappedIntoAnotherProcess) {
     EXPECT_THAT(big->workers[0].gpus.indices, ElementsAre(1u));
 }
 
-TEST(JobStatus, StepsOfAWorkerWithoutLibddpAreShownAndTravel) {
+TEST(JobStatus, StepsOfAWorkerWithoutLibddpAreShownAndSent) {
     JobStatus status = two_workers();
     WorkerStatus& script = status.workers.front();
     script.reports_steps = true;
@@ -374,7 +374,7 @@ TEST(JobStatus, StepsOfAWorkerWithoutLibddpAreShownAndTravel) {
         Not(HasSubstr("worker_comm_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"}")));
 }
 
-TEST(JobStatus, RatesAreOverTheTimeBetweenTwoLooks) {
+TEST(JobStatus, RatesAreOverTheTimeBetweenTwoStatuses) {
     const JobStatus before = two_workers();
     JobStatus now = before;
     now.workers[1].seconds += 2;
@@ -394,7 +394,7 @@ TEST(JobStatus, RatesOfARestartedRankBeginAnew) {
     EXPECT_EQ(rates_between(&before, now.workers[1]).cpu_percent, 100);
 }
 
-TEST(JobStatus, WithGpusShowsWhichEachWorkerUsesAndMarksWhatIsPresumed) {
+TEST(JobStatus, ShowsEachWorkersGpusAndMarksPresumedOnes) {
     JobStatus status = two_workers();
     GpuUsage gpu;
     gpu.index = 3;
@@ -421,7 +421,7 @@ JobStatus one_node(const std::string& host, int rank) {
     return status;
 }
 
-TEST(JobStatus, OfAllNodesHasEveryWorkerWithItsHostAndNamesTheNodeThatIsSilent) {
+TEST(JobStatus, OfAllNodesHasEveryWorkerWithItsHostAndNamesASilentNode) {
     JobStatus silent;
     silent.hosts.push_back({"node03 (ranks 2-3)", 0, "", "", {}, "no answer in 2 s"});
     const JobStatus job = merge_status(two_workers(), {one_node("node01", 0), one_node("node02", 1), silent});
@@ -435,7 +435,7 @@ TEST(JobStatus, OfAllNodesHasEveryWorkerWithItsHostAndNamesTheNodeThatIsSilent) 
     EXPECT_EQ(job_status_from_json(to_json(job)).value_or(JobStatus{}), job);
 }
 
-TEST(JobStatus, AWorkerOfANodeThatIsNotThereIsNotLookedUp) {
+TEST(JobStatus, AWorkerOfAnUnknownNodeIsMovedToTheFirst) {
     const Result<JobStatus> read = job_status_from_json(
         R"({"ok":true,"hosts":[{"host":"a"},{"host":"b"}],"workers":[{"node":7,"rank":1}]})");
     ASSERT_TRUE(read);
@@ -455,7 +455,7 @@ TEST(JobStatus, TheTableNamesEveryWorkerAndKeepsToTheWidth) {
         << "the least telling goes";
 }
 
-TEST(Metrics, AreThePrometheusTextFormat) {
+TEST(Metrics, FollowThePrometheusTextFormat) {
     const std::string text = render_metrics(two_workers());
     EXPECT_THAT(
         text,
@@ -493,7 +493,7 @@ TEST(EventFile, LinesAreJsonWithTimeAndOrigin) {
     EXPECT_EQ(json["what"], "bad \xef\xbf\xbd");
 }
 
-TEST(EventFile, AFullDiskIsSaidOnceAndTheNextLineIsWhole) {
+TEST(EventFile, AFullDiskIsReportedOnceAndTheNextLineIsWhole) {
     const TemporaryDirectory directory;
     const std::string path = directory.path() + "/events";
     std::vector<std::string> warnings;

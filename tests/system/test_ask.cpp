@@ -27,7 +27,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// ddprun's subcommand, about the job with this run id.
+/// A subcommand of ddprun about the job with this run id.
 Outcome ask(const std::string& run_id, std::vector<std::string> words) {
     words.insert(words.begin(), path_of("DDPRUN"));
     words.push_back("--job=" + run_id);
@@ -51,7 +51,8 @@ class Ask : public ::testing::Test {
         return *program_;
     }
 
-    /// Log files are written by a thread: later than the terminal, where start() has seen the line.
+    /// Waits for the log file, which a thread writes later than the terminal, where start() has seen the
+    /// line.
     static void await_line_in_log_file(const TemporaryDirectory& directory, const std::string& name,
                                        const std::string& line) {
         const auto has_line = [&] {
@@ -83,7 +84,7 @@ TEST_F(Ask, PsNamesTheJobAndItsWorkers) {
     EXPECT_EQ(ask(id_, {"top"}).out.find("job "), 0u);
 }
 
-TEST_F(Ask, PsTellsWhichGpuEachWorkerUses) {
+TEST_F(Ask, PsShowsTheGpuOfEachWorker) {
     const TemporaryDirectory directory;
     const std::string machine = directory.file("machine.json");
     const auto is = [&](const std::string& processes) {
@@ -96,8 +97,7 @@ TEST_F(Ask, PsTellsWhichGpuEachWorkerUses) {
     environment_ = {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine,
                     "CUDA_VISIBLE_DEVICES=1,0"};
     start({}, {});
-    // On a machine that is loaded the driver may be asked in vain at first; what was measured a moment ago is
-    // told again.
+    // On a loaded machine the first question to the driver may time out; later ones get its measurement.
     const auto status_when = [&](const std::function<bool(const Json& second)>& is_there) {
         const auto deadline = std::chrono::steady_clock::now() + 30s;
         Json status;
@@ -136,13 +136,13 @@ TEST(Subcommands, GpusAreShownWithoutAJob) {
     EXPECT_EQ(run({path_of("DDPRUN"), "gpus", "all"}).status, 64);
 }
 
-TEST_F(Ask, ADriverThatDoesNotAnswerHoldsNobodyUp) {
+TEST_F(Ask, ADriverThatDoesNotAnswerDoesNotDelayPs) {
     const TemporaryDirectory directory;
     const std::string machine = directory.file("machine.json");
     std::ofstream(machine) << R"({"gpus": []})";
     environment_ = {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine};
     start({}, {});
-    // Whoever opens it waits for a writer.
+    // A process that opens the FIFO waits for a writer.
     std::filesystem::remove(machine);
     ASSERT_EQ(::mkfifo(machine.c_str(), 0600), 0);
     const Outcome status = ask(id_, {"ps"});
@@ -162,7 +162,7 @@ TEST_F(Ask, SignalReachesAllWorkersOrOne) {
     EXPECT_THAT(program.wait().out, Not(HasSubstr("[0]: one")));
 }
 
-TEST_F(Ask, WrongQuestionsAreRefusedAndTheJobGoesOn) {
+TEST_F(Ask, MalformedQuestionsAreRefusedAndTheJobGoesOn) {
     start({}, {});
     const Outcome rank = ask(id_, {"signal", "USR1", "--rank=9"});
     EXPECT_EQ(rank.status, 1);
@@ -180,7 +180,7 @@ TEST_F(Ask, AJobThatDoesNotRunIsNotFound) {
     EXPECT_THAT(outcome.err, HasSubstr("ddprun drain: "));
 }
 
-TEST_F(Ask, WhoAsksOneJobDoesNotWaitForAnotherThatIsStopped) {
+TEST_F(Ask, AQuestionToOneJobDoesNotWaitForAnotherThatIsStopped) {
     start({}, {});
     Program other(ddprun_probe({"--rdzv-id=" + unique_name("stopped")}, {"say", "up", "hold"}));
     ASSERT_TRUE(other.wait_for_output("up\n"));
@@ -263,7 +263,7 @@ TEST_F(Ask, AnotherUserIsRefused) {
     const std::string name = "ddprun/0/" + status_of(id_)["job"].get<std::string>();
     std::string answer;
     std::thread([&] {
-        // The raw call changes this thread only; connect() shows its credentials.
+        // The raw call changes this thread only; connect() records its credentials.
         if (::syscall(SYS_setresuid, 65534, 65534, 65534) != 0) return;
         const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
         sockaddr_un address{};
@@ -286,7 +286,7 @@ TEST(Subcommands, AProgramOfThatNameIsStillReached) {
     EXPECT_THAT(option.out, HasSubstr("MARK=mine\n"));
 }
 
-TEST(Subcommands, EnvTellsWhereEachValueComesFrom) {
+TEST(Subcommands, EnvNamesTheSourceOfEachValue) {
     const TemporaryDirectory directory;
     std::ofstream(directory.file("job.json")) << R"({"role": "trainer"})";
     const Outcome outcome =
@@ -337,7 +337,7 @@ TEST(Events, TellTheWholeStoryOfARestart) {
     EXPECT_EQ(count["finished"], 1);
 }
 
-TEST(Events, AFullDiskIsSaidOnceAndTheJobSucceeds) {
+TEST(Events, AFullDiskIsReportedOnceAndTheJobSucceeds) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--events=/dev/full"}, {"say", "done"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     const std::size_t first = outcome.err.find("No space left on device");

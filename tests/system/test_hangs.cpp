@@ -46,7 +46,7 @@ TEST(Hangs, TheRankThatKeepsTheOthersWaitingInACollectiveIsNamedWithIt) {
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("rank 1 has not called all_reduce #4 (16 B)"));
     EXPECT_THAT(outcome.err, HasSubstr("ranks 0, 2 wait for it"));
-    // Said by the ranks themselves, through their handlers.
+    // The ranks sent their stacks by their handlers.
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("by its own handler"), HasSubstr("pause ["),
                                    HasSubstr("ddp::cpu::Lockstep::meet()")));
 }
@@ -81,8 +81,8 @@ signal.pause()
     EXPECT_THAT(outcome.err, HasSubstr("rank 1 is behind, at step 2 of 3 (it is busy with something else)"));
 }
 
-TEST(Hangs, WorkersThatGetOnAreLeftAlone) {
-    // Silence shorter than the timeout, and work that takes longer than it.
+TEST(Hangs, WorkersThatMakeProgressAreLeftAlone) {
+    // The silence is shorter than the timeout, the work longer.
     const Outcome outcome =
         run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=2"},
                           {"/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; echo $i; done"}));
@@ -90,17 +90,17 @@ TEST(Hangs, WorkersThatGetOnAreLeftAlone) {
     EXPECT_THAT(outcome.err, Not(HasSubstr("hang")));
 }
 
-TEST(Hangs, WhatNcclKnowsOfTheJobIsInTheReport) {
+TEST(Hangs, NcclsOwnStatusOfTheJobIsInTheReport) {
     FakeRas ras({"SERVER PROTOCOL 2\n", "OK\n", "Job summary\n  2 ranks differ\n"}, FakeRas::Then::Close);
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}),
                                 with_environment({"NCCL_RAS_ADDR=" + to_string(ras.where())}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err,
-                AllOf(HasSubstr("what NCCL knows of the job"), HasSubstr("      2 ranks differ")));
+                AllOf(HasSubstr("NCCL's own status of the job"), HasSubstr("      2 ranks differ")));
     EXPECT_THAT(ras.heard(), ElementsAre("CLIENT PROTOCOL 2", "TIMEOUT 2", "STATUS"));
 }
 
-TEST(Hangs, ARasServiceThatIsNotThereIsNotSpokenOf) {
+TEST(Hangs, AMissingRasServiceIsNotMentioned) {
     const ReservedPort nobody;
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}),
                                 with_environment({"NCCL_RAS_ADDR=" + nobody.text()}));
@@ -108,11 +108,11 @@ TEST(Hangs, ARasServiceThatIsNotThereIsNotSpokenOf) {
     EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("NCCL")), Not(HasSubstr(nobody.number()))));
 }
 
-TEST(Stacks, OfARunningJobAreShownToWhoAsks) {
+TEST(Stacks, AreShownOfARunningJobOnRequest) {
     const std::string id = unique_name("stacks");
     const Program program(
         ddprun_worker({"--nproc-per-node=2", "--rdzv-id=" + id}, {path_of("DDP_PROBE"), "lag"}));
-    // Until the workers have joined there is nobody to ask, or no handler yet.
+    // Before the workers have joined, there is no handler to ask.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     Outcome stacks;
     do stacks = run({path_of("DDPRUN"), "stacks", "--job", id, "--rank", "1"});
@@ -125,7 +125,7 @@ TEST(Stacks, OfARunningJobAreShownToWhoAsks) {
     EXPECT_THAT(nobody.err, HasSubstr("no such rank"));
 }
 
-/// A job whose ddprun finds only these programs, asked for its stacks.
+/// The stacks of a job whose ddprun finds only these programs.
 std::string stacks_of(const std::vector<std::string>& worker, const std::string& path,
                       const std::string& ready) {
     const std::string id = unique_name("stacks");
@@ -136,7 +136,7 @@ std::string stacks_of(const std::vector<std::string>& worker, const std::string&
     return outcome.out + outcome.err;
 }
 
-TEST(Stacks, OfAProgramWithoutLibddpComeFromTheDebuggerThatIsThere) {
+TEST(Stacks, ComeFromAnInstalledDebuggerWithoutLibddp) {
     for (const std::string tool : {"gdb", "eu-stack"}) {
         if (!std::filesystem::exists("/usr/bin/" + tool)) GTEST_SKIP() << tool << " is not installed";
         const TemporaryDirectory directory;
@@ -153,13 +153,13 @@ TEST(Stacks, OfAProgramWithoutLibddpComeFromTheDebuggerThatIsThere) {
     }
 }
 
-/// A program of that name that prints what it is told to.
+/// Makes a program of that name from a line of shell.
 void make_tool(const std::string& file, const std::string& script) {
     std::ofstream(file) << "#!/bin/sh\n" << script << "\n";
     std::filesystem::permissions(file, std::filesystem::perms::owner_all);
 }
 
-TEST(Stacks, OfAPythonProgramComeFromPySpyAndWithoutItsHelpFromTheNextBest) {
+TEST(Stacks, ComeFromPySpyForPythonElseFromTheNextBestTool) {
     const std::string python = "/usr/bin/python3";
     if (!std::filesystem::exists(python)) GTEST_SKIP() << "python3 is not installed";
     const std::vector<std::string> worker = {python, "-c",
@@ -169,7 +169,7 @@ TEST(Stacks, OfAPythonProgramComeFromPySpyAndWithoutItsHelpFromTheNextBest) {
               "echo 'Thread 7 (idle): \"MainThread\"'; echo \"    train (by $1 $2)\"");
     EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"),
                 AllOf(HasSubstr("by py-spy"), HasSubstr("    train (by dump --pid)")));
-    // In a virtual environment it lies beside the interpreter, and on nobody's PATH.
+    // In a virtual environment it lies beside the interpreter, in no PATH.
     std::filesystem::create_symlink(python, directory.file("python3"));
     const std::vector<std::string> in_environment = {directory.file("python3"), worker[1], worker[2]};
     EXPECT_THAT(stacks_of(in_environment, "/nonexistent", "up\n"), HasSubstr("by py-spy"));
@@ -178,7 +178,7 @@ TEST(Stacks, OfAPythonProgramComeFromPySpyAndWithoutItsHelpFromTheNextBest) {
                 AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));
 }
 
-TEST(Stacks, ADebuggerThatComesToNothingIsNotWhatTheKernelTellsOf) {
+TEST(Stacks, AFailedDebuggerDoesNotChangeTheKernelsView) {
     const std::string python = "/usr/bin/python3";
     if (!std::filesystem::exists(python)) GTEST_SKIP() << "python3 is not installed";
     const TemporaryDirectory directory;
@@ -199,7 +199,7 @@ TEST(Stacks, PySpyItselfNamesTheLinesOfAPythonProgram) {
                 AllOf(HasSubstr("by py-spy"), HasSubstr("train_step (<string>:4)")));
 }
 
-/// As one that has fewer batches than the others, and no Join.
+/// The rank leaves like one that has fewer batches than the others, and no Join.
 TEST(ErrorReports, ARankThatLeavesEarlyIsNamedByThoseThatWaitForIt) {
     const Outcome outcome = run(ddprun_worker({"--nproc-per-node=3"}, {path_of("DDP_PROBE"), "leave"}));
     EXPECT_EQ(outcome.status, 1) << outcome.err;
@@ -208,14 +208,14 @@ TEST(ErrorReports, ARankThatLeavesEarlyIsNamedByThoseThatWaitForIt) {
     EXPECT_THAT(outcome.err, HasSubstr(") ended without taking part"));
 }
 
-TEST(ErrorReports, OfACppExceptionHoldItsTextAndWhereItWasThrown) {
+TEST(ErrorReports, HoldTheTextAndTheStackOfACppException) {
     const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2"}, {path_of("DDP_PROBE"), "throw"}));
     EXPECT_EQ(outcome.status, 1) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("error report  | rank 1: the disk of the moon is full"),
                                    HasSubstr("probe::throw_in_a_named_function()")));
 }
 
-TEST(ErrorReports, OfACrashAreThereWithAndWithoutALogDirectory) {
+TEST(ErrorReports, ExistAfterACrashWithAndWithoutALogDirectory) {
     const TemporaryDirectory directory;
     for (const std::string& option : {std::string("--nproc-per-node=2"), "--log-dir=" + directory.path()}) {
         const Outcome outcome =
