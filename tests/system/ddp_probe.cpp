@@ -52,7 +52,7 @@ int await_key(const ddp::Context& context) {
     ddp::Store store(context);
     store.barrier("all");
     if (context.env().generation > 1) return std::puts("met again") < 0 ? 1 : 0;
-    ::signal(SIGTERM, SIG_IGN);  // its peers' end comes with one
+    ::signal(SIGTERM, SIG_IGN);  // sent when its peers end
     std::puts("running");
     std::fflush(stdout);
     try {

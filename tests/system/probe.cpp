@@ -1,4 +1,4 @@
-// A worker with many habits, for the system tests. Each word of the command line is one act, done in order:
+// A worker for the system tests. Each word of the command line is one act; they are done in order:
 //   env NAME        prints NAME=value ("NAME unset")
 //   say TEXT        one line to stdout            err TEXT     one line to stderr
 //   rank R ... end  these acts only on rank R     once FILE ... end   only if FILE does not exist (makes it)
@@ -64,12 +64,12 @@ void handle(int signal) {
     ::_exit(exit_code_on[signal]);
 }
 
-/// Looks every millisecond: the file is made by another worker, at a moment nobody tells us.
+/// Waits for a file that another worker makes; polls every millisecond.
 void wait_for_file(const std::string& path) {
     while (::access(path.c_str(), F_OK) != 0) ::usleep(1000);
 }
 
-/// Without a moment in which the signal could come unseen.
+/// Waits for a signal without missing one that arrives before the wait.
 void wait_for_note(int signal) {
     sigset_t blocked, before;
     ::sigemptyset(&blocked);
@@ -88,7 +88,7 @@ void leave_child(bool own_session) {
     for (;;) ::pause();
 }
 
-/// Returns when it has become that: its exec closes the pipe.
+/// Returns after the child's exec, which closes the pipe.
 void leave_nameless_daemon() {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) ::_exit(111);

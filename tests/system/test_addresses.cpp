@@ -1,5 +1,5 @@
-// By which addresses nodes find each other: names that several addresses stand behind, also wrong ones, and
-// IPv6 alone.
+// The addresses by which nodes find each other: names with several addresses, even wrong ones, and IPv6
+// alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,12 +26,12 @@ class Addresses : public ::testing::Test {
         const Outcome outcome = run(hosts_->command(host, {"sh", "-ec", script}));
         ASSERT_EQ(outcome.status, 0) << outcome.err;
     }
-    /// The first words of a host's /etc/hosts, which becomes its own.
+    /// Puts lines at the beginning of a host's own /etc/hosts.
     void say_first(int host, const std::string& lines) {
         on(host, "printf '" + lines +
                      "' >/tmp/names; cat /etc/hosts >>/tmp/names; mount --bind /tmp/names /etc/hosts");
     }
-    /// One ddprun of a job on a host, as it is started by hand.
+    /// The command of one ddprun of a job on a host, started by hand.
     std::unique_ptr<Program> start(int host, std::vector<std::string> options,
                                    const std::vector<std::string>& acts) {
         const std::vector<std::string> common{"--nproc-per-node=1", "--rdzv-backend=c10d",
@@ -42,7 +42,7 @@ class Addresses : public ::testing::Test {
         command.insert(command.end(), job.begin(), job.end());
         return std::make_unique<Program>(hosts_->command(host, command));
     }
-    /// A job of both hosts at this endpoint, whose workers say their MASTER_ADDR.
+    /// A job of both hosts at this endpoint, whose workers print their MASTER_ADDR.
     void expect_job_at(const std::string& endpoint, const std::string& master) {
         std::vector<std::unique_ptr<Program>> nodes;
         for (int host : {0, 1})
@@ -63,9 +63,9 @@ TEST_F(Addresses, TheHeadsOwnNameMayBeALoopbackAddressThere) {
     expect_job_at("node00:29400", "node00");
 }
 
-TEST_F(Addresses, AWrongFirstAddressCostsNoTimeOut) {
+TEST_F(Addresses, AWrongFirstAddressCostsNoTimeout) {
     say_first(1, "10.77.0.3 meet\\n10.77.0.1 meet\\n");
-    on(1, "ip neighbour add 10.77.0.3 lladdr 02:00:00:00:00:99 dev eth0");  // nobody; and nearer to us than
+    on(1, "ip neighbour add 10.77.0.3 lladdr 02:00:00:00:00:99 dev eth0");  // no host; a nearer address than
                                                                             // the right one
     say_first(0, "10.77.0.1 meet\\n");
     const auto begun = std::chrono::steady_clock::now();
@@ -74,7 +74,7 @@ TEST_F(Addresses, AWrongFirstAddressCostsNoTimeOut) {
         << "what one dead address was given before";
 }
 
-TEST_F(Addresses, AWorkerWhoseNameServerIsSilentNamesTheHostAfterItsTimeOut) {
+TEST_F(Addresses, AWorkerWhoseNameServerIsSilentNamesTheHostAfterItsTimeout) {
     Program server(
         hosts_->command(1, {"python3", "-c",
                             "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
@@ -94,7 +94,7 @@ TEST_F(Addresses, AWorkerWhoseNameServerIsSilentNamesTheHostAfterItsTimeOut) {
                 HasSubstr("rank 1: looking up MASTER_ADDR=node00: the resolver has not answered"));
 }
 
-TEST_F(Addresses, Ipv6AloneIsEnough) {
+TEST_F(Addresses, Ipv6AloneSuffices) {
     for (int host : {0, 1}) {
         on(host,
            "echo 0 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6 2>/dev/null || true; ip -6 address add fd77::" +
@@ -103,7 +103,7 @@ TEST_F(Addresses, Ipv6AloneIsEnough) {
     expect_job_at("[fd77::1]:29400", "fd77::1");
 }
 
-TEST_F(Addresses, TwoJobsOnTheSameHostsDoNotMeetAlsoWhenOneLosesItsHead) {
+TEST_F(Addresses, TwoJobsOnTheSameHostsDoNotMeetEvenWhenOneLosesItsHead) {
     const std::vector<std::string> acts{"env",        "MASTER_ADDR", "say",  "running",
                                         "generation", "1",           "hold", "end"};
     const auto job_of = [&](int head) {
@@ -132,7 +132,7 @@ TEST_F(Addresses, TwoJobsOnTheSameHostsDoNotMeetAlsoWhenOneLosesItsHead) {
     }
 }
 
-/// Hosts with a second network beside the one that their names are of.
+/// Hosts with a second network beside that of their names.
 class TwoNetworks : public Addresses {
   protected:
     void SetUp() override {
@@ -143,7 +143,7 @@ class TwoNetworks : public Addresses {
     }
 };
 
-TEST_F(TwoNetworks, AJobLivesOnTheOneThatIsAskedForAndIsNotReachedByTheOther) {
+TEST_F(TwoNetworks, AJobUsesTheNetworkOfIfaceAndIsNotReachableByTheOther) {
     const std::vector<std::string> options{"--nnodes=1:2", "--iface=10.99.0.0/24",
                                            "--rdzv-endpoint=10.99.0.1:29400", "--rdzv-id=two"};
     const auto head =
@@ -156,7 +156,7 @@ TEST_F(TwoNetworks, AJobLivesOnTheOneThatIsAskedForAndIsNotReachedByTheOther) {
     EXPECT_NE(run(hosts_->command(1, {"bash", "-c", "exec 3<>/dev/tcp/10.77.0.1/29400"})).status, 0);
     EXPECT_EQ(run(hosts_->command(1, {"bash", "-c", "exec 3<>/dev/tcp/10.99.0.1/29400"})).status, 0);
 
-    head->signal(SIGKILL);  // and the standby is found on that network too
+    head->signal(SIGKILL);  // the standby is found on that network, too
     const Outcome after = other->wait();
     EXPECT_EQ(after.status, 0) << after.err;
     EXPECT_THAT(after.err, AllOf(HasSubstr("reach node01 at 10.99.0.2 (--iface=10.99.0.0/24)"),
@@ -164,7 +164,7 @@ TEST_F(TwoNetworks, AJobLivesOnTheOneThatIsAskedForAndIsNotReachedByTheOther) {
     EXPECT_THAT(after.out, AllOf(HasSubstr("MASTER_ADDR=10.99.0.1\n"), HasSubstr("MASTER_ADDR=10.99.0.2\n")));
 }
 
-TEST_F(TwoNetworks, WhoIsLookedForOnTheOtherSaysSo) {
+TEST_F(TwoNetworks, AnEndpointOutsideIfaceIsRefusedWithTheRemedy) {
     const Outcome head =
         start(0, {"--nnodes=2", "--iface=10.99.0.0/24", "--rdzv-endpoint=10.77.0.1:29400"}, {})->wait();
     EXPECT_EQ(head.status, 64) << head.err;

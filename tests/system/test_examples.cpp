@@ -29,7 +29,7 @@ Outcome run_example(const char* program, int ranks, const std::vector<std::strin
     return run(command, options);
 }
 
-/// "4 ranks after 80 steps, sha256 ..." of what multinode_basic says at its end.
+/// The line "4 ranks after 80 steps, sha256 ..." at the end of multinode_basic's output.
 std::string result_of(const Outcome& outcome) {
     std::smatch found;
     return std::regex_search(outcome.out, found, std::regex("bitwise equal on (.*)\n"))
@@ -50,13 +50,13 @@ TEST(Examples, CheckThemselvesOnThreeWorkers) {
     }
 }
 
-TEST(Examples, RollCallMissesNobodyAndOneCalls) {
+TEST(Examples, RollCallCountsEveryRankAndOneRankCalls) {
     const Outcome outcome = run_example("ROLL_CALL", 4, {});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "4 workers, 0 missing\n");
 }
 
-TEST(Examples, MultinodeBasicGoesOnAtTheNextEpochAndEndsWhereItWouldHaveEndedAnyway) {
+TEST(Examples, MultinodeBasicResumesAtTheNextEpochWithTheSameResult) {
     const TemporaryDirectory directory;
     const auto train = [&](const std::string& snapshot, const std::string& epochs) {
         return run_example(
@@ -92,7 +92,7 @@ TEST(Examples, MultinodeBasicGoesOnAfterAKilledRankFromTheLastWholeSnapshot) {
     EXPECT_THAT(outcome.out, HasSubstr("Resuming training from snapshot at Epoch 2\n"));
 }
 
-TEST(Examples, MultinodeBasicSaysWhatIsWrongWithItsOptions) {
+TEST(Examples, MultinodeBasicNamesAWrongOption) {
     EXPECT_THAT(run({path_of("MULTINODE_BASIC"), "--batch_size", "many"}).err,
                 HasSubstr("--batch_size: 'many' is not a number"));
     EXPECT_THAT(run({path_of("MULTINODE_BASIC"), "--epochs=3"}).err, HasSubstr("--epochs: unknown option"));
@@ -130,7 +130,7 @@ TEST(Examples, CommBenchMeasuresBothCollectivesInEverySizeAndKeepsALog) {
     EXPECT_THAT(lines.back(), HasSubstr(",all_reduce,100000,400000,"));
 }
 
-/// Nodes of one worker and of two, which are two ddprun.
+/// The nodes have one worker and two, and are two ddpruns.
 TEST(Examples, CheckThemselvesOnTwoNodes) {
     const TemporaryDirectory directory;
     for (const auto& [example, arguments] : std::vector<std::pair<const char*, std::vector<std::string>>>{
@@ -158,8 +158,7 @@ TEST(Examples, CheckThemselvesOnTwoNodes) {
     }
 }
 
-/// Of the examples the one that runs on GPUs: here over fakes of NCCL and CUDA, on two nodes that are two
-/// ddprun.
+/// The example that runs on GPUs, here over fakes of NCCL and CUDA, on two nodes that are two ddpruns.
 TEST(Examples, CommBenchMeasuresInTheMemoryOfGpusOfSeveralNodes) {
     const ReservedPort port;
     std::vector<std::unique_ptr<Program>> nodes;

@@ -1,5 +1,4 @@
-// What a user compiles against: the installed headers, libraries and pkg-config files, and nothing of the
-// source tree.
+// The installed headers, libraries and pkg-config files that users compile against, without the source tree.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-/// Catches a compiler that hangs; a busy machine takes a minute.
+/// The timeout of a compiler that hangs; a busy machine needs a minute.
 constexpr auto kPatience = std::chrono::minutes(15);
 
 /// libddp installed for development, once for all tests here.
@@ -65,7 +64,7 @@ class Installed : public ::testing::Test {
         options.directory = tree_->path();
         return run(command, options);
     }
-    /// Compiles and links the source with what pkg-config says, and runs it.
+    /// Compiles and links the source with pkg-config's flags, and runs it.
     static Outcome run_user_program(const std::string& source, const std::string& package) {
         std::vector<std::string> command{path_of("CXX"),        "-Wall", "-Wextra", "-Werror", source, "-o",
                                          tree_->file("program")};
@@ -115,7 +114,7 @@ TEST_F(Installed, HeadersHaveNoNamesButThoseUnderDdp) {
     EXPECT_EQ(compile(std::move(command), {source}).status, 0);
 }
 
-TEST_F(Installed, TheCompilerWarnsOfEveryResultThatIsIgnored) {
+TEST_F(Installed, TheCompilerWarnsOfEveryIgnoredResult) {
     const std::string source = write("ignores.cpp", R"(
         #include <ddp/checkpoint.h>
         #include <ddp/cuda/graph.h>
@@ -155,7 +154,7 @@ TEST_F(Installed, TheProgramOfTheLibddpPageLinksAndPrintsTheSum) {
     EXPECT_EQ(outcome.out, "rank 0 of 1: the ranks' sum is 0\n");
 }
 
-TEST_F(Installed, PkgConfigFindsTheTreeWhereverItLiesAndAsksForNoPackageThatLinkingDoesNotNeed) {
+TEST_F(Installed, PkgConfigFindsTheTreeWhereverItLiesAndRequiresNoFurtherPackage) {
     const std::string words =
         testing::PrintToString(flags("--cflags", "ddp")) + testing::PrintToString(flags("--libs", "ddp"));
     EXPECT_THAT(words, AllOf(HasSubstr("-I" + std::string(tree_->path())),

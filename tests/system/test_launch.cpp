@@ -41,7 +41,7 @@ TEST(Launch, WorkersOfOneJobAgreeOnAMasterPortThatIsFree) {
     EXPECT_EQ(count(outcome.out, "MASTER_ADDR=127.0.0.1"), 2) << outcome.out;
 }
 
-TEST(Launch, SuccessfulJobsSayNothingOfTheirOwn) {
+TEST(Launch, SuccessfulJobsPrintNothingOfOurs) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"say", "hello"}));
     EXPECT_EQ(outcome.status, 0);
     EXPECT_EQ(said_of_its_own_job(outcome), "");
@@ -119,7 +119,7 @@ TEST(Launch, ADryRunOfSeveralNodesHasTheMasterThatTheRunWillHave) {
         HasSubstr("node:       shown as node 1: all but the first are numbered when they have met\n"));
 }
 
-TEST(Launch, ADryRunOfSeveralHostsSaysWhatIsStartedWhere) {
+TEST(Launch, ADryRunOfSeveralHostsListsTheHostsAndTheirCommands) {
     const Outcome outcome =
         run(dry_run({"--hosts=localhost,node07:3", "--start=ssh", "--nproc-per-node=2", "/bin/true"}),
             with_environment({"PATH=/usr/bin:/bin"}));
@@ -131,7 +131,7 @@ TEST(Launch, ADryRunOfSeveralHostsSaysWhatIsStartedWhere) {
             "hosts:      localhost: node 0, ranks 0-1, this host\n            node07: node 1, ranks 2-3, ddprun started by ssh\n"));
 }
 
-TEST(Launch, ADryRunIsRefusedWhereTheRunIs) {
+TEST(Launch, ADryRunIsRefusedWhenTheRunIs) {
     const std::vector<std::vector<std::string>> impossible = {{"--report=/nope/r.json"},
                                                               {"--stdin=5"},
                                                               {"--local-ranks-filter=7"},
@@ -207,12 +207,12 @@ TEST(Launch, TheFirstFailureIsLeftInTheLaunchersOwnErrorFile) {
     EXPECT_FALSE(std::filesystem::exists(path)) << "nothing has failed";
 }
 
-TEST(Launch, ALauncherUnderALauncherTellsItWhatFailed) {
+TEST(Launch, ALauncherUnderALauncherReportsItsFailureToIt) {
     std::vector<std::string> inner = ddprun_probe({}, {"report", "boom", "exit", "3"});
     inner.insert(inner.begin(), path_of("DDPRUN"));
     const Outcome outcome = run(inner);
     EXPECT_EQ(outcome.status, 3);
-    // The report of the outer one comes last.
+    // The outer launcher's report is last.
     EXPECT_THAT(outcome.err.substr(outcome.err.rfind("first cause")), HasSubstr("error report  | boom"))
         << outcome.err;
 }

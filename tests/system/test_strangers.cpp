@@ -1,4 +1,4 @@
-// Who may join a job of several nodes, and what others who reach its port, or share its host, can do.
+// Joining a job of several nodes, and what strangers at its port, or on its host, can do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// One of two nodes that are started as by torchrun's users, without a word about secrets.
+/// One of two nodes that are started as by torchrun's users, without an option on secrets.
 std::vector<std::string> node(int rank, const ReservedPort& port, const std::vector<std::string>& acts,
                               std::vector<std::string> options = {}) {
     options.insert(options.end(), {"--nnodes=2", "--node-rank=" + std::to_string(rank),
@@ -43,7 +43,7 @@ RunOptions with_config(const TemporaryDirectory& config, std::vector<std::string
     return options;
 }
 
-TEST(Strangers, NodesThatShareAHomeDirectoryNeedNoWordAboutSecrets) {
+TEST(Strangers, NodesThatShareAHomeDirectoryNeedNoSecretOption) {
     const TemporaryDirectory config;
     const ReservedPort port;
     Program zero(node(0, port, {"env", "WORLD_SIZE"}), with_config(config)),
@@ -58,7 +58,7 @@ TEST(Strangers, NodesThatShareAHomeDirectoryNeedNoWordAboutSecrets) {
     EXPECT_EQ(status.st_size, 32);
 }
 
-TEST(Strangers, ANodeWithAnotherSecretIsRefusedAndToldOnItsOwnSideWhatToDo) {
+TEST(Strangers, ANodeWithAnotherSecretIsRefusedAndLogsTheRemedyItself) {
     const TemporaryDirectory config, another;
     const ReservedPort port;
     Program zero(node(0, port, {"say", "up"}), with_config(config));
@@ -74,7 +74,7 @@ TEST(Strangers, ANodeWithAnotherSecretIsRefusedAndToldOnItsOwnSideWhatToDo) {
     EXPECT_EQ(head.out + one.out, "");
 }
 
-TEST(Strangers, WithoutASecretNothingStartsUnlessItIsSaidToBeInsecureWhichQuietDoesNotHide) {
+TEST(Strangers, NothingStartsWithoutASecretUnlessInsecureWhichQuietDoesNotHide) {
     const ReservedPort port;
     RunOptions homeless;
     homeless.unset = {"DDPRUN_TOKEN", "DDPRUN_INSECURE", "XDG_CONFIG_HOME", "HOME"};
@@ -112,12 +112,12 @@ TEST(Strangers, AFloodOfConnectionsIsCountedNotLoggedLineByLine) {
     head.signal(SIGTERM);
     const Outcome outcome = head.wait();
     EXPECT_EQ(outcome.status, 75);
-    // The first few, and one for every ten seconds that the loop above may take on a busy machine.
+    // The first few are logged, and one for every ten seconds that the loop takes on a busy machine.
     EXPECT_LT(occurrences(outcome.err, "127.0.0.1:"), 60) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("connections: " + std::to_string(kConnections) + " lines in all, "));
 }
 
-TEST(Strangers, TenThousandOfThemWhileAJobFormsDoNotKeepItsNodesOut) {
+TEST(Strangers, TenThousandConnectionsWhileAJobFormsDoNotKeepItsNodesOut) {
     constexpr int kConnections = 10'000, kBeforeTheOther = 3'000;
     constexpr std::size_t kKeptOpen = 600;  // more than are waited for in their handshake
     const TemporaryDirectory config;
@@ -148,7 +148,7 @@ TEST(Strangers, TenThousandOfThemWhileAJobFormsDoNotKeepItsNodesOut) {
     }
 }
 
-/// Listens under a name as another user; until it goes.
+/// Listens under a name as another user, until its destructor.
 class OtherUsersSocket {
   public:
     explicit OtherUsersSocket(const std::string& name) : thread_([this, name] { listen_as_nobody(name); }) {
@@ -162,7 +162,7 @@ class OtherUsersSocket {
 
   private:
     void listen_as_nobody(const std::string& name) {
-        // The raw call changes this thread only; listen() notes its credentials.
+        // The raw call changes this thread only; listen() records its credentials.
         if (::syscall(SYS_setresuid, 65534, 65534, 65534) != 0) return ready_.set_value(false);
         const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
         sockaddr_un address{};

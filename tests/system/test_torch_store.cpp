@@ -1,5 +1,4 @@
-// PyTorch's workers meet at the controller's port. Most of it without PyTorch, by
-// tests/support/torch_client.py.
+// PyTorch's workers meet at the controller's port. Most tests use tests/support/torch_client.py, not PyTorch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A script that can import torch_client, written to this place.
+/// Writes a script that can import torch_client to this path.
 std::string script_in(const std::string& directory, const std::string& name, const std::string& text) {
     const std::string path = directory + "/" + name;
     std::ofstream(directory + "/torch_client.py")
@@ -36,7 +35,7 @@ store.wait(*(b"rank %d" % other for other in range(size)))
 print("sum", sum(int(store.get(b"rank %d" % other)) for other in range(size)))
 )";
 
-TEST(TorchStore, OfAPythonProgramIsTheControllersAndNoWorkerHasToServeIt) {
+TEST(TorchStore, OfAPythonProgramIsServedByTheControllerAndNotByAWorker) {
     const TemporaryDirectory place;
     const Outcome outcome =
         run({path_of("DDPRUN"), "--nproc-per-node=3", script_in(place.path(), "meet.py", kMeet)});
@@ -78,7 +77,7 @@ server.listen()
 print("listens")
 )";
 
-TEST(TorchStore, LeavesMasterPortToProgramsThatKnowNothingOfIt) {
+TEST(TorchStore, LeavesMasterPortToProgramsThatDoNotUseIt) {
     const TemporaryDirectory place;
     const std::string script = script_in(place.path(), "listen.py", kListen);
     const Outcome off = run({path_of("DDPRUN"), "--torch-store=off", script});
@@ -92,7 +91,7 @@ class TorchStoreOnHosts : public ::testing::Test {
     void SetUp() override {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     }
-    /// The same script on the first two hosts; the outcome of each.
+    /// Runs the script on the first two hosts; returns the outcome of each.
     static std::vector<std::unique_ptr<Program>> start(const Hosts& hosts, const std::string& script,
                                                        const std::vector<std::string>& environment = {
                                                            "PYTHON_EXEC=python3"}) {
@@ -115,7 +114,7 @@ TEST_F(TorchStoreOnHosts, WorkersOfSeveralNodesMeetThere) {
     EXPECT_THAT(sorted_lines(one.out), ElementsAre("[2]: sum 10", "[3]: sum 10")) << one.err;
 }
 
-TEST_F(TorchStoreOnHosts, AHostThatIsNoneOfTheJobsIsRefused) {
+TEST_F(TorchStoreOnHosts, AHostOutsideTheJobIsRefused) {
     const Hosts hosts(3);
     const auto nodes = start(hosts, script_in(hosts.shared(), "stay.py", R"(
 from torch_client import TorchClient

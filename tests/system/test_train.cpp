@@ -121,7 +121,7 @@ TEST_F(Train, ResumesWhereItStopped) {
     EXPECT_EQ(log_of("whole")["parameters_sha256"], log_of("rest")["parameters_sha256"]);
 }
 
-TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportSaysWhatItWasDoing) {
+TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportHasItsLastCollective) {
     Program program(command(4, {"--epochs", "100000", "--checkpoint-dir", "c"}), here());
     ASSERT_TRUE(program.wait_for_output("epoch"));
     const std::vector<pid_t> workers = children_named(program.pid(), "train");
@@ -141,7 +141,7 @@ TEST_F(Train, DataOfTheWrongKindIsRefusedInOneLine) {
     EXPECT_THAT(outcome.err, HasSubstr("noise.csv"));
 }
 
-TEST_F(Train, WhatADataFileHoldsIsNotObeyedByTheTerminal) {
+TEST_F(Train, ADataFilesControlCharactersDoNotReachTheTerminal) {
     write("noise.csv",
           "1,\x1b[2J\xc2\x9b"
           "2J,2\n4,5,6\n");
@@ -151,7 +151,7 @@ TEST_F(Train, WhatADataFileHoldsIsNotObeyedByTheTerminal) {
                 AllOf(HasSubstr("\\x1b[2J"), Not(HasSubstr("\x1b")), Not(HasSubstr("\xc2\x9b"))));
 }
 
-TEST_F(Train, GradientsThatAreNoNumbersEndTheJobWithWhatToTry) {
+TEST_F(Train, GradientsThatAreNoNumbersEndTheJobWithARemedy) {
     const Outcome diverged = run(command(2, {"--epochs=3", "--lr=1e30"}), here());
     EXPECT_EQ(diverged.status, 1) << diverged.err;
     EXPECT_THAT(diverged.err, HasSubstr("training has diverged; try a lower --lr"));
@@ -185,7 +185,7 @@ TEST_F(Train, AnOptionThatIsNoNumberIsAUsageError) {
     EXPECT_THAT(outcome.err, HasSubstr("--lr: 'fast' is not a number"));
 }
 
-/// Two workers of which one is started with more options than the other.
+/// Two workers, one of which is started with more options.
 std::vector<std::string> with_another(const std::string& option) {
     const std::string script = "[ \"$RANK\" = 1 ] && set -- " + option + " \"$@\"; exec \"$TRAIN\" \"$@\"";
     return {path_of("DDPRUN"), "--nproc-per-node=2", "--no-python",       "/bin/sh", "-c", script,
@@ -231,7 +231,7 @@ TEST_F(Train, AWorldSizeThatDisagreesIsRefusedByName) {
     EXPECT_FALSE(outcome.timed_out);
 }
 
-TEST_F(Train, ADiskThatIsFullAtACheckpointEndsWithTheCodeOfHelp) {
+TEST_F(Train, AFullDiskAtACheckpointEndsWithTheDocumentedCode) {
     const SmallDisk disk("size=64k");
     if (!disk.mounted()) GTEST_SKIP() << "a tmpfs cannot be mounted here";
     const Outcome outcome = run(command(2, {"--epochs=1", "--checkpoint-dir=" + disk.path()}), here());
@@ -239,7 +239,7 @@ TEST_F(Train, ADiskThatIsFullAtACheckpointEndsWithTheCodeOfHelp) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("No space left on device"), HasSubstr(disk.path())));
 }
 
-TEST_F(Train, ALimitOnAddressSpaceThatOpenBlasCannotLiveWithIsSaidAndNotTriedForEver) {
+TEST_F(Train, ALimitOnAddressSpaceThatIsTooSmallForOpenBlasIsReported) {
     if (std::getenv("SANITIZED") != nullptr) GTEST_SKIP() << "a sanitizer needs terabytes of address space";
     for (const char* limit : {"-v 150000", "-d 100000"}) {
         const std::string script = std::string("ulimit ") + limit + "; exec \"$0\" --nproc-per-node=2 train";
@@ -252,7 +252,7 @@ TEST_F(Train, ALimitOnAddressSpaceThatOpenBlasCannotLiveWithIsSaidAndNotTriedFor
     }
 }
 
-TEST_F(Train, SaysWhatToRaiseWhereTheLimitOnFileSizesLeavesNoRoomForSharedMemory) {
+TEST_F(Train, NamesTheLimitOnFileSizesThatLeavesNoRoomForSharedMemory) {
     const Outcome outcome =
         run({"/bin/bash", "-c", "ulimit -f 100; exec \"$0\" --nproc-per-node=2 train", path_of("DDPRUN")},
             here());
