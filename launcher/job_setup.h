@@ -17,7 +17,7 @@
 #include "launcher/plan/program.h"
 #include "launcher/start/host_starter.h"
 #include "launcher/supervise/job_token.h"
-#include "rendezvous/agent_message.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

@@ -12,7 +12,7 @@
 #include "launcher/ask/control_message.h"
 #include "launcher/ask/request_server.h"
 #include "launcher/supervise/controller.h"
-#include "rendezvous/agent_message.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

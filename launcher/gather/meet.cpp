@@ -20,7 +20,7 @@
 #include "env/text.h"
 #include "launcher/plan/head_choice.h"
 #include "launcher/supervise/job_token.h"
-#include "rendezvous/reach.h"
+#include "rendezvous/client/reach.h"
 
 namespace ddprun {
 namespace {

@@ -19,7 +19,7 @@
 #include "launcher/guard/descriptors.h"
 #include "launcher/guard/job_cgroup.h"
 #include "launcher/guard/job_directory.h"
-#include "rendezvous/session.h"
+#include "rendezvous/wire/session.h"
 
 namespace ddprun {
 

@@ -17,7 +17,7 @@
 #include "launcher/supervise/controller.h"
 #include "launcher/supervise/herald.h"
 #include "launcher/supervise/succession.h"
-#include "rendezvous/server/server.h"
+#include "rendezvous/serve/server.h"
 
 namespace ddprun {
 

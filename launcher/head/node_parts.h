@@ -17,7 +17,7 @@
 #include "launcher/output/output_sender.h"
 #include "launcher/pmix/server.h"
 #include "launcher/supervise/agent.h"
-#include "rendezvous/tls.h"
+#include "rendezvous/wire/tls.h"
 
 namespace ddprun {
 

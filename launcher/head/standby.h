@@ -6,7 +6,7 @@
 #include "env/result.h"
 #include "launcher/head/node_parts.h"
 #include "launcher/supervise/heir.h"
-#include "rendezvous/server/server.h"
+#include "rendezvous/serve/server.h"
 
 namespace ddprun {
 

@@ -12,8 +12,8 @@
 #include "launcher/head/node_parts.h"
 #include "launcher/head/standby.h"
 #include "launcher/supervise/heir.h"
-#include "rendezvous/agent/agent_link.h"
-#include "rendezvous/agent/store_relay.h"
+#include "rendezvous/client/agent_link.h"
+#include "rendezvous/client/store_relay.h"
 
 namespace ddprun {
 

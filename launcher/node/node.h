@@ -14,7 +14,7 @@
 #include "launcher/head/node_parts.h"
 #include "launcher/head/standby.h"
 #include "launcher/node/head_link.h"
-#include "rendezvous/agent/agent_link.h"
+#include "rendezvous/client/agent_link.h"
 
 namespace ddprun {
 

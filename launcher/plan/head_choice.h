@@ -7,7 +7,7 @@
 #include "env/result.h"
 #include "env/unique_fd.h"
 #include "launcher/job_spec.h"
-#include "rendezvous/protocol_limits.h"
+#include "rendezvous/wire/protocol_limits.h"
 
 namespace ddprun {
 

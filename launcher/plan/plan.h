@@ -9,7 +9,7 @@
 #include "launcher/job_spec.h"
 #include "launcher/plan/machine.h"
 #include "launcher/plan/program.h"
-#include "rendezvous/agent_message.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

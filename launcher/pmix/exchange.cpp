@@ -8,7 +8,7 @@
 
 #include "env/text.h"
 #include "launcher/pmix/job_facts.h"
-#include "rendezvous/protocol_limits.h"
+#include "rendezvous/wire/protocol_limits.h"
 
 namespace ddprun {
 namespace {

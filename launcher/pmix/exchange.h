@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "env/result.h"
-#include "rendezvous/agent_message.h"
-#include "rendezvous/membership.h"
+#include "rendezvous/serve/membership.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

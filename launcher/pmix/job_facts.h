@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "env/result.h"
-#include "rendezvous/agent_message.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

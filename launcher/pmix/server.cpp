@@ -30,7 +30,7 @@
 #include "env/unique_fd.h"
 #include "launcher/guard/job_directory.h"
 #include "launcher/pmix/job_facts.h"
-#include "rendezvous/protocol_limits.h"
+#include "rendezvous/wire/protocol_limits.h"
 
 namespace ddprun {
 namespace {

@@ -13,7 +13,7 @@
 #include "env/result.h"
 #include "launcher/job_spec.h"
 #include "launcher/pmix/wish.h"
-#include "rendezvous/agent_message.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "rendezvous/protocol_limits.h"
+#include "rendezvous/wire/protocol_limits.h"
 
 namespace ddprun {
 

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "rendezvous/message.h"
+#include "rendezvous/wire/message.h"
 
 /// The queue of workers' calls from libpmix's thread to the loop's.
 namespace ddprun {

@@ -10,7 +10,7 @@
 #include "env/result.h"
 #include "launcher/job_spec.h"
 #include "launcher/output/log_files.h"
-#include "rendezvous/agent_message.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

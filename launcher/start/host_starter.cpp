@@ -16,8 +16,8 @@
 #include "env/os/system.h"
 #include "env/print.h"
 #include "env/text.h"
-#include "rendezvous/client.h"
-#include "rendezvous/reach.h"
+#include "rendezvous/client/reach.h"
+#include "rendezvous/client/store_client.h"
 
 namespace ddprun {
 namespace {

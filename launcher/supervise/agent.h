@@ -24,7 +24,7 @@
 #include "launcher/supervise/agent_state.h"
 #include "launcher/supervise/file_watch.h"
 #include "launcher/supervise/segment_file.h"
-#include "rendezvous/agent_message.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

@@ -15,7 +15,7 @@
 #include "launcher/report/explain.h"
 #include "launcher/signals.h"
 #include "launcher/supervise/succession.h"
-#include "rendezvous/rank_table.h"
+#include "rendezvous/serve/rank_table.h"
 
 namespace ddprun {
 

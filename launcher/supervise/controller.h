@@ -13,8 +13,8 @@
 #include "launcher/report/report.h"
 #include "launcher/supervise/job_state.h"
 #include "launcher/supervise/succession.h"
-#include "rendezvous/agent_message.h"
-#include "rendezvous/membership.h"
+#include "rendezvous/serve/membership.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "launcher/supervise/succession.h"
-#include "rendezvous/session.h"
+#include "rendezvous/wire/session.h"
 
 namespace ddprun {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "env/io/socket.h"
 #include "launcher/supervise/job_state.h"
-#include "rendezvous/agent_message.h"
-#include "rendezvous/membership.h"
+#include "rendezvous/serve/membership.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "env/os/event_loop.h"
-#include "rendezvous/agent/dial.h"
-#include "rendezvous/agent_message.h"
+#include "rendezvous/client/dial.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "launcher/supervise/job_state.h"
-#include "rendezvous/agent_message.h"
-#include "rendezvous/membership.h"
+#include "rendezvous/serve/membership.h"
+#include "rendezvous/wire/agent_message.h"
 
 /// What becomes of a job whose head dies. One other agent, the standby, knows what another controller needs
 /// (rdzv::Legacy), listens, and all agents know where (rdzv::Successor). When the head is lost every agent

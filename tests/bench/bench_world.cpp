@@ -22,8 +22,8 @@
 
 #include "env/os/event_loop.h"
 #include "env/worker_env.h"
-#include "rendezvous/agent/agent_link.h"
-#include "rendezvous/server/server.h"
+#include "rendezvous/client/agent_link.h"
+#include "rendezvous/serve/server.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"

@@ -1,5 +1,5 @@
-#include "rendezvous/handshake.h"
-#include "rendezvous/store.h"
+#include "rendezvous/serve/store.h"
+#include "rendezvous/wire/handshake.h"
 #include "tests/fuzz/mutation.h"
 #include "tests/fuzz/program.h"
 #include "tests/rendezvous/any_message.h"

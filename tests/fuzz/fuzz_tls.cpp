@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/tls.h"
+#include "rendezvous/wire/tls.h"
 #include "tests/fuzz/mutation.h"
 
 /// The first bytes of whoever connects to a job with --tls, and of whoever answers in its server's place:

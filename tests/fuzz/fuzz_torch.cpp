@@ -1,4 +1,4 @@
-#include "rendezvous/torch/torch_store.h"
+#include "rendezvous/serve/torch_store.h"
 #include "tests/fuzz/mutation.h"
 #include "tests/fuzz/program.h"
 

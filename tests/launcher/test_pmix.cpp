@@ -15,7 +15,7 @@
 #include "launcher/pmix/exchange.h"
 #include "launcher/pmix/job_facts.h"
 #include "launcher/pmix/wish.h"
-#include "rendezvous/protocol_limits.h"
+#include "rendezvous/wire/protocol_limits.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <variant>
 
-#include "rendezvous/agent_message.h"
-#include "rendezvous/handshake.h"
-#include "rendezvous/store_message.h"
+#include "rendezvous/wire/agent_message.h"
+#include "rendezvous/wire/handshake.h"
+#include "rendezvous/wire/store_message.h"
 
 /// Any message of the protocol, for tests of what all have in common and for peers that say what they should
 /// not.

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "env/os/event_loop.h"
-#include "rendezvous/agent/agent_link.h"
-#include "rendezvous/client.h"
-#include "rendezvous/server/server.h"
+#include "rendezvous/client/agent_link.h"
+#include "rendezvous/client/store_client.h"
+#include "rendezvous/serve/server.h"
 #include "tests/rendezvous/any_message.h"
 
 namespace ddprun::rdzv {

@@ -1,9 +1,9 @@
-#include "rendezvous/server/admission.h"
+#include "rendezvous/serve/admission.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "rendezvous/tls.h"
+#include "rendezvous/wire/tls.h"
 
 namespace ddprun::rdzv {
 namespace {

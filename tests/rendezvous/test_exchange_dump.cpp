@@ -4,8 +4,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "rendezvous/handshake.h"
-#include "rendezvous/store.h"
+#include "rendezvous/serve/store.h"
+#include "rendezvous/wire/handshake.h"
 #include "tests/rendezvous/any_message.h"
 
 namespace ddprun::rdzv {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "rendezvous/frame.h"
+#include "rendezvous/wire/frame.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "rendezvous/handshake.h"
+#include "rendezvous/wire/handshake.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -1,4 +1,4 @@
-#include "rendezvous/server/held_answers.h"
+#include "rendezvous/serve/held_answers.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/serve/membership.h"
 
 namespace ddprun::rdzv {
 namespace {

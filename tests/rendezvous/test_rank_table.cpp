@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "rendezvous/rank_table.h"
+#include "rendezvous/serve/rank_table.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -4,8 +4,8 @@
 #include <deque>
 #include <random>
 
-#include "rendezvous/agent/relay_state.h"
-#include "rendezvous/store.h"
+#include "rendezvous/client/relay_state.h"
+#include "rendezvous/serve/store.h"
 
 namespace ddprun::rdzv {
 namespace {

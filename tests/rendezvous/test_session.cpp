@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <string>
 
-#include "rendezvous/session.h"
+#include "rendezvous/wire/session.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "rendezvous/store.h"
+#include "rendezvous/serve/store.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "env/hmac.h"
 #include "env/io/socket.h"
-#include "rendezvous/client.h"
-#include "rendezvous/reach.h"
-#include "rendezvous/server/store_host.h"
+#include "rendezvous/client/reach.h"
+#include "rendezvous/client/store_client.h"
+#include "rendezvous/serve/store_host.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "flaky_relay.h"
-#include "rendezvous/agent/store_relay.h"
+#include "rendezvous/client/store_relay.h"
 #include "server_fixture.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"

@@ -1,4 +1,4 @@
-#include "rendezvous/strangers.h"
+#include "rendezvous/serve/strangers.h"
 
 #include <gtest/gtest.h>
 

@@ -2,8 +2,8 @@
 
 #include <optional>
 
-#include "rendezvous/handshake.h"
-#include "rendezvous/tls.h"
+#include "rendezvous/wire/handshake.h"
+#include "rendezvous/wire/tls.h"
 
 namespace ddprun::rdzv {
 namespace {

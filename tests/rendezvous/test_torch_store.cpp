@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "rendezvous/torch/torch_store.h"
+#include "rendezvous/serve/torch_store.h"
 
 namespace ddprun::rdzv {
 namespace {

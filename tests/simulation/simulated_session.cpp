@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "rendezvous/message.h"
+#include "rendezvous/wire/message.h"
 
 namespace ddprun::test {
 

@@ -7,15 +7,16 @@
 #include <optional>
 #include <string>
 
-#include "rendezvous/frame.h"
-#include "rendezvous/session.h"
+#include "rendezvous/wire/frame.h"
+#include "rendezvous/wire/session.h"
 #include "tests/simulation/dice.h"
 
 namespace ddprun::test {
 
 /// What is between one agent and one head in simulated time. Both ends of the session are those of
-/// rendezvous/session, and what travels are the bytes of the wire, in pieces; what rendezvous/agent_link and
-/// rendezvous/server do when a connection is reset or silent is done here after them, with their time-outs.
+/// rendezvous/wire/session, and what travels are the bytes of the wire, in pieces; what
+/// rendezvous/client/agent_link and rendezvous/serve/server do when a connection is reset or silent is done
+/// here after them, with their time-outs.
 ///
 /// Checked: every message is heard once and in order, and an outage that should be survived ends no session.
 /// What was said before the session's end may be lost with it.

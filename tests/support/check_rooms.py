@@ -31,8 +31,10 @@ PURE = [
     "launcher/supervise/agent_state", "launcher/supervise/heir_state",
     "launcher/supervise/job_state", "launcher/supervise/succession",
     "launcher/doctor/judge",
-    "rendezvous/membership", "rendezvous/rank_table", "rendezvous/agent/relay_state", "rendezvous/store", "rendezvous/torch/",
-    "rendezvous/server/admission", "rendezvous/server/held_answers", "rendezvous/strangers",
+    "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/held_answers", "rendezvous/serve/membership",
+    "rendezvous/serve/rank_table", "rendezvous/serve/store.", "rendezvous/serve/strangers", "rendezvous/serve/torch_message",
+    "rendezvous/serve/torch_store", "rendezvous/wire/frame", "rendezvous/wire/handshake", "rendezvous/wire/session",
+    "rendezvous/wire/store_message", "rendezvous/wire/tls",
 ]
 BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "pmix", "supervise")]
 DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "mpi", "nccl", "net", "reduce", "shm", "worker")}

@@ -19,7 +19,7 @@
 #include "ddp/process_group.h"
 #include "ddp/store.h"
 #include "env/clock.h"
-#include "rendezvous/client.h"
+#include "rendezvous/client/store_client.h"
 
 namespace probe {
 

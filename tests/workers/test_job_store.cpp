@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "env/io/socket.h"
-#include "rendezvous/server/store_host.h"
+#include "rendezvous/serve/store_host.h"
 
 namespace ddp {
 namespace {

@@ -7,7 +7,7 @@
 #include "env/clock.h"
 #include "env/result.h"
 #include "env/worker_env.h"
-#include "rendezvous/client.h"
+#include "rendezvous/client/store_client.h"
 
 /// The connection of a worker to the job's store, for libddp's own keys and for users' (store.h).
 namespace ddp {

@@ -16,8 +16,8 @@
 #include "env/nodes/gather.h"
 #include "env/nodes/meeting_point.h"
 #include "env/text.h"
-#include "rendezvous/reach.h"
-#include "rendezvous/server/store_host.h"
+#include "rendezvous/client/reach.h"
+#include "rendezvous/serve/store_host.h"
 
 namespace ddp {
 

@@ -1,0 +1,140 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/io/socket.h"
+#include "env/os/event_loop.h"
+#include "env/result.h"
+#include "rendezvous/client/dial.h"
+#include "rendezvous/wire/agent_message.h"
+#include "rendezvous/wire/connection.h"
+#include "rendezvous/wire/handshake.h"
+#include "rendezvous/wire/session.h"
+#include "rendezvous/wire/store_message.h"
+
+namespace ddprun::rdzv {
+
+/// What the link tells the agent. Called on the loop's thread; the handler may call the link, not destroy it.
+class AgentLinkHandler {
+  public:
+    virtual ~AgentLinkHandler() = default;
+    /// Authenticated both ways; the AgentHello is on its way.
+    virtual void on_connected() = 0;
+    virtual void on_message(const ToAgent& message) = 0;
+    /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the
+    /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol, StaleGeneration (the
+    /// controller lives and has taken this node for lost: another link can join).
+    virtual void on_lost(const Error& why) = 0;
+    /// One line for the operator: what is waited for.
+    virtual void on_log(const std::string& line) = 0;
+    /// One line for who looks closely: the session goes on, on another connection.
+    virtual void on_detail(const std::string&) {}
+    /// The answer to ask_store() of this number.
+    virtual void on_store_reply(std::uint32_t, const StoreReply&) {}
+    /// The controller has said how much it has: kept_bytes() may be less.
+    virtual void on_acknowledged() {}
+};
+
+struct AgentLinkOptions {
+    std::vector<Endpoint>
+        controllers;  ///< where the one controller may be reached, the likeliest first; never empty
+    Credentials credentials;
+    std::string name;  ///< for the controller's log: "agent on node02"
+    AgentHello hello;  ///< without addresses, the address this connection has is filled in
+    std::vector<std::string> other_addresses = {};  ///< of this node, told behind that one
+    TimePoint connect_by = kNever;
+    Heartbeats heartbeats;
+    /// Said behind the refusal of our token: only this side knows where ours is from.
+    std::string when_token_differs = {};
+    /// The controller is in this process and listens: what the system refuses us then will not get better by
+    /// waiting.
+    bool is_ours = false;
+    Duration handshake_timeout = ServerLimits{}.handshake;
+    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's; null: nothing is sealed
+};
+
+/// The agent's connection to the controller, on the event loop. Never blocks, not for host names either.
+///
+/// Until connect_by it tries again whatever fails on the way (a controller that starts later, a name that is
+/// not known yet); after that there is one session, and its end is final. A connection that is lost, or
+/// silent for a third of the time-out, is replaced by another one when that can be had before the session is
+/// over (session.h); nobody notices.
+class AgentLink final : private ConnectionOwner {
+  public:
+    /// `loop` and `handler` are borrowed for the link's life. The first attempt starts in the loop.
+    AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHandler& handler);
+    /// Closes at once; tells the handler nothing.
+    ~AgentLink() override;
+    AgentLink(const AgentLink&) = delete;
+    AgentLink& operator=(const AgentLink&) = delete;
+
+    /// False: no session (yet, or any more); nothing is sent.
+    bool send(FromAgent message);
+    /// A request to the store, for which `number` is not 0; the answer comes by on_store_reply, unless the
+    /// session is over before. Error: Limit, when it is larger than a message may be; nothing is sent.
+    Status ask_store(StoreRequest request, std::uint32_t number);
+    bool tell_gone(ClientGone gone);
+    /// A heartbeat by a Keepalive's thread, while the loop's is in a BlockingCall.
+    void keep_alive();
+    /// Of what was sent the controller has not said that it has these.
+    [[nodiscard]] std::size_t kept_bytes() const { return connection_ ? connection_->kept_bytes() : 0; }
+    [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
+    /// The last look for another connection met nobody: the controller's process has ended, its host lives.
+    [[nodiscard]] bool was_refused() const { return was_refused_; }
+    /// Where the controller is, as this connection has it. Only while connected.
+    [[nodiscard]] Endpoint controller() const { return connection_->remote(); }
+
+  private:
+    enum class State { Connecting, Joined, Over };
+
+    void on_frame(Connection& connection, Frame frame) override;
+    void on_closed(Connection& connection, const Error& closed) override;
+
+    void attempt();
+    void try_later(const Error& why);
+    [[nodiscard]] bool is_hopeless(const Error& why);
+    [[nodiscard]] DialOptions to_dial() const;
+    void join(Dialled dialled);
+    void redial();
+    void redial_again(const Error& why);
+    void give_up_unless_somebody_is_there();
+    Status go_on(Dialled dialled);
+    Status receive(Frame frame);
+    Status understand(Frame frame);
+    bool say(Result<EncodedMessage> message);
+    void take_failure(const Failure& failure);
+    void beat();
+    void look_for_silence();
+    void end(const Error& why);
+
+    os::EventLoop& loop_;
+    AgentLinkOptions options_;
+    AgentLinkHandler& handler_;
+    State state_ = State::Connecting;
+    std::unique_ptr<Dial> dial_;
+    std::unique_ptr<Connection>
+        connection_;  ///< the session's, also when it is lost and the next one is not there yet
+    std::string session_;
+    std::vector<Endpoint> found_;  ///< the controllers, numeric: a session needs no name server
+    Inbox inbox_;
+    std::optional<Outage> outage_;  ///< the connection is lost
+    std::optional<Error> refusal_;  ///< the controller's last words
+    Duration backoff_;
+    std::string last_cause_;
+    int timeouts_ = 0;  ///< of a controller that is ours
+    bool was_refused_ = false;
+    os::EventLoop::TimerId attempt_timer_ = 0;  ///< before the next attempt
+    os::EventLoop::TimerId deadline_timer_ = 0;
+    os::EventLoop::TimerId heartbeat_timer_ = 0;
+    os::EventLoop::TimerId silence_timer_ = 0;
+    os::EventLoop::TimerId redial_timer_ = 0;  ///< before the next look for another connection
+    os::EventLoop::TimerId outage_timer_ = 0;  ///< then the session is over
+    SilenceWatch silence_;
+    TimePoint last_beat_{},
+        stood_still_{};  ///< when this process was found to have missed beats for a whole time-out
+};
+
+}  // namespace ddprun::rdzv

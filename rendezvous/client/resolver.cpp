@@ -1,0 +1,32 @@
+#include "rendezvous/client/resolver.h"
+
+#include <sys/epoll.h>
+
+#include <utility>
+
+namespace ddprun::rdzv {
+
+void Resolver::look_up(const Endpoint& endpoint, Handler handler) {
+    forget();
+    call_.emplace([endpoint]() -> Result<SocketAddresses> {
+        Result<SocketAddresses> found = resolve(endpoint, 0);
+        if (!found) return found.error().with("resolve " + endpoint.host);
+        return found;
+    });
+    const Status watched = loop_.watch(call_->done(), EPOLLIN, [this, handler](std::uint32_t) {
+        Result<SocketAddresses> found = *call_->wait(loop_.now());
+        forget();
+        handler(std::move(found));
+    });
+    if (watched) return;
+    failed_ = loop_.call_after(Duration::zero(),
+                               [handler = std::move(handler), why = watched.error()] { handler(why); });
+}
+
+void Resolver::forget() {
+    loop_.cancel(std::exchange(failed_, 0));
+    if (call_) loop_.unwatch(call_->done());
+    call_.reset();
+}
+
+}  // namespace ddprun::rdzv

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "env/clock.h"
+#include "env/io/socket.h"
+#include "env/result.h"
+#include "rendezvous/wire/role.h"
+
+namespace ddprun::rdzv {
+
+/// Where a store is: "tcp:HOST:PORT" or "unix:PATH", as DDPRUN_STORE says it.
+struct StoreAddress {
+    StoreAddress(Endpoint endpoint) : tcp(std::move(endpoint)) {}
+    explicit StoreAddress(std::string unix_path) : path(std::move(unix_path)) {}
+    Endpoint tcp;
+    std::string path;  ///< of a Unix socket; "" it is at `tcp`
+    bool operator==(const StoreAddress&) const = default;
+};
+/// For messages: "node00:29500", "unix:/run/store".
+std::string to_string(const StoreAddress& address);
+/// Error: InvalidArgument.
+Result<StoreAddress> parse_store_address(std::string_view text);
+
+struct ClientOptions {
+    Role role = Role::Worker;
+    std::string job_id;            ///< must equal the server's
+    std::string token;             ///< the job's secret; never sent
+    std::uint64_t generation = 0;  ///< every request is fenced with it
+    std::string name;              ///< for messages and logs: "rank 3 on node02"
+    bool tls = false;              ///< what is said is sealed
+};
+
+/// Blocking client of the job's key-value store. One round trip per operation.
+///
+/// Not thread-safe: one thread at a time. Every call returns by its deadline. Errors of every operation:
+/// Timeout (names the key and the wait), Closed (the server went away), StaleGeneration (this worker's
+/// generation is over), Limit, Protocol. After Closed or Protocol the client is dead: every call says so.
+class StoreClient {
+  public:
+    /// Connects and authenticates. Retries refused connections until the deadline.
+    /// Error: Timeout with the last cause, Refused (wrong token or job), Protocol, NotFound (TLS, and no
+    /// libssl here).
+    static Result<std::unique_ptr<StoreClient>> connect(const StoreAddress& server, ClientOptions options,
+                                                        TimePoint deadline);
+    ~StoreClient();
+    StoreClient(const StoreClient&) = delete;
+    StoreClient& operator=(const StoreClient&) = delete;
+
+    /// Time one operation that does not wait for others may take. Default 30 s.
+    void set_operation_timeout(Duration timeout);
+
+    Status set(std::string_view key, std::string_view value);
+    /// Waits until the key exists.
+    Result<std::string> get(std::string_view key, TimePoint deadline);
+    /// nullopt when the key does not exist now.
+    Result<std::optional<std::string>> try_get(std::string_view key);
+    /// Adds to a decimal counter (an absent key is 0) and returns the sum.
+    Result<std::int64_t> add(std::string_view key, std::int64_t delta);
+    struct Exchange {
+        bool swapped;
+        std::string value;  ///< the value afterwards: `desired` when swapped, else what stands there
+    };
+    /// Sets `desired` if the value equals `expected`; `expected` nullopt means "absent".
+    Result<Exchange> compare_set(std::string_view key, std::optional<std::string_view> expected,
+                                 std::string_view desired);
+    /// True when the key existed.
+    Result<bool> erase(std::string_view key);
+    /// Waits until all keys exist.
+    Status wait(const std::vector<std::string>& keys, TimePoint deadline);
+    /// Returns when `participants` clients have entered the barrier of this name. A name can be used again
+    /// once everyone has left. Timeout says how many of how many arrived.
+    Status barrier(std::string_view name, int participants, TimePoint deadline);
+
+  private:
+    struct Impl;
+    explicit StoreClient(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ddprun::rdzv

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "env/os/deadline_timer.h"
+#include "env/os/event_loop.h"
+#include "env/result.h"
+#include "env/unique_fd.h"
+#include "rendezvous/client/agent_link.h"
+#include "rendezvous/client/relay_state.h"
+#include "rendezvous/serve/store_peers.h"
+
+namespace ddprun::rdzv {
+
+/// The way of a node's workers to the store: they come by a Unix socket, and what they ask goes through the
+/// agent's session.
+///
+/// Lives as long as the node's part in the job, under one controller after the other. On the event loop;
+/// never blocks. When much is under way that the controller has not acknowledged, the workers wait. Without a
+/// session, and when it ends, they are answered `closed`.
+class StoreRelay final : private StorePeersHandler {
+  public:
+    struct Parts {
+        os::EventLoop& loop;
+        std::function<AgentLink*()> link;  ///< the one there is; null: none
+        std::function<void(const std::string&)> log;
+    };
+    /// `listener` listens on a Unix socket. Error: System.
+    static Result<std::unique_ptr<StoreRelay>> serve(Parts parts, UniqueFd listener, Credentials credentials,
+                                                     ServerLimits limits = {});
+    StoreRelay(const StoreRelay&) = delete;
+    StoreRelay& operator=(const StoreRelay&) = delete;
+
+    // What the link's handler hears.
+    void on_store_reply(std::uint32_t number, const StoreReply& reply);
+    void on_acknowledged();
+    void on_lost(const std::string& why);
+
+    [[nodiscard]] const RelayState& state() const { return state_; }
+
+  private:
+    explicit StoreRelay(Parts parts) : parts_(std::move(parts)) {}
+    void on_store_request(ClientId client, std::uint32_t number, StoreRequest request) override;
+    void on_store_peer_gone(ClientId client) override;
+    void on_store_log(const std::string& line) override { parts_.log(line); }
+    [[nodiscard]] AgentLink* session() const;
+    void perform(RelayState::Actions actions);
+
+    Parts parts_;
+    RelayState state_;
+    std::unique_ptr<StorePeers> clients_;
+    os::DeadlineTimer expiry_{parts_.loop, [this] { perform(state_.expire(parts_.loop.now())); }};
+};
+
+}  // namespace ddprun::rdzv

@@ -1,0 +1,41 @@
+#include "rendezvous/serve/admission.h"
+
+#include <fmt/core.h>
+
+#include "rendezvous/wire/tls.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+bool is_loopback_host(const std::string& host) { return host == "::1" || host.starts_with("127."); }
+
+bool is_of_this_host(const Arrival& arrival) {
+    return is_loopback_host(arrival.from) || arrival.from == arrival.to;
+}
+
+Error tls_differs(std::string_view how) {
+    return {Errc::Refused, fmt::format("{}: give --tls to every node, or to none", how), 0};
+}
+
+}  // namespace
+
+Status admits_speech(const Arrival& arrival, bool job_has_tls) {
+    if (!job_has_tls && arrival.first_byte == kTlsFirstByte) {
+        return tls_differs("this connection is TLS, and the job was started without --tls");
+    }
+    const bool may_be_plain = !job_has_tls || is_of_this_host(arrival);
+    if (!arrival.is_sealed && !may_be_plain)
+        return tls_differs("this connection is plain, and the job was started with --tls");
+    return {};
+}
+
+Status admits_torch(const Arrival& arrival, const TorchDoor& door) {
+    if (!door.is_open) return Error{Errc::Refused, "its store is not served here", 0};
+    if (door.generation == 0) return Error{Errc::Refused, "no generation has begun", 0};
+    if (door.clients >= door.most)
+        return Error{Errc::Limit, fmt::format("there are {} of them", door.clients), 0};
+    const bool is_of_job = is_of_this_host(arrival) || door.nodes.contains(arrival.from);
+    return is_of_job ? Status() : Error{Errc::Refused, "it comes from no node of the job", 0};
+}
+
+}  // namespace ddprun::rdzv

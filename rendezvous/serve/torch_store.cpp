@@ -1,0 +1,305 @@
+#include "rendezvous/serve/torch_store.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "env/text.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+// The one byte by which a Wait, a Barrier and a CancelWait are answered, and a Check.
+const std::string kStopWaiting(1, '\0');
+const std::string kWaitCanceled(1, '\1');
+const std::string kReady(1, '\0');
+const std::string kNotReady(1, '\1');
+
+std::string number(std::int64_t value) {
+    std::string out;
+    append_number(out, value);
+    return out;
+}
+
+std::string value(std::string_view bytes) {
+    std::string out;
+    append_value(out, bytes);
+    return out;
+}
+
+const std::string kNothing;
+using Reply = Result<std::string>;
+Reply nothing_if(const Status& done) { return done ? Reply(kNothing) : Reply(done.error()); }
+
+}  // namespace
+
+TorchStore::Outcome TorchStore::apply(Client client, TorchRequest request) {
+    Reply own = perform(client, request);
+    Outcome outcome{std::exchange(answers_, {}), std::nullopt};
+    if (!own) outcome.refused = own.error();
+    else if (!own->empty()) outcome.answers.push_back({client, *std::move(own)});
+    return outcome;
+}
+
+Reply TorchStore::perform(Client client, TorchRequest& request) {
+    const std::string key = request.keys.empty() ? std::string() : request.keys.front();
+    switch (request.op) {
+        case TorchOp::Validate: return kNothing;  // the parser's
+        case TorchOp::Ping: return number(request.number).substr(0, 4);
+        case TorchOp::Set: return nothing_if(put(key, std::move(request.values.front())));
+        case TorchOp::Append: return nothing_if(put(key, get(key) + request.values.front()));
+        case TorchOp::MultiSet: return nothing_if(multi_set(request));
+        case TorchOp::QueuePush: return nothing_if(push(key, std::move(request.values.front())));
+        case TorchOp::CompareSet: {
+            const Result<std::string> now = compare_set(key, request.values[0], std::move(request.values[1]));
+            return now ? Reply(value(*now)) : Reply(now.error());
+        }
+        case TorchOp::Add: {
+            const Result<std::int64_t> sum = add(key, request.number);
+            return sum ? Reply(number(*sum)) : Reply(sum.error());
+        }
+        case TorchOp::MultiGet: return multi_get(request.keys);
+        case TorchOp::Get: return value(get(key));
+        case TorchOp::Check: {
+            const bool all = std::all_of(request.keys.begin(), request.keys.end(),
+                                         [this](const std::string& one) { return is_there(one); });
+            return all ? kReady : kNotReady;
+        }
+        case TorchOp::Wait: {
+            std::set<std::string> missing;
+            for (std::string& one : request.keys) {
+                if (!is_there(one)) missing.insert(std::move(one));
+            }
+            return missing.empty() ? Reply(kStopWaiting) : wait(client, std::move(missing));
+        }
+        case TorchOp::Barrier: return enter_barrier(client, key, request.number);
+        case TorchOp::CancelWait: disconnect(client); return kWaitCanceled;
+        case TorchOp::CountKeys: return number(static_cast<std::int64_t>(values_.size()));
+        case TorchOp::DeleteKey: {
+            const auto found = values_.find(key);
+            if (found == values_.end()) return number(0);
+            bytes_ -= found->first.size() + found->second.size();
+            values_.erase(found);
+            return number(1);
+        }
+        case TorchOp::QueuePop: return pop(key);
+        case TorchOp::QueueLength: {
+            const auto found = queues_.find(key);
+            return number(found == queues_.end() ? 0 : static_cast<std::int64_t>(found->second.size()));
+        }
+        case TorchOp::ListKeys: return list_keys();
+    }
+    return kNothing;
+}
+
+// ---- values
+
+Status TorchStore::reserve(std::size_t freed, std::size_t taken, std::size_t entries) const {
+    if (bytes_ - freed + taken > limits_.total_bytes) {
+        return Error{Errc::Limit,
+                     fmt::format("the store of PyTorch's clients is full ({} of {})", format_bytes(bytes_),
+                                 format_bytes(limits_.total_bytes)),
+                     0};
+    }
+    if (values_.size() + queued_ + entries > limits_.keys) {
+        return Error{Errc::Limit,
+                     fmt::format("the store of PyTorch's clients has its {} keys already", limits_.keys), 0};
+    }
+    return {};
+}
+
+Status TorchStore::put(const std::string& key, std::string value) {
+    if (value.size() > limits_.value_bytes) {
+        return Error{Errc::Limit,
+                     fmt::format("a value of {} bytes, allowed are {}", value.size(), limits_.value_bytes),
+                     0};
+    }
+    const auto found = values_.find(key);
+    const bool is_new = found == values_.end();
+    const std::size_t freed = is_new ? 0 : found->second.size();
+    const std::size_t taken = value.size() + (is_new ? key.size() : 0);
+    if (const Status fits = reserve(freed, taken, is_new ? 1 : 0); !fits) return fits;
+    bytes_ = bytes_ - freed + taken;
+    if (is_new) values_.emplace(key, std::move(value));
+    else found->second = std::move(value);
+    wake(key);
+    return {};
+}
+
+std::string TorchStore::get(const std::string& key) const {
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::string() : found->second;
+}
+
+bool TorchStore::is_there(const std::string& key) const {
+    return values_.contains(key) || queues_.contains(key);
+}
+
+Result<std::int64_t> TorchStore::add(const std::string& key, std::int64_t delta) {
+    std::int64_t sum = delta;
+    if (const auto found = values_.find(key); found != values_.end()) {
+        const Result<std::int64_t> present = parse_int(found->second);
+        if (!present || __builtin_add_overflow(*present, delta, &sum)) {
+            return Error{Errc::InvalidArgument,
+                         fmt::format("add to a key that holds no number, or one that is too large ({} bytes)",
+                                     found->second.size()),
+                         0};
+        }
+    }
+    if (const Status done = put(key, std::to_string(sum)); !done) return done.error();
+    return sum;
+}
+
+/// What stands there now; of an absent key what was expected, which is PyTorch's answer.
+Result<std::string> TorchStore::compare_set(const std::string& key, const std::string& expected,
+                                            std::string desired) {
+    const auto found = values_.find(key);
+    const bool matches = found == values_.end() ? expected.empty() : found->second == expected;
+    if (!matches) return found == values_.end() ? expected : found->second;
+    if (const Status done = put(key, desired); !done) return done.error();
+    return desired;
+}
+
+Result<std::string> TorchStore::multi_get(const std::vector<std::string>& keys) const {
+    std::string all;
+    for (const std::string& key : keys) {
+        if (const Status fits = append_within(all, get(key)); !fits) return fits.error();
+    }
+    return all;
+}
+
+Result<std::string> TorchStore::list_keys() const {
+    std::string all = number(static_cast<std::int64_t>(values_.size()));
+    for (const auto& [name, ignored] : values_) {
+        if (const Status fits = append_within(all, name); !fits) return fits.error();
+    }
+    return all;
+}
+
+Status TorchStore::append_within(std::string& answer, std::string_view value) const {
+    append_value(answer, value);
+    if (answer.size() <= limits_.request_bytes) return {};
+    return Error{Errc::Limit, fmt::format("an answer of more than {} bytes", limits_.request_bytes), 0};
+}
+
+Status TorchStore::multi_set(TorchRequest& request) {
+    for (std::size_t i = 0; i < request.keys.size(); ++i) {
+        if (const Status done = put(request.keys[i], std::move(request.values[i])); !done) return done;
+    }
+    return {};
+}
+
+// ---- queues
+
+Status TorchStore::push(const std::string& key, std::string value) {
+    const auto found = queues_.find(key);
+    const std::size_t taken = value.size() + (found == queues_.end() ? key.size() : 0);
+    if (const Status fits = reserve(0, taken, 1); !fits) return fits;
+    bytes_ += taken;
+    ++queued_;
+    queues_[key].push_back(std::move(value));
+    wake_one(key);
+    return {};
+}
+
+/// How many there were, and the first of them.
+std::string TorchStore::pop(const std::string& key) {
+    const auto found = queues_.find(key);
+    if (found == queues_.end()) return number(0);
+    std::string answer = number(static_cast<std::int64_t>(found->second.size()));
+    append_value(answer, found->second.front());
+    bytes_ -= found->second.front().size();
+    --queued_;
+    found->second.pop_front();
+    if (found->second.empty()) {
+        bytes_ -= key.size();
+        queues_.erase(found);
+    }
+    return answer;
+}
+
+// ---- waiting
+
+Reply TorchStore::wait(Client client, std::set<std::string> missing) {
+    if (wait_of_.contains(client)) return Error{Errc::Protocol, "waits for two things at once", 0};
+    constexpr std::size_t kNotes = 256;  // the entries of the lists
+    Wait wait{client, std::move(missing), 0};
+    for (const std::string& key : wait.missing) wait.bytes += 2 * key.size() + kNotes;
+    if (waiting_bytes_ + wait.bytes > limits_.waiting_bytes) {
+        return Error{Errc::Limit,
+                     fmt::format("all clients together wait for too much ({})", format_bytes(waiting_bytes_)),
+                     0};
+    }
+    const WaitId id = next_wait_++;
+    for (const std::string& key : wait.missing) waiting_for_[key].insert(id);
+    waiting_bytes_ += wait.bytes;
+    wait_of_.emplace(client, id);
+    waits_.emplace(id, std::move(wait));
+    return kNothing;
+}
+
+/// A counter whose last client wakes the others. The name serves once: it counts on.
+Reply TorchStore::enter_barrier(Client client, const std::string& key, std::int64_t participants) {
+    // Not by put(): what waits for the key is the barrier, and is woken by the last one alone.
+    const auto found = values_.find(key);
+    const Result<std::int64_t> inside =
+        found == values_.end() ? Result<std::int64_t>(0) : parse_int(found->second);
+    if (!inside) return Error{Errc::InvalidArgument, "a barrier at a key that holds no number", 0};
+    const bool is_last = *inside + 1 >= participants;
+    auto waiting = is_last ? decltype(waiting_for_)::node_type() : waiting_for_.extract(key);
+    const Result<std::int64_t> count = add(key, 1);
+    if (!waiting.empty()) waiting_for_.insert(std::move(waiting));
+    if (!count) return count.error();
+    return is_last ? Reply(kStopWaiting) : wait(client, {key});
+}
+
+void TorchStore::wake(const std::string& key) {
+    const auto listed = waiting_for_.extract(key);
+    if (listed.empty()) return;
+    for (const WaitId id : listed.mapped()) {
+        Wait& wait = waits_.at(id);
+        wait.missing.erase(key);
+        const bool is_over =
+            wait.missing.empty() || (wait.missing.size() == 1 && queues_.contains(*wait.missing.begin()));
+        if (is_over) finish(id);
+    }
+}
+
+/// One of those who wait for this alone: a second one would find the queue empty.
+void TorchStore::wake_one(const std::string& key) {
+    const auto listed = waiting_for_.find(key);
+    if (listed == waiting_for_.end()) return;
+    const auto next = std::find_if(listed->second.begin(), listed->second.end(),
+                                   [this](WaitId id) { return waits_.at(id).missing.size() == 1; });
+    if (next != listed->second.end()) finish(*next);
+}
+
+void TorchStore::finish(WaitId id) {
+    answers_.push_back({waits_.at(id).client, kStopWaiting});
+    forget(id);
+}
+
+void TorchStore::forget(WaitId id) {
+    const auto node = waits_.extract(id);
+    const Wait& wait = node.mapped();
+    wait_of_.erase(wait.client);
+    waiting_bytes_ -= wait.bytes;
+    for (const std::string& key : wait.missing) {
+        const auto listed = waiting_for_.find(key);
+        if (listed == waiting_for_.end()) continue;
+        listed->second.erase(id);
+        if (listed->second.empty()) waiting_for_.erase(listed);
+    }
+}
+
+void TorchStore::disconnect(Client client) {
+    if (const auto mine = wait_of_.find(client); mine != wait_of_.end()) forget(mine->second);
+}
+
+void TorchStore::clear() {
+    const TorchLimits limits = limits_;
+    *this = TorchStore(limits);
+}
+
+}  // namespace ddprun::rdzv

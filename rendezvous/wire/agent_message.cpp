@@ -1,0 +1,176 @@
+#include "rendezvous/wire/agent_message.h"
+
+#include <utility>
+
+#include "rendezvous/wire/message_fields.h"
+
+namespace ddprun::rdzv {
+
+// In the order of their names, in which they have been written since the first release.
+
+static void fields(Fields& f, AgentHello& m) {
+    f("addresses", m.addresses);
+    f.usually("command", m.command, {});
+    f.usually("fabric", m.fabric, {});
+    f("host", m.host);
+    f.usually("instance", m.instance, {});
+    f.usually("kept_generation", m.kept_generation, std::uint64_t{0});
+    f("kept_place", m.kept_place);
+    f.usually("kept_restarts", m.kept_restarts, 0);
+    f("node_rank", m.node_rank);
+    f("pid", m.pid);
+    f.usually("rejoins", m.rejoins, {});
+    f.defaulted("role", m.role);
+    f.usually("seats", m.seats, {});
+    f("slots", m.slots);
+    f.usually("terms", m.terms, {});
+    f("version", m.version);
+}
+static void fields(Fields& f, WorkersStarted& m) { f("generation", m.generation); }
+static void fields(Fields& f, WorkerExited& m) {
+    f("after_start_ns", m.after_start_ns);
+    f.usually("by_us", m.by_us, false);
+    f.usually("dumped_core", m.dumped_core, false);
+    f.usually("error_age_ns", m.error_age_ns, std::int64_t{-1});
+    f.usually("error_file", m.error_file, {});
+    f.usually("exec_failure", m.exec_failure, {});
+    f("generation", m.generation);
+    f.usually("last_collective", m.last_collective, {});
+    f.usually("last_stderr", m.last_stderr, {});
+    f("local_rank", m.local_rank);
+    f.usually("meaning", m.meaning, {});
+    f("pid", m.pid);
+    f("rank", m.rank);
+    f.usually("signaled", m.signaled, false);
+    f("status", m.status);
+    f.usually("steps", m.steps, std::int64_t{-1});
+    f.usually("stopped_failing", m.stopped_failing, false);
+}
+static void fields(Fields& f, GenerationEnded& m) {
+    f("generation", m.generation);
+    f("notes", m.notes);
+}
+static void fields(Fields& f, StartGeneration& m) {
+    f.usually("agent_store", m.agent_store, false);
+    f("first_rank", m.first_rank);
+    f("generation", m.generation);
+    f("group_rank", m.group_rank);
+    f("group_world_size", m.group_world_size);
+    f("local_world_size", m.local_world_size);
+    f("master_addr", m.master_addr);
+    f("master_port", m.master_port);
+    f("max_restarts", m.max_restarts);
+    f.defaulted("place", m.place);
+    f("restart_count", m.restart_count);
+    f.defaulted("role_first_rank", m.role_first_rank);
+    f.defaulted("role_world_size", m.role_world_size);
+    f("world_size", m.world_size);
+}
+static void fields(Fields& f, StopGeneration& m) {
+    f.defaulted("failed_rank", m.failed_rank);
+    f("generation", m.generation);
+    f("grace_ns", m.grace_ns);
+    f("signal", m.signal);
+    f("why", m.why);
+}
+static void fields(Fields& f, Shutdown& m) {
+    f("exit_code", m.exit_code);
+    f("why", m.why);
+}
+static void fields(Fields& f, Notice& m) {
+    f("kind", m.kind);
+    f("text", m.text);
+}
+static void fields(Fields& f, Question& m) {
+    f("number", m.number);
+    f("request", m.request);
+}
+static void fields(Fields& f, Answer& m) {
+    f("number", m.number);
+    f.blob(m.value);
+}
+
+static void fields(Fields& f, Legacy& m) {
+    f("age_ns", m.age_ns);
+    f("agents", m.agents);
+    f("generation", m.generation);
+    f.usually("lost", m.lost, {});
+    f("restart_ages_ns", m.restart_ages_ns);
+    f("restarts_used", m.restarts_used);
+    f.usually("running", m.running, 0);
+    f("steps", m.steps);
+    f("without_progress", m.without_progress);
+}
+static void fields(Fields& f, StandbyListens& m) { f("port", m.port); }
+static void fields(Fields& f, JobMoved& m) {
+    f("addresses", m.addresses);
+    f("host", m.host);
+    f("instance", m.instance);
+    f("port", m.port);
+}
+static void fields(Fields& f, Successor& m) {
+    f("addresses", m.addresses);
+    f("host", m.host);
+    f("port", m.port);
+}
+static void fields(Fields& f, OutputPiece& m) {
+    f("stream", m.stream);
+    f.blob(m.bytes);
+}
+static void fields(Fields& f, OutputShown& m) { f("bytes", m.bytes); }
+static void fields(Fields& f, World& m) {
+    f("generation", m.generation);
+    f("job", m.job);
+    f.blob(m.nodes);
+}
+static void fields(Fields& f, FenceEntered& m) {
+    f("generation", m.generation);
+    f("ranks", m.ranks);
+    f.blob(m.data);
+}
+static void fields(Fields& f, FenceOver& m) {
+    f.usually("failure", m.failure, {});
+    f("generation", m.generation);
+    f("ranks", m.ranks);
+    f.blob(m.data);
+}
+static void fields(Fields& f, ModexRequest& m) {
+    f("generation", m.generation);
+    f("number", m.number);
+    f("rank", m.rank);
+}
+static void fields(Fields& f, ModexReply& m) {
+    f("found", m.found);
+    f("generation", m.generation);
+    f("number", m.number);
+    f.blob(m.data);
+}
+
+static void cut_to_limits(WorkerExited& message) {
+    std::vector<std::string>& lines = message.last_stderr;
+    if (lines.size() > kReportLines) lines.erase(lines.begin(), lines.end() - kReportLines);
+    for (std::string& line : lines) cut(line, kReportLineBytes);
+    cut(message.error_file, kReportErrorBytes);
+    for (std::string* text : {&message.exec_failure, &message.meaning, &message.last_collective})
+        cut(*text, kReportTextBytes);
+}
+
+Result<AgentHello> decode_agent_hello(Frame frame) { return decode_one<AgentHello>(std::move(frame)); }
+Result<JobMoved> decode_job_moved(Frame frame) { return decode_one<JobMoved>(std::move(frame)); }
+Result<FromAgent> decode_from_agent(Frame frame) { return decode_one_of<FromAgent>(std::move(frame)); }
+Result<ToAgent> decode_to_agent(Frame frame) { return decode_one_of<ToAgent>(std::move(frame)); }
+
+Result<EncodedMessage> encode_message(AgentHello hello) { return encode_one(hello, 0); }
+
+Result<EncodedMessage> encode_message(JobMoved moved) { return encode_one(moved, 0); }
+
+Result<EncodedMessage> encode_message(FromAgent message) {
+    if (auto* const exited = std::get_if<WorkerExited>(&message)) cut_to_limits(*exited);
+    return std::visit([](auto& one) { return encode_one(one, 0); }, message);
+}
+
+Result<EncodedMessage> encode_message(ToAgent message) {
+    return std::visit([](auto& one) { return encode_one(one, 0); }, message);
+}
+
+}  // namespace ddprun::rdzv

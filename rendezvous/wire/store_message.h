@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "env/clock.h"
+#include "env/result.h"
+#include "rendezvous/wire/message.h"
+#include "rendezvous/wire/protocol_limits.h"
+
+/// What clients ask the store, and what it answers.
+namespace ddprun::rdzv {
+
+namespace store_op {
+struct Set {
+    static constexpr MessageType kType = MessageType::Set;
+    std::string key;
+    Blob value;
+    bool operator==(const Set&) const = default;
+};
+/// Waits until the key exists.
+struct Get {
+    static constexpr MessageType kType = MessageType::Get;
+    std::string key;
+    bool operator==(const Get&) const = default;
+};
+struct TryGet {
+    static constexpr MessageType kType = MessageType::TryGet;
+    std::string key;
+    bool operator==(const TryGet&) const = default;
+};
+struct Add {
+    static constexpr MessageType kType = MessageType::Add;
+    std::string key;
+    std::int64_t delta = 0;
+    bool operator==(const Add&) const = default;
+};
+struct CompareSet {
+    static constexpr MessageType kType = MessageType::CompareSet;
+    std::string key;
+    std::optional<std::string> expected;  ///< nullopt: "absent"
+    Blob desired;
+    bool operator==(const CompareSet&) const = default;
+};
+struct Erase {
+    static constexpr MessageType kType = MessageType::Erase;
+    std::string key;
+    bool operator==(const Erase&) const = default;
+};
+struct Wait {
+    static constexpr MessageType kType = MessageType::Wait;
+    std::vector<std::string> keys;
+    bool operator==(const Wait&) const = default;
+};
+struct Barrier {
+    static constexpr MessageType kType = MessageType::Barrier;
+    std::string name;
+    int participants = 0;
+    bool operator==(const Barrier&) const = default;
+};
+}  // namespace store_op
+
+using StoreOp = std::variant<store_op::Set, store_op::Get, store_op::TryGet, store_op::Add,
+                             store_op::CompareSet, store_op::Erase, store_op::Wait, store_op::Barrier>;
+
+struct StoreRequest {
+    std::uint64_t generation = 0;
+    std::optional<Duration>
+        timeout;  ///< of Get, Wait and Barrier, from the server's receipt; nullopt: for ever
+    StoreOp op;
+    std::uint64_t client = 0;  ///< of an agent's: which of its workers asks; 0: it does itself
+    Duration waited =
+        Duration::zero();  ///< of an agent's: for so long, before it was sent. For what a time-out says
+    bool operator==(const StoreRequest&) const = default;
+};
+/// An agent says that one of its workers is gone, and waits for nothing any more. Not answered.
+struct ClientGone {
+    static constexpr MessageType kType = MessageType::ClientGone;
+    std::uint64_t client = 0;
+    bool operator==(const ClientGone&) const = default;
+};
+
+struct Done {
+    static constexpr MessageType kType = MessageType::Done;
+    bool operator==(const Done&) const = default;
+};
+struct Value {
+    static constexpr MessageType kType = MessageType::Value;
+    Blob value;
+    bool operator==(const Value&) const = default;
+};
+struct Absent {
+    static constexpr MessageType kType = MessageType::Absent;
+    bool operator==(const Absent&) const = default;
+};
+struct Sum {
+    static constexpr MessageType kType = MessageType::Sum;
+    std::int64_t sum = 0;
+    bool operator==(const Sum&) const = default;
+};
+struct Exchanged {
+    static constexpr MessageType kType = MessageType::Exchanged;
+    bool swapped = false;
+    Blob value;  ///< what stands there now; empty when the key is absent
+    bool operator==(const Exchanged&) const = default;
+};
+struct Erased {
+    static constexpr MessageType kType = MessageType::Erased;
+    bool existed = false;
+    bool operator==(const Erased&) const = default;
+};
+
+using StoreReply = std::variant<Failure, Done, Value, Absent, Sum, Exchanged, Erased>;
+
+Result<StoreRequest> decode_store_request(Frame frame);
+Result<EncodedMessage> encode_message(StoreRequest request, std::uint32_t number);
+Result<ClientGone> decode_client_gone(Frame frame);
+Result<EncodedMessage> encode_message(ClientGone gone);
+/// Error, besides: Protocol when the frame is no answer of a store.
+Result<StoreReply> decode_store_reply(Frame frame);
+Result<EncodedMessage> encode_message(StoreReply reply, std::uint32_t number);
+
+/// Checks a key or a barrier's name: UTF-8, not empty, within the limit. Error: InvalidArgument.
+Status check_key(std::string_view key, std::size_t max_bytes = StoreLimits{}.key_bytes);
+
+}  // namespace ddprun::rdzv
