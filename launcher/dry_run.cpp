@@ -10,11 +10,11 @@
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/gather/outer_task.h"
-#include "launcher/plan/plan.h"
-#include "launcher/pmix/server.h"
-#include "launcher/pmix/wish.h"
-#include "launcher/report/report.h"
-#include "launcher/start/start_plan.h"
+#include "launcher/head/report/report.h"
+#include "launcher/head/start/start_plan.h"
+#include "launcher/node/plan/plan.h"
+#include "launcher/node/pmix/server.h"
+#include "launcher/node/pmix/wish.h"
 
 namespace ddprun {
 namespace {

@@ -12,10 +12,10 @@
 #include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/os/system.h"
-#include "launcher/plan/grant.h"
-#include "launcher/plan/head_choice.h"
-#include "launcher/start/start_facts.h"
-#include "launcher/start/start_plan.h"
+#include "launcher/head/start/start_facts.h"
+#include "launcher/head/start/start_plan.h"
+#include "launcher/node/plan/grant.h"
+#include "launcher/node/plan/head_choice.h"
 
 namespace ddprun {
 namespace {

@@ -9,8 +9,8 @@
 #include "env/hmac.h"
 #include "env/text.h"
 #include "env/worker_env.h"
-#include "launcher/fabric/fabric.h"
-#include "launcher/plan/seating.h"
+#include "launcher/node/fabric/fabric.h"
+#include "launcher/node/plan/seating.h"
 
 namespace ddprun {
 namespace {

@@ -10,8 +10,8 @@
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/exit_codes.h"
-#include "launcher/gpu/gpu_usage.h"
-#include "launcher/hang/stacks.h"
+#include "launcher/node/gpu/gpu_usage.h"
+#include "launcher/node/hang/stacks.h"
 #include "launcher/signals.h"
 
 namespace ddprun {

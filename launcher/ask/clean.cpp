@@ -17,8 +17,8 @@
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/ask/ask.h"
-#include "launcher/guard/job_cgroup.h"
-#include "launcher/guard/job_directory.h"
+#include "launcher/node/guard/job_cgroup.h"
+#include "launcher/node/guard/job_directory.h"
 
 namespace ddprun {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "env/result.h"
 #include "launcher/ask/control_socket.h"
-#include "launcher/guard/job_mark.h"
+#include "launcher/node/guard/job_mark.h"
 
 namespace ddprun {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "launcher/output/log_files.h"
+#include "launcher/node/output/log_files.h"
 
 namespace ddprun {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "env/text.h"
-#include "launcher/hang/nccl_ras.h"
-#include "launcher/hang/stack_text.h"
+#include "launcher/node/hang/nccl_ras.h"
+#include "launcher/node/hang/stack_text.h"
 
 namespace ddprun {
 namespace {

@@ -11,10 +11,10 @@
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
 #include "launcher/ask/inquiry.h"
-#include "launcher/hang/hang_detector.h"
-#include "launcher/hang/hang_sample.h"
-#include "launcher/hang/stacks.h"
-#include "launcher/supervise/agent.h"
+#include "launcher/node/agent/agent.h"
+#include "launcher/node/hang/hang_detector.h"
+#include "launcher/node/hang/hang_sample.h"
+#include "launcher/node/hang/stacks.h"
 
 namespace ddprun {
 

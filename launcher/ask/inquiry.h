@@ -11,7 +11,7 @@
 #include "env/os/event_loop.h"
 #include "launcher/ask/control_message.h"
 #include "launcher/ask/request_server.h"
-#include "launcher/supervise/controller.h"
+#include "launcher/head/control/controller.h"
 #include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {

@@ -7,7 +7,7 @@
 #include "env/os/process_tree.h"
 #include "env/text.h"
 #include "launcher/ask/hang_watch.h"
-#include "launcher/hang/stack_text.h"
+#include "launcher/node/hang/stack_text.h"
 #include "launcher/signals.h"
 
 namespace ddprun {

@@ -7,9 +7,9 @@
 #include "env/os/system.h"
 #include "launcher/ask/inquiry.h"
 #include "launcher/ask/observation.h"
-#include "launcher/gpu/gpu_watch.h"
 #include "launcher/job_spec.h"
-#include "launcher/supervise/agent.h"
+#include "launcher/node/agent/agent.h"
+#include "launcher/node/gpu/gpu_watch.h"
 
 namespace ddprun {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "env/result.h"
-#include "launcher/gpu/gpu_usage.h"
+#include "launcher/node/gpu/gpu_usage.h"
 
 namespace ddprun {
 

@@ -11,9 +11,9 @@
 #include "launcher/ask/event_file.h"
 #include "launcher/ask/job_status.h"
 #include "launcher/ask/metrics_server.h"
-#include "launcher/output/output.h"
-#include "launcher/supervise/agent.h"
-#include "launcher/supervise/controller.h"
+#include "launcher/head/control/controller.h"
+#include "launcher/node/agent/agent.h"
+#include "launcher/node/output/output.h"
 
 namespace ddprun {
 

@@ -6,8 +6,8 @@
 
 #include "env/text.h"
 #include "launcher/exit_codes.h"
+#include "launcher/head/control/job_state.h"
 #include "launcher/signals.h"
-#include "launcher/supervise/job_state.h"
 
 namespace ddprun {
 namespace {

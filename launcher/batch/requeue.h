@@ -8,8 +8,8 @@
 #include "env/clock.h"
 #include "env/nodes/batch_job.h"
 #include "launcher/batch/run_state.h"
+#include "launcher/head/report/report.h"
 #include "launcher/job_spec.h"
-#include "launcher/report/report.h"
 
 namespace ddprun {
 

@@ -9,9 +9,9 @@
 #include "env/nodes/pmix_source.h"
 #include "env/text.h"
 #include "launcher/cli/option_values.h"
-#include "launcher/fabric/fabric.h"
-#include "launcher/start/start_order.h"
-#include "launcher/start/start_plan.h"
+#include "launcher/head/start/start_order.h"
+#include "launcher/head/start/start_plan.h"
+#include "launcher/node/fabric/fabric.h"
 
 namespace ddprun {
 namespace {

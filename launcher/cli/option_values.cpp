@@ -8,7 +8,7 @@
 #include <fmt/core.h>
 
 #include "env/text.h"
-#include "launcher/output/lines.h"
+#include "launcher/node/output/lines.h"
 #include "launcher/signals.h"
 
 namespace ddprun {

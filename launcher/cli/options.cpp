@@ -14,7 +14,7 @@
 #include "launcher/cli/man_page.h"
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/option_values.h"
-#include "launcher/output/lines.h"
+#include "launcher/node/output/lines.h"
 #include "launcher/signals.h"
 
 namespace ddprun {

@@ -10,9 +10,9 @@
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
 #include "launcher/exit_codes.h"
-#include "launcher/fabric/fabric.h"
-#include "launcher/plan/machine.h"
-#include "launcher/start/start_facts.h"
+#include "launcher/head/start/start_facts.h"
+#include "launcher/node/fabric/fabric.h"
+#include "launcher/node/plan/machine.h"
 
 namespace ddprun {
 namespace {

@@ -14,7 +14,7 @@
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/doctor/collect.h"
-#include "launcher/report/cgroup_limits.h"
+#include "launcher/head/report/cgroup_limits.h"
 
 namespace ddprun::doctor {
 namespace {

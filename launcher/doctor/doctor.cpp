@@ -12,8 +12,8 @@
 #include "launcher/doctor/render.h"
 #include "launcher/doctor/trial.h"
 #include "launcher/exit_codes.h"
-#include "launcher/gpu/gpu_facts.h"
-#include "launcher/gpu/nvidia.h"
+#include "launcher/node/gpu/gpu_facts.h"
+#include "launcher/node/gpu/nvidia.h"
 
 namespace ddprun {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "env/clock.h"
-#include "launcher/fabric/network.h"
-#include "launcher/gpu/gpu_facts.h"
-#include "launcher/plan/machine.h"
+#include "launcher/node/fabric/network.h"
+#include "launcher/node/gpu/gpu_facts.h"
+#include "launcher/node/plan/machine.h"
 
 namespace ddprun::doctor {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "launcher/doctor/facts.h"
-#include "launcher/gpu/gpu_health.h"
+#include "launcher/node/gpu/gpu_health.h"
 
 /// Judge the facts. All are pure.
 namespace ddprun::doctor {

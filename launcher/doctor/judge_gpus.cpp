@@ -5,8 +5,8 @@
 
 #include "env/text.h"
 #include "launcher/doctor/judge.h"
-#include "launcher/gpu/gpu_health.h"
-#include "launcher/gpu/nvidia.h"
+#include "launcher/node/gpu/gpu_health.h"
+#include "launcher/node/gpu/nvidia.h"
 
 namespace ddprun::doctor {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "env/text.h"
 #include "launcher/doctor/judge.h"
-#include "launcher/fabric/fabric.h"
+#include "launcher/node/fabric/fabric.h"
 
 namespace ddprun::doctor {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "env/json.h"
 #include "env/text.h"
-#include "launcher/gpu/gpu_health.h"
+#include "launcher/node/gpu/gpu_health.h"
 
 namespace ddprun::doctor {
 namespace {

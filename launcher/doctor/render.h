@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "launcher/doctor/facts.h"
-#include "launcher/gpu/gpu_health.h"
+#include "launcher/node/gpu/gpu_health.h"
 
 namespace ddprun::doctor {
 

@@ -7,8 +7,8 @@
 #include "env/io/socket.h"
 #include "env/nodes/exchange.h"
 #include "env/unique_fd.h"
-#include "launcher/plan/head_choice.h"
-#include "launcher/supervise/job_token.h"
+#include "launcher/head/control/job_token.h"
+#include "launcher/node/plan/head_choice.h"
 
 namespace ddprun {
 

@@ -18,8 +18,8 @@
 #include "env/nodes/meeting_point.h"
 #include "env/nodes/slurm_hostlist.h"
 #include "env/text.h"
-#include "launcher/plan/head_choice.h"
-#include "launcher/supervise/job_token.h"
+#include "launcher/head/control/job_token.h"
+#include "launcher/node/plan/head_choice.h"
 #include "rendezvous/client/reach.h"
 
 namespace ddprun {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "launcher/plan/head_choice.h"
+#include "launcher/node/plan/head_choice.h"
 
 namespace ddprun {
 namespace {

@@ -11,12 +11,12 @@
 #include "env/nodes/batch_job.h"
 #include "env/print.h"
 #include "env/text.h"
-#include "launcher/fabric/fabric.h"
-#include "launcher/hang/nccl_ras.h"
-#include "launcher/report/error_file.h"
-#include "launcher/report/explain.h"
-#include "launcher/report/walltime.h"
-#include "launcher/start/start_facts.h"
+#include "launcher/head/report/error_file.h"
+#include "launcher/head/report/explain.h"
+#include "launcher/head/report/walltime.h"
+#include "launcher/head/start/start_facts.h"
+#include "launcher/node/fabric/fabric.h"
+#include "launcher/node/hang/nccl_ras.h"
 
 namespace ddprun {
 namespace {

@@ -9,14 +9,14 @@
 
 #include "launcher/ask/hang_watch.h"
 #include "launcher/batch/requeue_run.h"
+#include "launcher/head/control/controller.h"
+#include "launcher/head/control/herald.h"
+#include "launcher/head/control/succession.h"
 #include "launcher/head/node_parts.h"
+#include "launcher/head/report/report.h"
+#include "launcher/head/report/walltime_watch.h"
 #include "launcher/head/standby.h"
-#include "launcher/pmix/exchange.h"
-#include "launcher/report/report.h"
-#include "launcher/report/walltime_watch.h"
-#include "launcher/supervise/controller.h"
-#include "launcher/supervise/herald.h"
-#include "launcher/supervise/succession.h"
+#include "launcher/node/pmix/exchange.h"
 #include "rendezvous/serve/server.h"
 
 namespace ddprun {

@@ -2,7 +2,7 @@
 
 #include "env/nodes/exchange.h"
 #include "launcher/ask/hang_watch.h"
-#include "launcher/output/log_files.h"
+#include "launcher/node/output/log_files.h"
 
 namespace ddprun {
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "env/result.h"
+#include "launcher/head/control/heir.h"
 #include "launcher/head/node_parts.h"
-#include "launcher/supervise/heir.h"
 #include "rendezvous/serve/server.h"
 
 namespace ddprun {

@@ -8,10 +8,10 @@
 
 #include "env/result.h"
 #include "launcher/exit_codes.h"
+#include "launcher/head/control/heir.h"
 #include "launcher/head/head.h"
 #include "launcher/head/node_parts.h"
 #include "launcher/head/standby.h"
-#include "launcher/supervise/heir.h"
 #include "rendezvous/client/agent_link.h"
 #include "rendezvous/client/store_relay.h"
 

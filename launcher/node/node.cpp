@@ -6,7 +6,7 @@
 
 #include "env/print.h"
 #include "env/text.h"
-#include "launcher/report/error_file.h"
+#include "launcher/head/report/error_file.h"
 #include "launcher/signals.h"
 
 namespace ddprun {

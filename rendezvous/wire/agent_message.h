@@ -133,7 +133,7 @@ struct Answer {
     bool operator==(const Answer&) const = default;
 };
 
-// Where the job outlives its head (launcher/supervise/succession.h).
+// Where the job outlives its head (launcher/head/control/succession.h).
 
 /// To the standby: what it needs to be the controller. Its answer, until it is named as the successor, is
 /// where it listens.
@@ -177,7 +177,7 @@ struct JobMoved {
 };
 
 // Only where the controller shows the lines of an agent that nothing else carries to it
-// (launcher/output/output_sender.h).
+// (launcher/node/output/output_sender.h).
 
 /// A piece of what the agent's console would get.
 struct OutputPiece {
@@ -193,8 +193,8 @@ struct OutputShown {
     bool operator==(const OutputShown&) const = default;
 };
 
-// The rest only where the agents are PMIx servers of their workers (launcher/pmix/). What workers exchange is
-// opaque here.
+// The rest only where the agents are PMIx servers of their workers (launcher/node/pmix/). What workers
+// exchange is opaque here.
 
 /// Who the nodes of a generation are; comes before its StartGeneration.
 struct World {

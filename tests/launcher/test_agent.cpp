@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "launcher/supervise/agent.h"
+#include "launcher/node/agent/agent.h"
 #include "tests/support/environment_variable.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_system.h"

@@ -4,7 +4,7 @@
 #include <signal.h>
 
 #include "launcher/exit_codes.h"
-#include "launcher/supervise/controller.h"
+#include "launcher/head/control/controller.h"
 #include "tests/support/fake_clock.h"
 
 namespace ddprun {

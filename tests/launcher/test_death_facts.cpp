@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "launcher/hang/stacks.h"
-#include "launcher/report/error_file.h"
-#include "launcher/report/explain.h"
+#include "launcher/head/report/error_file.h"
+#include "launcher/head/report/explain.h"
+#include "launcher/node/hang/stacks.h"
 
 namespace ddprun {
 namespace {

@@ -8,7 +8,7 @@
 #include "launcher/doctor/judge.h"
 #include "launcher/doctor/render.h"
 #include "launcher/doctor/trial.h"
-#include "launcher/report/cgroup_limits.h"
+#include "launcher/head/report/cgroup_limits.h"
 
 namespace ddprun::doctor {
 namespace {

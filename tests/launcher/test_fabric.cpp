@@ -5,10 +5,10 @@
 #include <fstream>
 #include <map>
 
-#include "launcher/fabric/fabric.h"
-#include "launcher/fabric/nccl_words.h"
-#include "launcher/fabric/network.h"
-#include "launcher/fabric/transport.h"
+#include "launcher/node/fabric/fabric.h"
+#include "launcher/node/fabric/nccl_words.h"
+#include "launcher/node/fabric/network.h"
+#include "launcher/node/fabric/transport.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "launcher/ask/followed_log.h"
-#include "launcher/output/log_files.h"
+#include "launcher/node/output/log_files.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "launcher/ask/inquiry.h"
-#include "launcher/hang/hang_sample.h"
+#include "launcher/node/hang/hang_sample.h"
 
 namespace ddprun::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/guard/job_cgroup.h"
+#include "launcher/node/guard/job_cgroup.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "launcher/supervise/job_state.h"
+#include "launcher/head/control/job_state.h"
 
 namespace ddprun {
 namespace {

@@ -2,10 +2,10 @@
 #include <stdlib.h>
 
 #include "env/io/file.h"
-#include "launcher/gpu/gpu_usage.h"
-#include "launcher/gpu/gpu_watch.h"
-#include "launcher/gpu/nvidia.h"
-#include "launcher/gpu/nvml.h"
+#include "launcher/node/gpu/gpu_usage.h"
+#include "launcher/node/gpu/gpu_watch.h"
+#include "launcher/node/gpu/nvidia.h"
+#include "launcher/node/gpu/nvml.h"
 #include "tests/support/fake_system.h"
 #include "tests/support/temporary_directory.h"
 

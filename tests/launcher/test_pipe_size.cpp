@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "launcher/guard/descriptors.h"
+#include "launcher/node/guard/descriptors.h"
 
 namespace ddprun {
 namespace {

@@ -11,10 +11,10 @@
 #include <fstream>
 
 #include "env/io/file.h"
-#include "launcher/guard/job_directory.h"
-#include "launcher/pmix/exchange.h"
-#include "launcher/pmix/job_facts.h"
-#include "launcher/pmix/wish.h"
+#include "launcher/node/guard/job_directory.h"
+#include "launcher/node/pmix/exchange.h"
+#include "launcher/node/pmix/job_facts.h"
+#include "launcher/node/pmix/wish.h"
 #include "rendezvous/wire/protocol_limits.h"
 #include "tests/support/temporary_directory.h"
 

@@ -3,8 +3,8 @@
 #include <signal.h>
 
 #include "env/json.h"
-#include "launcher/report/explain.h"
-#include "launcher/report/report.h"
+#include "launcher/head/report/explain.h"
+#include "launcher/head/report/report.h"
 #include "launcher/signals.h"
 
 namespace ddprun {

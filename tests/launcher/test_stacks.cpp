@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "env/worker_env.h"
-#include "launcher/hang/stacks.h"
-#include "launcher/supervise/segment_file.h"
+#include "launcher/node/agent/segment_file.h"
+#include "launcher/node/hang/stacks.h"
 
 namespace ddprun {
 namespace {

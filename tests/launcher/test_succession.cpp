@@ -1,9 +1,9 @@
-#include "launcher/supervise/succession.h"
+#include "launcher/head/control/succession.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/supervise/heir_state.h"
+#include "launcher/head/control/heir_state.h"
 
 namespace ddprun {
 namespace {

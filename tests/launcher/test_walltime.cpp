@@ -1,4 +1,4 @@
-#include "launcher/report/walltime.h"
+#include "launcher/head/report/walltime.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

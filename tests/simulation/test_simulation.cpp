@@ -19,9 +19,9 @@
 
 #include "env/text.h"
 #include "launcher/exit_codes.h"
-#include "launcher/supervise/agent_state.h"
-#include "launcher/supervise/controller.h"
-#include "launcher/supervise/heir.h"
+#include "launcher/head/control/controller.h"
+#include "launcher/head/control/heir.h"
+#include "launcher/node/agent/agent_state.h"
 #include "tests/simulation/dice.h"
 #include "tests/simulation/simulated_clock.h"
 #include "tests/simulation/simulated_session.h"

@@ -25,18 +25,19 @@ APART = ["launcher", "workers/ddp"]
 # What begins with one of the first may include nothing that begins with one of the second, directly or through a header.
 LOOP = ["env/os/event_loop"]
 PURE = [
-    "launcher/gpu/gpu_health", "launcher/hang/hang_detector", "launcher/job_spec",
-    "launcher/output/lines", "launcher/plan/", "launcher/pmix/exchange", "launcher/pmix/job_facts", "launcher/pmix/wish",
-    "launcher/report/explain", "launcher/report/report", "launcher/start/start_state",
-    "launcher/supervise/agent_state", "launcher/supervise/heir_state",
-    "launcher/supervise/job_state", "launcher/supervise/succession",
+    "launcher/node/gpu/gpu_health", "launcher/node/hang/hang_detector", "launcher/job_spec",
+    "launcher/node/output/lines", "launcher/node/plan/", "launcher/node/pmix/exchange", "launcher/node/pmix/job_facts", "launcher/node/pmix/wish",
+    "launcher/head/report/explain", "launcher/head/report/report", "launcher/head/start/start_state",
+    "launcher/node/agent/agent_state", "launcher/head/control/heir_state",
+    "launcher/head/control/job_state", "launcher/head/control/succession",
     "launcher/doctor/judge",
     "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/held_answers", "rendezvous/serve/membership",
     "rendezvous/serve/rank_table", "rendezvous/serve/store.", "rendezvous/serve/strangers", "rendezvous/serve/torch_message",
     "rendezvous/serve/torch_store", "rendezvous/wire/frame", "rendezvous/wire/handshake", "rendezvous/wire/session",
     "rendezvous/wire/store_message", "rendezvous/wire/tls",
 ]
-BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "pmix", "supervise")]
+BELOW_ASK = ["launcher/node/agent/", "launcher/node/fabric/", "launcher/node/gpu/", "launcher/node/guard/", "launcher/node/hang/",
+             "launcher/node/output/", "launcher/node/plan/", "launcher/node/pmix/", "launcher/head/control/", "launcher/head/report/"]
 DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "mpi", "nccl", "net", "reduce", "shm", "worker")}
 
 
@@ -46,7 +47,7 @@ def ddp_but(*known):
 
 NOT_KNOWN = [
     (PURE, LOOP),
-    (BELOW_ASK, ["launcher/ask/", "launcher/cli/", "launcher/doctor/", "launcher/head/", "launcher/node/", "launcher/launch"]),
+    (BELOW_ASK, ["launcher/ask/", "launcher/cli/", "launcher/doctor/", "launcher/head/head", "launcher/node/node", "launcher/launch"]),
     (["env/", "pbs/", "rendezvous/"], ["launcher/", "workers/"]),
     (["launcher/"], ["workers/"]),
     ([DDP["worker"]], ddp_but("worker")),

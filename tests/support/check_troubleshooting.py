@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares docs/troubleshooting.md with launcher/report/explain.cpp: each has every row of the other.
+"""Compares docs/troubleshooting.md with launcher/head/report/explain.cpp: each has every row of the other.
 
 Takes the root of the tree; prints one line for each row that only one of them has.
 """
@@ -14,7 +14,7 @@ CODE = r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)"
 
 def explained(root):
     """{(symptom, meaning)} of the program."""
-    source = (root / "launcher/report/explain.cpp").read_text()
+    source = (root / "launcher/head/report/explain.cpp").read_text()
     source = re.sub(r'"\s*\n\s*"', "", source)  # literals that are broken over lines
     codes = dict(re.findall(r"(\w+) = (\d+),", (root / "launcher/exit_codes.h").read_text()))
 
@@ -49,5 +49,5 @@ if __name__ == "__main__":
     for symptom, meaning in sorted(program - page):
         print(f"docs/troubleshooting.md lacks: {symptom} | {meaning}")
     for symptom, meaning in sorted(page - program):
-        print(f"launcher/report/explain.cpp does not say: {symptom} | {meaning}")
+        print(f"launcher/head/report/explain.cpp does not say: {symptom} | {meaning}")
     sys.exit(0 if program == page and program else 1)

@@ -24,7 +24,7 @@
 #include <sstream>
 
 #include "env/json.h"
-#include "launcher/gpu/nvml.h"
+#include "launcher/node/gpu/nvml.h"
 
 namespace {
 

@@ -1,0 +1,598 @@
+#include "launcher/head/control/controller.h"
+
+#include <fmt/core.h>
+
+#include <signal.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "env/text.h"
+#include "launcher/exit_codes.h"
+#include "launcher/head/control/succession.h"
+#include "launcher/head/report/explain.h"
+#include "launcher/node/fabric/fabric.h"
+#include "launcher/node/plan/head_choice.h"
+#include "launcher/node/plan/seating.h"
+#include "launcher/signals.h"
+#include "rendezvous/serve/rank_table.h"
+
+namespace ddprun {
+
+namespace {
+
+/// PBS's signals come within milliseconds of each other; an mpiexec that waits before it passes one on,
+/// within seconds.
+constexpr Duration kOneStop = std::chrono::seconds(5);
+
+/// What ends several ddprun (a rack, a scheduler) does so within this span.
+constexpr Duration kOneBlow = std::chrono::milliseconds(100);
+
+/// Nodes that are waited for are named so long after the waiting began, then after pauses that double, up to
+/// this.
+constexpr Duration kFirstWaitingLine = std::chrono::seconds(5);
+constexpr Duration kLongestWaitingPause = std::chrono::minutes(5);
+
+JobPolicy policy_of(const ControllerConfig& config) {
+    const JobSpec& spec = config.spec;
+    JobPolicy policy;
+    policy.restart = spec.restart;
+    policy.shutdown_timeout = spec.shutdown_timeout;
+    policy.failure_grace = std::min(spec.failure_grace, spec.shutdown_timeout);
+    policy.preempt_grace = spec.preempt_grace;
+    policy.grow = spec.grow;
+    policy.one_stop = config.in_batch_job ? kOneStop : Duration::zero();
+    policy.random = config.random;
+    return policy;
+}
+
+WorkerEnd end_of(const rdzv::WorkerExited& report, int node, const std::string& host, std::uint64_t order) {
+    WorkerEnd end{report, node, host, MonotonicClock::now(), std::nullopt, order};
+    if (report.error_age_ns >= 0) end.error_reported = end.ended - Duration(report.error_age_ns);
+    if (end.meaning.empty()) end.meaning = explain_end(end);
+    return end;
+}
+
+/// The next moment of a countdown: 1, 2, 3, 5, 10 and every 30 seconds before the end; 0: none is left.
+std::chrono::seconds countdown_mark_below(std::chrono::seconds left) {
+    if (left.count() > 30) return std::chrono::seconds((left.count() - 1) / 30 * 30);
+    std::chrono::seconds best(0);
+    for (const int mark : {1, 2, 3, 5, 10}) {
+        if (left.count() > mark) best = std::chrono::seconds(mark);
+    }
+    return best;
+}
+
+std::string one_line(const WorkerEnd& end) {
+    return fmt::format("rank {} on {}, {}", end.rank, end.host, describe_end(end));
+}
+
+}  // namespace
+
+Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done)
+    : loop_(loop),
+      log_(log),
+      config_(std::move(config)),
+      send_(std::move(send)),
+      done_(std::move(done)),
+      policy_(policy_of(config_)),
+      succession_(config_.succession),
+      membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
+                   config_.spec.rendezvous.last_call, config_.terms, !config_.own_instance.empty(),
+                   config_.own_host, config_.hosts},
+                  MonotonicClock::now()),
+      begun_(MonotonicClock::now()) {}
+
+Controller::~Controller() {
+    loop_.cancel(timer_);
+    loop_.cancel(join_timer_);
+    loop_.cancel(countdown_);
+    loop_.cancel(waiting_line_);
+}
+
+void Controller::begin() {
+    waiting_since_ = loop_.now();
+    loop_.cancel(waiting_line_);
+    waiting_line_ = loop_.call_after(kFirstWaitingLine, [this] { say_who_is_missing(kFirstWaitingLine); });
+    consider_membership();
+}
+
+/// At longer and longer intervals: whoever waits with us sees that, and for whom.
+void Controller::say_who_is_missing(Duration pause) {
+    if (state_.phase != JobState::Phase::Joining) return;
+    const TimePoint now = loop_.now();
+    log_.info("waiting for {}: {}{}",
+              format_duration(std::chrono::round<std::chrono::seconds>(now - waiting_since_)),
+              membership_.decide(now).why, membership_.missing_ranks());
+    const Duration next = std::min<Duration>(2 * pause, kLongestWaitingPause);
+    waiting_line_ = loop_.call_after(next, [this, next] { say_who_is_missing(next); });
+}
+
+void Controller::feed(const JobEvent& event) {
+    if (event_handler_) event_handler_(event);
+    const int restarts = state_.restarts_used;
+    const std::vector<JobAction> actions = step(state_, event, policy_, MonotonicClock::now());
+    if (state_.restarts_used != restarts)
+        feed(succession_event::RestartUsed{});  // before anybody hears of it
+    for (const JobAction& action : actions) {
+        std::visit([this](const auto& one) { perform(one); }, action);
+    }
+}
+
+void Controller::feed(const SuccessionEvent& event) {
+    const SuccessionActions actions = step(succession_, event, state_, MonotonicClock::now());
+    for (const auto& [agent, message] : actions.send) {
+        if (agent != 0) send_(agent, message);
+        for (const auto& [peer, hello] : agents_) {
+            if (agent == 0) send_(peer, message);
+        }
+    }
+    // When that has been sent.
+    if (!actions.say.empty()) loop_.post([this, line = actions.say] { log_.info("{}", line); });
+    if (!actions.hand_over.empty()) {
+        log_.warning("{}", actions.hand_over);
+        for (const os::EventLoop::TimerId timer : {timer_, join_timer_, waiting_line_}) loop_.cancel(timer);
+        state_.phase = JobState::Phase::Finished;
+    }
+    if (!actions.overrule.empty()) feed(job_event::Outnumbered{actions.overrule});
+    if (actions.tell_end) {
+        for (const auto& then : std::exchange(ends_to_tell_, {})) then();
+    }
+    if (actions.await_nodes) {
+        membership_.reopen(MonotonicClock::now(), *actions.await_nodes);
+        loop_.post([this] { begin(); });
+    }
+    if (actions.nobody_comes)
+        feed(job_event::JoinFailed{fmt::format(
+            "{}; {} of {} nodes are left, and none can come to a job whose nodes the head has started",
+            state_.failure, membership_.joined(), config_.spec.nodes.min)});
+}
+
+// ---- joining
+
+Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
+    if (finished()) return Error{Errc::Refused, "the job is over", 0};
+    lose_earlier_session(hello);
+    if (const std::optional<Error> other = refuse_other_job(hello)) return *other;
+    // Whoever succeeds the head has its place, too: the first rank's port is held there.
+    const std::optional<int> kept = hello.kept_place && is_own(hello) ? 0 : hello.kept_place;
+    const rdzv::Joiner joiner{hello.host,  hello.pid, hello.node_rank, hello.slots, hello.role,
+                              hello.terms, kept,      is_own(hello)};
+    if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
+    agents_[peer] = hello;
+    if (state_.phase != JobState::Phase::Joining) newcomers_.push_back(peer);
+    feed(succession_event::Joined{peer, is_own(hello)});
+    // Not inside the server's call: a world that forms now is told to agents whose join is still being
+    // answered.
+    loop_.post([this] { consider_membership(); });
+    return {};
+}
+
+/// Two jobs can meet at one endpoint by mistake: two lines of a sweep on the same nodes, without --rdzv-id.
+/// Arguments alone do not tell, because a script may be given its node's number; so they count for a node
+/// that no place is free for, and on a host that has another node of this job. A spare runs the same command
+/// as the job.
+std::optional<Error> Controller::refuse_other_job(const rdzv::AgentHello& hello) const {
+    if (hello.command.empty() || hello.command == config_.command) return std::nullopt;
+    const auto twin = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
+        return agent.second.host == hello.host && agent.second.addresses == hello.addresses &&
+               agent.second.command != hello.command;
+    });
+    const bool is_twin = twin != agents_.end(), is_full = membership_.joined() >= config_.spec.nodes.max;
+    if (!is_full && (!is_twin || hello.node_rank)) return std::nullopt;
+    const std::string nodes = is_twin ? fmt::format("on {} too (pid {})", hello.host, twin->second.pid)
+                                      : fmt::format("with {} nodes", membership_.joined());
+    return Error{Errc::Mismatch,
+                 fmt::format("{} (pid {}) runs '{}', but the job '{}' at this endpoint runs '{}', {}: "
+                             "give another job an --rdzv-endpoint and an --rdzv-id of its own",
+                             hello.host, hello.pid, hello.command, config_.spec.rendezvous.run_id,
+                             config_.command, nodes),
+                 0};
+}
+
+/// A node that joins again may come before the end of its earlier session is noticed here, as when this
+/// process was stopped.
+void Controller::lose_earlier_session(const rdzv::AgentHello& hello) {
+    if (hello.rejoins.empty()) return;
+    const auto earlier = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
+        return agent.second.instance == hello.rejoins;
+    });
+    if (earlier != agents_.end())
+        agent_lost(earlier->first, {Errc::Timeout, "it lost this head and joins again", 0});
+}
+
+void Controller::consider_membership() {
+    if (state_.phase != JobState::Phase::Joining) return tell_newcomers();
+    loop_.cancel(join_timer_);
+    const TimePoint now = MonotonicClock::now();
+    const rdzv::Verdict verdict = membership_.decide(now);
+    switch (verdict.kind) {
+        case rdzv::Verdict::Ready: return form_world();
+        case rdzv::Verdict::Failed: return feed(job_event::JoinFailed{verdict.why});
+        case rdzv::Verdict::Wait:
+            join_timer_ = loop_.call_at(membership_.next_change(now), [this] { consider_membership(); });
+    }
+}
+
+/// Nodes wait beside a world that runs: they and the operator hear what for.
+void Controller::tell_newcomers() {
+    if (const int waiting = membership_.admissible(); waiting != state_.waiting_nodes)
+        feed(job_event::NodesWaiting{waiting});
+    if (newcomers_.empty() || finished()) return;
+    const std::string why = what_awaits_newcomers();
+    for (const rdzv::AgentId peer : std::exchange(newcomers_, {})) {
+        const auto agent = agents_.find(peer);
+        if (agent == agents_.end()) continue;
+        log_.info("{} has come: {}", printable(agent->second.host), why);
+        send_(peer, rdzv::Notice{"waiting", why});
+    }
+}
+
+std::string Controller::what_awaits_newcomers() const {
+    const int most = config_.spec.nodes.max;
+    if (membership_.admissible() == 0)
+        return fmt::format(
+            "the job runs with all of its {} nodes; a spare, which takes the place of one that goes", most);
+    const std::string runs = fmt::format("the job runs with {} of up to {} nodes", nodes_.size(), most);
+    return runs + (state_.phase != JobState::Phase::Running || state_.timer != kNever
+                       ? "; taken in now, in its next generation"
+                       : "; taken in when it restarts");
+}
+
+void Controller::form_world() {
+    nodes_.clear();
+    group_ranks_.clear();
+    for (const rdzv::Membership::Member& member : membership_.settle()) {
+        group_ranks_.emplace(member.agent, static_cast<int>(nodes_.size()));
+        nodes_.push_back({member.agent, agents_.at(member.agent), member.place});
+    }
+    newcomers_ = membership_.spares();
+    say_what_connects();
+    say_who_sits_where();
+    std::vector<int> slots;
+    for (const Node& node : nodes_) slots.push_back(node.hello.slots);
+    feed(job_event::WorldFormed{std::move(slots)});
+    tell_newcomers();
+}
+
+/// Once, and again when nodes have come or gone that change it.
+void Controller::say_what_connects() {
+    std::vector<NodeFabric> fabrics;
+    for (const Node& node : nodes_) fabrics.push_back({node.hello.host, node.hello.fabric});
+    const FabricVerdict verdict = judge_fabrics(fabrics, config_.fabric);
+    if (verdict.line.empty() || verdict.line == said_of_fabric_) return;
+    said_of_fabric_ = verdict.line;
+    if (verdict.differs) log_.warning("{}", printable(verdict.line));
+    else log_.info("{}", verdict.line);
+}
+
+void Controller::say_who_sits_where() {
+    std::vector<NodeSeats> seats;
+    int first_rank = 0;
+    for (const Node& node : nodes_) {
+        seats.push_back({node.hello.host, first_rank, node.hello.seats});
+        first_rank += node.hello.slots;
+    }
+    std::vector<std::string> lines = render_seating(seats);
+    if (lines == said_of_seats_) return;
+    for (const std::string& line : lines) log_.info("{}", printable(line));
+    said_of_seats_ = std::move(lines);
+}
+
+int Controller::world_size() const {
+    int size = 0;
+    for (const Node& node : nodes_) size += node.hello.slots;
+    return size;
+}
+
+int Controller::node_of(rdzv::AgentId peer) const {
+    const auto found = group_ranks_.find(peer);
+    return found == group_ranks_.end() ? -1 : found->second;
+}
+
+std::vector<WorldNode> Controller::world() const {
+    std::vector<WorldNode> world;
+    int first_rank = 0;  // ranks go through the nodes in their order, see RankTable
+    for (const Node& node : nodes_) {
+        world.push_back(
+            {node.peer, node.hello.host, first_rank, node.hello.slots, agents_.contains(node.peer)});
+        first_rank += node.hello.slots;
+    }
+    return world;
+}
+
+std::string Controller::host_of(rdzv::AgentId peer) const {
+    const auto agent = agents_.find(peer);
+    return agent == agents_.end() ? "" : agent->second.host;
+}
+
+std::optional<int> Controller::node_rank_of(rdzv::AgentId peer) const {
+    const auto agent = agents_.find(peer);
+    return agent == agents_.end() ? std::nullopt : agent->second.node_rank;
+}
+
+// ---- what agents say
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
+    const int signal = static_cast<int>(parse_int(notice.text).value_or(15));
+    if (notice.kind == "preempt") preempt(signal, signal_name(signal));
+    else if (notice.kind == "stop") stop(signal, peer);
+    else if (notice.kind == "remark") log_.info("{}: {}", printable(host_of(peer)), printable(notice.text));
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited) {
+    const int node = node_of(peer);
+    if (node >= 0 && exited.generation == state_.generation) worker_exited(node, exited);
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended) {
+    const int node = node_of(peer);
+    if (node < 0 || ended.generation != state_.generation) return;
+    notes_.insert(notes_.end(), ended.notes.begin(), ended.notes.end());
+    feed(job_event::NodeEnded{node});
+}
+
+void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
+    ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
+    // A scheduler signals the workers as well as us: who exits with 0 once the stop was asked for has saved,
+    // not finished, though our own signal was not the first it got.
+    if ((state_.stopped_by || state_.preempted) && !ends_.back().failed()) ends_.back().by_us = true;
+    const WorkerEnd& end = ends_.back();
+    // Only a worker that counts its steps can be said to have got nowhere.
+    const bool progressed = report.steps < 0 || report.steps > steps_before_;
+    if (end.failed() && !end.by_us) steps_before_ = std::max(steps_before_, report.steps);
+    const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed, end.meaning};
+    if (was_the_cause_all_along(end))
+        log_.warning("root cause, after all: {}; its error report is older than the first exit",
+                     one_line(end));
+    feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end), report.steps});
+}
+
+/// After a failure: whether this end, heard of now, is what came first, and is another failure than the one
+/// that was told. All of a large job's workers can end here, so all of them are gone through only for those
+/// that can be.
+bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
+    if (end.by_us || !end.error_reported || *end.error_reported >= oldest_report_) return false;
+    oldest_report_ = *end.error_reported;
+    const bool after_a_failure =
+        state_.phase == JobState::Phase::Stopping && !state_.stopped_by && !state_.preempted;
+    if (!after_a_failure || root_cause(ends_, state_.failure_decided) != &end) return false;
+    // An exception that all ranks throw is told once, whoever was the first.
+    const WorkerEnd* told = root_cause(std::span(ends_).first(ends_.size() - 1), state_.failure_decided);
+    return told == nullptr || !failed_alike(*told, end);
+}
+
+/// Those whom one cable has taken fall silent at once and are noticed one by one, as their last heartbeats
+/// were.
+Duration Controller::others_may_follow(const Error& why) const {
+    return why.code == Errc::Timeout ? kOneBlow + heartbeats_of(config_.spec.rendezvous).interval : kOneBlow;
+}
+
+void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
+    const auto gone = agents_.extract(peer);
+    if (gone.empty()) return;
+    const std::string& host = gone.mapped().host;
+    const bool was_finished = finished();
+    if (!was_finished) membership_.leave(peer, MonotonicClock::now());
+    using Lost = succession_event::Lost;
+    feed(Lost{peer, gone.mapped().instance, why.code == Errc::Timeout ? Lost::Silent : Lost::Closed});
+    if (was_finished) return;
+    const int node = node_of(peer);
+    if (node < 0) {
+        log_.info("node {}: {}", printable(host), why.what);
+    } else {
+        feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(),
+                                 others_may_follow(why)});
+    }
+    loop_.post([this] { consider_membership(); });
+}
+
+// ---- what the operator wants
+
+void Controller::stop(int signal, rdzv::AgentId source) {
+    const bool is_leave = signal == SIGTERM && membership_.contains(source) && membership_.can_spare_one();
+    const auto ask = [this, signal, source, is_leave] {
+        feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave});
+    };
+    is_leave ? ask() : without_successor(ask);
+}
+void Controller::preempt(int signal, const std::string& why, std::optional<Duration> left) {
+    without_successor([this, signal, why, left] { feed(job_event::PreemptAsked{signal, why, left}); });
+}
+void Controller::hang_found(const std::string& what, int culprit) {
+    feed(job_event::HangFound{what, culprit});
+}
+void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
+
+void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_string(signal)}); }
+
+// ---- actions
+
+void Controller::perform(const job_action::StartGeneration& action) {
+    ends_.clear();
+    oldest_report_ = TimePoint::max();
+    notes_.clear();
+    if (generation_handler_) generation_handler_(action.generation);
+    const Result<MasterAddress> master = config_.master(nodes_.front().hello);
+    if (!master) return give_up(master.error().what);
+    const Result<std::vector<rdzv::StartGeneration>> all = orders(action, *master);
+    if (!all) return give_up(all.error().what);
+    log_.set_generation(action.generation);
+    for (std::size_t i = 0; i < nodes_.size(); ++i) send_(nodes_[i].peer, (*all)[i]);
+    std::vector<rdzv::AgentId> world;
+    for (const Node& node : nodes_) world.push_back(node.peer);
+    feed(succession_event::GenerationBegan{std::move(world)});
+}
+
+// ---- succession
+
+/// What ends the job waits for those who may take themselves for the standby.
+void Controller::without_successor(std::function<void()> then) {
+    ends_to_tell_.push_back(std::move(then));
+    feed(succession_event::JobEnds{});
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& listens) {
+    const auto agent = agents_.find(peer);  // it may have left in the meantime
+    if (agent == agents_.end()) return;
+    feed(succession_event::StandbyListens{peer, {agent->second.host, agent->second.addresses, listens.port}});
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started) {
+    if (node_of(peer) >= 0 && started.generation == state_.generation) feed(succession_event::Confirmed{});
+}
+
+void Controller::succeed(JobState state, const std::string& why) {
+    state_ = std::move(state);
+    for (const auto& [peer, hello] : agents_)
+        take_word(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
+    steps_before_ = state_.history.furthest_step;
+    log_.set_generation(state_.generation);
+    feed(job_event::NodeLost{0, why, membership_.has_enough()});
+}
+
+/// No generation can be started, for a reason of our own.
+void Controller::give_up(const std::string& why) {
+    state_.failure = why;
+    state_.phase = JobState::Phase::Finished;
+    perform(job_action::Finish{});
+}
+
+Result<std::vector<rdzv::StartGeneration>> Controller::orders(const job_action::StartGeneration& action,
+                                                              const MasterAddress& master) const {
+    std::vector<rdzv::NodeSlots> members;
+    for (const Node& node : nodes_) members.push_back({node.hello.host, node.hello.slots, node.hello.role});
+    const Result<rdzv::RankTable> table = rdzv::RankTable::from(std::move(members));
+    if (!table) return table.error();
+
+    rdzv::StartGeneration order;
+    order.generation = action.generation;
+    order.group_world_size = table->nodes();
+    order.world_size = table->world_size();
+    order.master_addr = master.host;
+    order.master_port = master.port;
+    order.agent_store = master.is_store;
+    order.restart_count = action.restart_count;
+    order.max_restarts = config_.spec.restart.max_restarts;
+
+    std::vector<rdzv::StartGeneration> all;
+    for (int i = 0; i < table->nodes(); ++i) {
+        const rdzv::NodeRanks& ranks = table->node(i);
+        order.group_rank = ranks.group_rank;
+        order.place = nodes_[static_cast<std::size_t>(i)].place;
+        order.first_rank = ranks.first_rank;
+        order.local_world_size = ranks.local_world_size;
+        order.role_first_rank = ranks.role_first_rank;
+        order.role_world_size = ranks.role_world_size;
+        all.push_back(order);
+    }
+    return all;
+}
+
+void Controller::broadcast(const rdzv::ToAgent& message) {
+    for (const Node& node : nodes_) {
+        if (agents_.contains(node.peer)) send_(node.peer, message);
+    }
+}
+
+void Controller::perform(const job_action::StopGeneration& action) {
+    rdzv::StopGeneration stop;
+    stop.generation = state_.generation;
+    stop.signal = action.signal;
+    stop.grace_ns = action.grace.count();
+    stop.failed_rank = action.failed_rank;
+    stop.why = action.why;
+    broadcast(stop);
+    // Somebody sits and waits: after a signal, not after a failure.
+    if (action.failed_rank < 0 && state_.stopped_by)
+        count_down(deadline_after(MonotonicClock::now(), action.grace));
+}
+
+/// Somebody waits for the end of a grace: says how long it still takes, at fewer and fewer moments before it.
+void Controller::count_down(TimePoint end) {
+    loop_.cancel(countdown_);
+    const auto left = std::chrono::round<std::chrono::seconds>(end - MonotonicClock::now());
+    const std::chrono::seconds mark = countdown_mark_below(left);
+    if (mark <= std::chrono::seconds(0)) return;
+    countdown_ = loop_.call_at(end - mark, [this, end, mark] {
+        if (state_.phase != JobState::Phase::Stopping || state_.killing) return;
+        log_.info("{} workers are still running; SIGKILL in {} s",
+                  world_size() - static_cast<int>(ends_.size()), mark.count());
+        count_down(end);
+    });
+}
+
+void Controller::perform(const job_action::KillGeneration&) {
+    for (const Node& node : nodes_) kill(node);
+}
+
+void Controller::perform(const job_action::KillNode& action) {
+    kill(nodes_[static_cast<std::size_t>(action.node)]);
+}
+
+void Controller::kill(const Node& node) {
+    rdzv::StopGeneration kill;
+    kill.generation = state_.generation;
+    kill.signal = SIGKILL;
+    if (agents_.contains(node.peer)) send_(node.peer, kill);
+}
+
+void Controller::perform(const job_action::NodeLeaves& action) {
+    membership_.leave(action.source, MonotonicClock::now());
+    feed(succession_event::Leaves{action.source});
+}
+
+void Controller::perform(const job_action::Dismiss& action) {
+    const auto gone = agents_.extract(action.source);
+    if (gone.empty()) return;
+    send_(action.source,
+          rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM"});
+    feed(succession_event::Lost{action.source, gone.mapped().instance, succession_event::Lost::Dismissed});
+}
+
+void Controller::perform(const job_action::NotifyPreempt& action) {
+    broadcast(rdzv::Notice{"preempt", action.why});
+}
+
+void Controller::perform(const job_action::SetTimer& action) {
+    loop_.cancel(timer_);
+    timer_ = 0;
+    if (action.when != kNever) timer_ = loop_.call_at(action.when, [this] { feed(job_event::TimerFired{}); });
+}
+
+void Controller::perform(const job_action::Say& action) {
+    if (action.warning) log_.warning("{}", action.text);
+    else log_.info("{}", action.text);
+}
+
+void Controller::perform(const job_action::Finish&) {
+    without_successor([this] {
+        const JobEnd how = end();
+        const rdzv::Shutdown shutdown{exit_code(how), how.failure};  // once: it looks at all workers' ends
+        for (const auto& [peer, hello] : agents_) send_(peer, shutdown);
+        done_();
+    });
+}
+
+JobEnd Controller::end() const {
+    JobEnd end;
+    end.run_id = config_.spec.rendezvous.run_id;
+    end.program = config_.program;
+    end.generation = static_cast<int>(state_.generation);
+    end.restarts_used = state_.restarts_used;
+    end.max_restarts = config_.spec.restart.max_restarts;
+    end.world_size = world_size();
+    end.wall = MonotonicClock::now() - begun_;
+    end.stopped_by_signal = state_.stopped_by;
+    end.preempted = state_.preempted;
+    end.hung = state_.hung;
+    end.out_of_time = state_.out_of_time;
+    end.failure = state_.failure;
+    end.failure_decided = state_.failure_decided;
+    end.steps = state_.history.furthest_step;
+    end.workers = ends_;
+    end.notes = notes_;
+    return end;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,203 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "env/os/event_loop.h"
+#include "env/os/log.h"
+#include "launcher/head/control/job_state.h"
+#include "launcher/head/control/succession.h"
+#include "launcher/head/report/report.h"
+#include "launcher/job_spec.h"
+#include "rendezvous/serve/membership.h"
+#include "rendezvous/wire/agent_message.h"
+
+namespace ddprun {
+
+/// The address and port that workers get as MASTER_ADDR and MASTER_PORT.
+struct MasterAddress {
+    std::string host;
+    int port = 0;
+    bool is_store = false;  ///< PyTorch's, and ours
+};
+
+/// A node of the running world, as the controller knows it.
+struct WorldNode {
+    rdzv::AgentId agent = 0;
+    std::string host;
+    int first_rank = 0;
+    int workers = 0;
+    bool is_connected = false;
+};
+
+struct ControllerConfig {
+    JobSpec spec;
+    std::string program;  ///< as shown in the report
+    std::string command;  ///< of this node, as nodes say it in their AgentHello
+    /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its
+    /// first. Called once for each: a port that the kernel picked must be free again for a new rank 0.
+    std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
+    /// What the agent in this process says as its `instance`: without it there is no world; "" there is none.
+    std::string own_instance;
+    std::string own_host;
+    std::vector<std::string> hosts;   ///< by node rank, where it is known who is to come
+    rdzv::Terms terms;                ///< with which every node has to agree
+    std::string fabric;               ///< of this node, and what is set because of it (describe_fabric)
+    double random = 0;                ///< in [0, 1), spreads the back-off
+    bool in_batch_job = false;        ///< a scheduler ends the job, by several ways at once
+    SuccessionState succession = {};  ///< at the beginning
+};
+
+/// The one place that decides for the whole job: performs what job_state decides.
+///
+/// Lives on the event loop's thread beside the server. Speaks with agents only through `send`, also with the
+/// one in its own process: one code path. An agent is known by the number its connection has.
+class Controller {
+  public:
+    using Send = std::function<void(rdzv::AgentId, const rdzv::ToAgent&)>;
+    using Done = std::function<void()>;
+
+    Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done);
+    ~Controller();
+
+    /// From now on nodes are waited for.
+    void begin();
+
+    // What the server hears.
+    /// Error: why this agent may not join (said to it).
+    Status agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello);
+    void agent_message(rdzv::AgentId peer, const rdzv::Notice& notice);
+    void agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started);
+    void agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited);
+    void agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended);
+    void agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& standby);
+    void agent_lost(rdzv::AgentId peer, const Error& why);
+
+    /// This process becomes the controller of a job that has lost its own; its agents have joined already.
+    void succeed(JobState state, const std::string& why);
+
+    /// The job goes on under another controller. True: this one, which has begun no generation, decides
+    /// nothing any more, its agents hear where to go when their connections close, and this process is to
+    /// join there. False: the job ends here, or this is the successor itself.
+    bool meet_successor(const rdzv::Successor& where, bool can_join) {
+        feed(succession_event::SuccessorMet{where, can_join});
+        return succession_.is_handed_over;
+    }
+    void stood_still() { feed(succession_event::StoodStill{}); }
+
+    // What the operator and the host want.
+    /// A signal to this process: agents send theirs as a Notice.
+    void stop(int signal) { stop(signal, kThisProcess); }
+    /// `left`: until the scheduler ends the job itself; nullopt: not known.
+    void preempt(int signal, const std::string& why, std::optional<Duration> left = {});
+    /// `culprit`: the rank to look at first; -1 none.
+    void hang_found(const std::string& what, int culprit);
+    /// When the job will be stopped for its walltime.
+    void walltime_known(TimePoint time_up);
+    /// Hosts that have to be there cannot take part: the job ends before any worker has started.
+    void start_failed(const std::string& why) { feed(job_event::JoinFailed{why}); }
+    /// Passes a signal on to all workers of all nodes; the job goes on.
+    void forward(int signal);
+
+    [[nodiscard]] const JobState& state() const { return state_; }
+    /// The nodes of the world that runs, or ran last; empty before the first.
+    [[nodiscard]] std::vector<WorldNode> world() const;
+    /// The host of a connected agent; "" for a stranger.
+    [[nodiscard]] std::string host_of(rdzv::AgentId peer) const;
+    /// The node rank that a connected agent asked for, or was given by the head that started it.
+    [[nodiscard]] std::optional<int> node_rank_of(rdzv::AgentId peer) const;
+    [[nodiscard]] bool finished() const { return state_.phase == JobState::Phase::Finished; }
+    /// How the job ended; complete once `done` has been called.
+    [[nodiscard]] JobEnd end() const;
+    /// Called before a new generation's StartGeneration is sent: fences the store.
+    void on_generation(std::function<void(std::uint64_t)> handler) {
+        generation_handler_ = std::move(handler);
+    }
+    /// Called with everything that is decided about, before it is.
+    void on_event(std::function<void(const JobEvent&)> handler) { event_handler_ = std::move(handler); }
+
+  private:
+    struct Node {
+        rdzv::AgentId peer;
+        rdzv::AgentHello hello;
+        int place = 0;
+    };
+
+    static constexpr rdzv::AgentId kThisProcess = 0;  ///< no connection has this number
+
+    void feed(const JobEvent& event);
+    void feed(const SuccessionEvent& event);
+    void stop(int signal, rdzv::AgentId source);
+    void lose_earlier_session(const rdzv::AgentHello& hello);
+    [[nodiscard]] std::optional<Error> refuse_other_job(const rdzv::AgentHello& hello) const;
+    void say_who_is_missing(Duration pause);
+    void tell_newcomers();
+    [[nodiscard]] Duration others_may_follow(const Error& why) const;
+    [[nodiscard]] std::string what_awaits_newcomers() const;
+    void perform(const job_action::StartGeneration& action);
+    void perform(const job_action::StopGeneration& action);
+    void perform(const job_action::KillGeneration& action);
+    void perform(const job_action::KillNode& action);
+    void perform(const job_action::NodeLeaves& action);
+    void perform(const job_action::Dismiss& action);
+    void perform(const job_action::NotifyPreempt& action);
+    void perform(const job_action::SetTimer& action);
+    void perform(const job_action::Say& action);
+    void perform(const job_action::Rejoin&) { feed(succession_event::NodesNeeded{membership_.has_enough()}); }
+    void perform(const job_action::Finish& action);
+
+    void without_successor(std::function<void()> then);
+    void count_down(TimePoint end);
+    void consider_membership();
+    void form_world();
+    void say_what_connects();
+    void say_who_sits_where();
+    void broadcast(const rdzv::ToAgent& message);
+    void kill(const Node& node);
+    void worker_exited(int node, const rdzv::WorkerExited& report);
+    [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
+    [[nodiscard]] bool is_own(const rdzv::AgentHello& hello) const {
+        return !hello.instance.empty() && hello.instance == config_.own_instance;
+    }
+    [[nodiscard]] int node_of(rdzv::AgentId peer) const;
+    [[nodiscard]] int world_size() const;
+    [[nodiscard]] Result<std::vector<rdzv::StartGeneration>> orders(const job_action::StartGeneration& action,
+                                                                    const MasterAddress& master) const;
+    void give_up(const std::string& why);
+
+    os::EventLoop& loop_;
+    os::Log& log_;
+    ControllerConfig config_;
+    Send send_;
+    Done done_;
+    JobPolicy policy_;
+    JobState state_;
+    SuccessionState succession_;
+    rdzv::Membership membership_;
+    std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
+    std::vector<rdzv::AgentId> newcomers_;              ///< who have to be told why they wait
+    std::vector<Node> nodes_;                           ///< of the running world, by group rank
+    std::unordered_map<rdzv::AgentId, int> group_ranks_;
+    std::vector<WorkerEnd> ends_;  ///< of the current generation, in order
+    std::vector<std::string> notes_;
+    std::uint64_t order_ = 0;
+    TimePoint oldest_report_ = TimePoint::max();       ///< of the errors in `ends_`
+    std::int64_t steps_before_ = -1;                   ///< the furthest any failed worker has got
+    std::vector<std::function<void()>> ends_to_tell_;  ///< when nobody succeeds
+    TimePoint begun_;
+    std::string said_of_fabric_;
+    std::vector<std::string> said_of_seats_;
+    os::EventLoop::TimerId timer_ = 0;
+    os::EventLoop::TimerId join_timer_ = 0;
+    os::EventLoop::TimerId countdown_ = 0;
+    os::EventLoop::TimerId waiting_line_ = 0;
+    TimePoint waiting_since_{};
+    std::function<void(std::uint64_t)> generation_handler_;
+    std::function<void(const JobEvent&)> event_handler_;
+};
+
+}  // namespace ddprun

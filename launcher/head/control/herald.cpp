@@ -1,0 +1,37 @@
+#include "launcher/head/control/herald.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ddprun {
+namespace {
+
+/// Behind a refusal: another job has this endpoint now, whose head logs each of our visits.
+constexpr Duration kPauseBehindRefusal = std::chrono::minutes(1);
+
+}  // namespace
+
+Herald::Herald(Parts parts) : parts_(std::move(parts)) { look(); }
+
+Herald::~Herald() { parts_.loop.cancel(timer_); }
+
+void Herald::look() {
+    connection_.reset();
+    dial_ = std::make_unique<rdzv::Dial>(parts_.loop, parts_.where, [this](Result<rdzv::Dialled> outcome) {
+        const bool is_refused = !outcome && !rdzv::is_worth_coming_again(outcome.error());
+        const bool is_there = outcome.has_value();
+        if (is_there) tell(*std::move(outcome));
+        if (is_there && !has_told_) parts_.told();
+        has_told_ = is_there;
+        timer_ = parts_.loop.call_after(
+            is_refused ? std::max(parts_.pause, kPauseBehindRefusal) : parts_.pause, [this] { look(); });
+    });
+}
+
+void Herald::tell(rdzv::Dialled dialled) {
+    connection_ = std::move(dialled.connection);
+    connection_->hand_to(*this);
+    connection_->send(encode_message(parts_.moved));
+}
+
+}  // namespace ddprun

@@ -1,0 +1,543 @@
+#include "launcher/head/control/job_state.h"
+
+#include <fmt/core.h>
+#include <signal.h>
+#include <sysexits.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "env/text.h"
+#include "launcher/exit_codes.h"
+#include "launcher/signals.h"
+
+namespace ddprun {
+namespace {
+
+/// Restarts that count against the budget now.
+int spent(const RestartSpec& spec, const RestartHistory& history, TimePoint now) {
+    if (!spec.window) return static_cast<int>(history.restarts.size());
+    return static_cast<int>(std::count_if(history.restarts.begin(), history.restarts.end(),
+                                          [&](TimePoint at) { return now - at < *spec.window; }));
+}
+
+/// " within 1 h", or "".
+std::string within(const RestartSpec& spec) {
+    return spec.window ? " within " + format_duration(*spec.window) : "";
+}
+
+std::string used_up(const RestartSpec& spec) {
+    if (spec.max_restarts == 1) return fmt::format("the one restart{} is used up", within(spec));
+    return fmt::format("all {} restarts{} are used up", spec.max_restarts, within(spec));
+}
+
+/// Doubled for every restart in a row, at most backoff_max, then spread over its upper half.
+Duration backoff(const RestartSpec& spec, int restarts_in_a_row, double random) {
+    if (spec.backoff <= Duration::zero() || restarts_in_a_row == 0) return Duration::zero();
+    const double doubled = static_cast<double>(spec.backoff.count()) * std::pow(2.0, restarts_in_a_row - 1);
+    const double capped = std::min(doubled, static_cast<double>(spec.backoff_max.count()));
+    return Duration(static_cast<Duration::rep>(capped * (0.5 + 0.5 * random)));
+}
+
+using JobPhase = JobState::Phase;
+using After = JobState::After;
+using JobActions = std::vector<JobAction>;
+
+void say(JobActions& actions, std::string text) {
+    actions.emplace_back(job_action::Say{std::move(text), false});
+}
+void warn(JobActions& actions, std::string text) {
+    actions.emplace_back(job_action::Say{std::move(text), true});
+}
+
+void set_timer(JobState& state, TimePoint when, JobActions& actions) {
+    if (state.timer == when) return;
+    state.timer = when;
+    actions.emplace_back(job_action::SetTimer{when});
+}
+
+/// "4 workers": those that may be alive.
+std::string alive_elsewhere(const JobState& state) {
+    int workers = 0;
+    for (const JobState::Node& node : state.nodes) {
+        if (!node.lost && !node.ended) workers += node.workers - node.succeeded;
+    }
+    return fmt::format("{} worker{}", workers, workers == 1 ? "" : "s");
+}
+
+/// Nobody is there to wait for any more. Counted, as `unfinished` is: each of a large job's nodes asks.
+void note_gone(JobState& state, const JobState::Node& before) {
+    state.nodes_there -= before.ended || before.lost ? 0 : 1;
+}
+
+bool nobody_runs(const JobState& state) {
+    return state.phase == JobPhase::Joining || state.phase == JobPhase::BackingOff;
+}
+
+void finish(JobState& state, JobActions& actions) {
+    state.phase = JobPhase::Finished;
+    set_timer(state, kNever, actions);
+    actions.emplace_back(job_action::Finish{});
+}
+
+bool has_finished(const JobState::Node& node) { return node.ended && node.succeeded == node.workers; }
+
+/// From then on the generation is seen to its end: what has succeeded is not run again for a node that comes.
+bool anybody_succeeded(const JobState& state) {
+    return std::any_of(state.nodes.begin(), state.nodes.end(),
+                       [](const JobState::Node& node) { return node.succeeded > 0; });
+}
+
+void start_generation(JobState& state, TimePoint now, JobActions& actions) {
+    ++state.generation;
+    state.nodes_there = static_cast<int>(state.nodes.size());
+    state.unfinished = 0;
+    for (JobState::Node& node : state.nodes) {
+        node = {.workers = node.workers};
+        state.unfinished += node.workers;
+    }
+    state.waiting_nodes = 0;
+    state.phase = JobPhase::Running;
+    state.generation_started = now;
+    state.killing = false;
+    state.is_free = false;
+    state.hung = false;
+    state.failure.clear();
+    state.failure_decided.reset();
+    set_timer(state, kNever, actions);
+    actions.emplace_back(job_action::StartGeneration{state.generation, state.restarts_used});
+}
+
+/// A new generation, on the same nodes or on those that come.
+void start_over(JobState& state, TimePoint now, JobActions& actions) {
+    if (state.after != After::Rejoin) return start_generation(state, now, actions);
+    state.phase = JobPhase::Joining;
+    set_timer(state, kNever, actions);
+    actions.emplace_back(job_action::Rejoin{});
+}
+
+/// All that is left of a generation is gone: what now?
+void continue_after_end(JobState& state, TimePoint now, JobActions& actions) {
+    if (state.nodes_there > 0) return;
+    if (state.phase == JobPhase::Succeeded || state.after == After::Finish) return finish(state, actions);
+    if (state.timer != kNever && state.timer > now) {
+        state.phase = JobPhase::BackingOff;
+        return;
+    }
+    start_over(state, now, actions);
+}
+
+void stop_generation(JobState& state, int signal, Duration grace, int failed_rank, std::string why,
+                     TimePoint now, JobActions& actions) {
+    state.phase = JobPhase::Stopping;
+    actions.emplace_back(job_action::StopGeneration{signal, grace, failed_rank, std::move(why)});
+    continue_after_end(state, now, actions);
+}
+
+/// The cause is no worker. One that came before it (a node was lost, and no other came) stays what workers
+/// reacted to.
+void decide_on_failure(JobState& state, const std::string& why, TimePoint now) {
+    state.failure = why;
+    if (!state.failure_decided) state.failure_decided = now;
+}
+
+/// The generation ends.
+void note_progress(JobState& state, bool made_progress, TimePoint now) {
+    const bool progressed = made_progress || now - state.generation_started >= kProgressAge;
+    state.history.without_progress = progressed ? 0 : state.history.without_progress + 1;
+}
+
+/// A failure of the running generation: restart or end, and stop what still runs.
+void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std::string& what, After retry,
+          const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    note_progress(state, facts.made_progress, now);
+    const RestartDecision decision =
+        decide_restart(policy.restart, state.history, facts, now, policy.random, state.time_up);
+    state.out_of_time = decision.out_of_time;
+    state.after = !decision.restart ? After::Finish : state.waiting_nodes > 0 ? After::Rejoin : retry;
+    if (decision.restart) {
+        ++state.restarts_used;
+        state.history.restarts.push_back(now);
+    }
+    set_timer(state, decision.restart && decision.at > now ? decision.at : kNever, actions);
+    const std::string meaning = facts.meaning.empty() ? "" : fmt::format(" ({})", facts.meaning);
+    warn(actions, fmt::format("root cause: {}{}; {}", what, meaning, decision.why));
+    stop_generation(state, SIGTERM, policy.failure_grace, failed_rank, what, now, actions);
+}
+
+/// What speaks against another generation although it costs no restart.
+RestartDecision decide_change(const JobState& state, TimePoint now) {
+    RestartSpec unlimited;
+    unlimited.max_restarts = std::numeric_limits<int>::max();
+    return decide_restart(unlimited, {}, {}, now, 0, state.time_up);
+}
+
+/// The generation ends for one with other nodes, which begins at `when` or later. All workers may save.
+void change_world(JobState& state, const std::string& why, Duration grace, TimePoint when, TimePoint now,
+                  JobActions& actions) {
+    note_progress(state, false, now);
+    state.after = After::Rejoin;
+    state.is_free = true;
+    set_timer(state, when, actions);
+    say(actions, fmt::format("{}: {} may save for {}; then another generation, which uses up no restart", why,
+                             alive_elsewhere(state), format_duration(grace)));
+    actions.emplace_back(job_action::NotifyPreempt{why});
+    stop_generation(state, SIGTERM, grace, -1, why, now, actions);
+}
+
+/// A node that comes and goes for ever must not stop the others each time: after some generations in a row
+/// without progress the nodes that wait are taken in only when the one that runs has made some.
+void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    if (state.waiting_nodes == 0 || anybody_succeeded(state)) return;
+    const TimePoint progress = state.generation_started + kProgressAge;
+    if (state.history.without_progress >= kStuckGenerations && now < progress) {
+        set_timer(state, progress, actions);
+        return say(
+            actions,
+            fmt::format(
+                "{} generations in a row made no progress: the nodes that wait are taken in when this one has run for {}",
+                state.history.without_progress, format_duration(kProgressAge)));
+    }
+    if (const RestartDecision decision = decide_change(state, now); !decision.restart) {
+        return say(actions, fmt::format("the nodes that wait are not taken in: {}", decision.why));
+    }
+    const std::size_t nodes = state.nodes.size();
+    const std::string why = fmt::format("growing from {} to {} nodes", nodes,
+                                        nodes + static_cast<std::size_t>(state.waiting_nodes));
+    change_world(state, why, policy.preempt_grace, kNever, now, actions);
+}
+
+JobActions on(JobState& state, const job_event::WorldFormed& event, const JobPolicy&, TimePoint now) {
+    if (state.phase != JobPhase::Joining) return {};
+    JobActions actions;
+    state.nodes.clear();
+    for (const int workers : event.workers) state.nodes.push_back({.workers = workers});
+    start_generation(state, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::JoinFailed& event, const JobPolicy&, TimePoint now) {
+    if (state.phase != JobPhase::Joining) return {};
+    JobActions actions;
+    decide_on_failure(state, event.why, now);
+    finish(state, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (event.steps > state.history.furthest_step) {
+        state.history.furthest_step = event.steps;
+        if (state.phase == JobPhase::Stopping) state.history.without_progress = 0;
+    }
+    if (!event.failed) {
+        ++state.nodes[static_cast<std::size_t>(event.node)].succeeded;
+        --state.unfinished;
+        if (state.phase == JobPhase::Running && state.unfinished == 0) state.phase = JobPhase::Succeeded;
+        return actions;
+    }
+    if (state.phase != JobPhase::Running || event.by_us) return actions;
+    fail(state, event.facts, event.rank, event.what, After::Restart, policy, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::NodeEnded& event, const JobPolicy&, TimePoint now) {
+    JobActions actions;
+    if (state.phase == JobPhase::Joining || state.phase == JobPhase::Finished ||
+        state.phase == JobPhase::BackingOff) {
+        return actions;
+    }
+    JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
+    note_gone(state, node);
+    node.ended = true;
+    if (node.leaving) actions.emplace_back(job_action::Dismiss{*node.leaving});
+    if (state.phase != JobPhase::Running) continue_after_end(state, now, actions);
+    return actions;
+}
+
+/// Before another generation begins than the one that is stopping already.
+void wait_for_others(JobState& state, const job_event::NodeLost& event, TimePoint now, JobActions& actions) {
+    if (event.others_may_follow <= Duration::zero()) return;
+    const TimePoint until = deadline_after(now, event.others_may_follow);
+    set_timer(state, state.timer == kNever ? until : std::max(state.timer, until), actions);
+}
+
+/// A node is gone, and the others are enough without it. Its peers have nothing to save: they hang in a
+/// collective.
+void lose(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now,
+          JobActions& actions) {
+    note_progress(state, false, now);
+    const RestartDecision decision = decide_change(state, now);
+    state.out_of_time = decision.out_of_time;
+    state.after = decision.restart ? After::Rejoin : After::Finish;
+    state.is_free = decision.restart;
+    const bool waits = decision.restart && event.others_may_follow > Duration::zero();
+    set_timer(state, waits ? deadline_after(now, event.others_may_follow) : kNever, actions);
+    warn(actions,
+         fmt::format("{}; {}", event.why,
+                     decision.restart ? "going on without it, which uses up no restart" : decision.why));
+    stop_generation(state, SIGTERM, policy.failure_grace, -1, event.why, now, actions);
+}
+
+/// Nobody runs any more, or is being stopped, for another world of those who are left; and now these are too
+/// few.
+void charge(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now,
+            JobActions& actions) {
+    decide_on_failure(state, event.why, now);
+    const RestartDecision decision =
+        decide_restart(policy.restart, state.history, {}, now, policy.random, state.time_up);
+    state.out_of_time = decision.out_of_time;
+    state.after = decision.restart ? After::Rejoin : After::Finish;
+    state.is_free = false;
+    warn(actions, fmt::format("{}; too few nodes are left: {}", event.why, decision.why));
+    if (!decision.restart) return;
+    ++state.restarts_used;
+    state.history.restarts.push_back(now);
+    if (decision.at > now)
+        set_timer(state, state.timer == kNever ? decision.at : std::max(decision.at, state.timer), actions);
+}
+
+JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (state.phase == JobPhase::Finished) return actions;
+    JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
+    if (node.lost) return actions;
+    const bool was_done = has_finished(node), had_workers = !node.ended;
+    const bool is_first = std::none_of(state.nodes.begin(), state.nodes.end(),
+                                       [](const JobState::Node& one) { return one.lost; });
+    note_gone(state, node);
+    node.lost = true;
+    if (state.phase == JobPhase::Running && !was_done) {
+        decide_on_failure(state, event.why, now);
+        if (event.others_go_on) lose(state, event, policy, now, actions);
+        else fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
+        return actions;
+    }
+    if (state.phase != JobPhase::Joining && state.after == After::Rejoin && state.is_free &&
+        !event.others_go_on)
+        charge(state, event, policy, now, actions);
+    else warn(actions, event.why + (had_workers ? "; its workers are not waited for" : ""));
+    if (state.phase == JobPhase::Joining) return actions;
+    if (state.after == After::Restart) state.after = After::Rejoin;
+    if (state.after == After::Rejoin && is_first) wait_for_others(state, event, now, actions);
+    if (state.phase != JobPhase::BackingOff) continue_after_end(state, now, actions);
+    else if (state.after == After::Finish) finish(state, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::NodesWaiting& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    state.waiting_nodes = event.nodes;
+    if (event.nodes == 0) return actions;
+    const bool is_over = state.phase == JobPhase::Stopping || state.phase == JobPhase::BackingOff;
+    if (is_over && state.after == After::Restart) state.after = After::Rejoin;
+    const bool grows =
+        state.phase == JobPhase::Running && policy.grow == Grow::Now && !anybody_succeeded(state);
+    if (grows && state.timer == kNever) set_timer(state, deadline_after(now, kOneChange), actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::Outnumbered& event, const JobPolicy&, TimePoint now) {
+    JobActions actions;
+    if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded) return actions;
+    decide_on_failure(state, event.why, now);
+    state.after = After::Finish;
+    warn(actions, event.why);
+    if (nobody_runs(state)) {
+        finish(state, actions);
+        return actions;
+    }
+    stop_generation(state, SIGTERM, Duration::zero(), -1, event.why, now, actions);
+    if (state.phase != JobPhase::Stopping) return actions;
+    // A generation that was stopping already may have a long grace, for which the others' next one does not
+    // wait.
+    state.killing = true;
+    actions.emplace_back(job_action::KillGeneration{});
+    return actions;
+}
+
+JobActions kill_now(JobState& state, JobActions actions) {
+    if (!state.killing) {
+        state.killing = true;
+        say(actions, fmt::format("killing {} now", alive_elsewhere(state)));
+        actions.emplace_back(job_action::KillGeneration{});
+    }
+    return actions;
+}
+
+JobActions finish_early(JobState& state, const std::string& why, JobActions actions) {
+    say(actions, fmt::format("{}: stopping before any worker runs", why));
+    finish(state, actions);
+    return actions;
+}
+
+/// What is left of the node's workers has had its notice already.
+JobActions kill_node(JobState& state, int node, JobActions actions) {
+    if (!state.nodes[static_cast<std::size_t>(node)].ended) actions.emplace_back(job_action::KillNode{node});
+    return actions;
+}
+
+/// One node leaves, politely; see JobState.
+JobActions leave(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    const std::string why =
+        fmt::format("{} at the ddprun of {}, which leaves", signal_name(event.signal), event.host);
+    actions.emplace_back(job_action::NodeLeaves{event.source});
+    const bool has_world = event.node >= 0 && state.phase != JobPhase::Joining;
+    JobState::Node* const node = has_world ? &state.nodes[static_cast<std::size_t>(event.node)] : nullptr;
+    if (node != nullptr) node->leaving = event.source;
+    if (node == nullptr || node->ended) actions.emplace_back(job_action::Dismiss{event.source});
+    const TimePoint at = deadline_after(now, kOneChange);
+    if (node != nullptr && state.phase == JobPhase::Running && !has_finished(*node)) {
+        change_world(state, why, policy.shutdown_timeout, at, now, actions);
+        return actions;
+    }
+    say(actions, why);
+    if (node == nullptr || state.phase == JobPhase::Running) return actions;
+    if (state.after == After::Restart) state.after = After::Rejoin;
+    if (state.after == After::Rejoin)
+        set_timer(state, state.timer == kNever ? at : std::max(at, state.timer), actions);
+    return actions;
+}
+
+bool is_leaving(const JobState& state, int node) {
+    return node >= 0 && state.nodes[static_cast<std::size_t>(node)].leaving.has_value();
+}
+
+enum class Asked : std::uint8_t { First, Echo, Again };
+
+/// Whether this source asks for the first time, or again; or whether it hears its first request by another
+/// way.
+Asked note_stop_source(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy,
+                       TimePoint now) {
+    const auto known =
+        std::find_if(state.stop_sources.begin(), state.stop_sources.end(),
+                     [&](const JobState::StopSource& one) { return one.source == event.source; });
+    if (known == state.stop_sources.end()) {
+        state.stop_sources.push_back({event.source, now});
+        return Asked::First;
+    }
+    return event.signal == SIGTERM && now - known->since < policy.one_stop ? Asked::Echo : Asked::Again;
+}
+
+JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    // Too late to stop where all workers have succeeded.
+    if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded) return actions;
+    const Asked asked = note_stop_source(state, event, policy, now);
+    if (asked == Asked::Again && is_leaving(state, event.node) && !state.stopped_by)
+        return kill_node(state, event.node, std::move(actions));
+    if (asked == Asked::Again) return kill_now(state, std::move(actions));
+    if (asked == Asked::Echo || state.stopped_by)
+        return actions;  // the same stop, heard again or from another node
+    if (event.others_go_on && !state.preempted) return leave(state, event, policy, now);
+    // Who has asked to leave has not asked for this yet.
+    state.stop_sources = {{event.source, now}};
+    state.stopped_by = event.signal;
+    state.after = After::Finish;
+    set_timer(state, kNever, actions);
+    const std::string why =
+        event.host.empty() ? signal_name(event.signal)
+                           : fmt::format("{} at the ddprun of {}", signal_name(event.signal), event.host);
+    if (nobody_runs(state)) return finish_early(state, why, std::move(actions));
+    if (state.phase == JobPhase::Stopping) {  // a failure's restart becomes the end; its grace runs on
+        say(actions, fmt::format("{}: no restart; the generation is already stopping", why));
+        return actions;
+    }
+    say(actions, fmt::format("{}: stopping {}, SIGKILL in {} (again: kill now)", why, alive_elsewhere(state),
+                             format_duration(policy.shutdown_timeout)));
+    stop_generation(state, event.signal, policy.shutdown_timeout, -1, why, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    // Too late to stop where all workers have succeeded.
+    if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded || state.preempted)
+        return actions;
+    state.preempted = true;
+    state.after = After::Finish;
+    set_timer(state, kNever, actions);
+    if (nobody_runs(state)) return finish_early(state, event.why, std::move(actions));
+    if (state.phase != JobPhase::Running) return actions;
+    const Duration span = std::min(policy.preempt_grace, event.left.value_or(policy.preempt_grace));
+    say(actions,
+        fmt::format("{}: {} may save for {}", event.why, alive_elsewhere(state), format_duration(span)));
+    actions.emplace_back(job_action::NotifyPreempt{event.why});
+    stop_generation(state, event.signal, policy.preempt_grace, -1, event.why, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::HangFound& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (state.phase != JobPhase::Running) return actions;
+    decide_on_failure(state, event.what, now);
+    state.hung = true;
+    fail(state, FailureFacts{}, event.culprit, event.what, After::Restart, policy, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::WalltimeKnown& event, const JobPolicy&, TimePoint) {
+    state.time_up = event.time_up;
+    return {};
+}
+
+JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (now < state.timer) return actions;
+    state.timer = kNever;
+    if (state.phase == JobPhase::BackingOff) start_over(state, now, actions);
+    else if (state.phase == JobPhase::Running) grow_when_due(state, policy, now, actions);
+    return actions;
+}
+
+}  // namespace
+
+std::string permanent_failure(const FailureFacts& failure) {
+    if (failure.never_ran) return "the program could not be started: a restart cannot help";
+    if (failure.signaled) return {};
+    switch (failure.status) {
+        case EX_USAGE: return "exit code 64 means wrong usage: a restart cannot help";
+        case EX_DATAERR: return "exit code 65 means wrong data: a restart cannot help";
+        case EX_NOINPUT: return "exit code 66 means a missing input: a restart cannot help";
+        case EX_CONFIG: return "exit code 78 means a wrong configuration: a restart cannot help";
+        case static_cast<int>(ExitCode::DoNotRequeue): return "exit code 93 asks for no restart";
+        case static_cast<int>(ExitCode::NotExecutable):
+            return "exit code 126 means not executable: a restart cannot help";
+        case static_cast<int>(ExitCode::NotFound):
+            return "exit code 127 means not found: a restart cannot help";
+        default: return {};
+    }
+}
+
+RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history,
+                               const FailureFacts& failure, TimePoint now, double random, TimePoint time_up) {
+    if (const std::string why = permanent_failure(failure); !why.empty()) return {false, now, why};
+    if (spec.max_restarts == 0) return {false, now, "no restarts were asked for (--max-restarts)"};
+    const int used = spent(spec, history, now);
+    if (used >= spec.max_restarts) return {false, now, used_up(spec)};
+    if (history.without_progress >= kStuckGenerations) {
+        return {false, now,
+                fmt::format("{} generations in a row made no progress", history.without_progress)};
+    }
+    const Duration wait = backoff(spec, static_cast<int>(history.restarts.size()), random);
+    const TimePoint at = deadline_after(now, wait);
+    if (time_up != kNever && time_up - at < kProgressAge) {
+        const Duration left =
+            std::max(Duration::zero(), Duration(std::chrono::round<std::chrono::seconds>(time_up - now)));
+        return {false, now,
+                fmt::format("no restart: it would get nowhere in the {} that the walltime leaves",
+                            format_duration(left)),
+                true};
+    }
+    std::string why = fmt::format("restart {} of {}{}", used + 1, spec.max_restarts, within(spec));
+    if (wait > Duration::zero()) why += " in " + format_duration(wait);
+    return {true, at, std::move(why)};
+}
+
+std::vector<JobAction> step(JobState& state, const JobEvent& event, const JobPolicy& policy, TimePoint now) {
+    return std::visit([&](const auto& e) { return on(state, e, policy, now); }, event);
+}
+
+}  // namespace ddprun

@@ -1,0 +1,185 @@
+#include "launcher/head/control/succession.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "env/text.h"
+#include "launcher/node/plan/head_choice.h"
+
+namespace ddprun {
+namespace {
+
+/// One step.
+struct HeadStep {
+    SuccessionState& state;
+    const JobState& job;
+    TimePoint now;
+    SuccessionActions actions = {};
+
+    void tell_standby(const std::string& lost = {}) {
+        if (state.standby == 0) return;
+        rdzv::Legacy legacy = legacy_of(job, now);
+        legacy.agents = static_cast<int>(state.agents.size());
+        legacy.running = static_cast<int>(state.running.size());
+        legacy.lost = lost;
+        actions.send.emplace_back(state.standby, std::move(legacy));
+    }
+    /// From now on the job ends with this process.
+    void end_succession() {
+        state.standby = 0;
+        if (!state.successor.host.empty()) actions.send.emplace_back(0, state.successor = {});
+    }
+    void appoint_standby() {
+        if (state.is_last || !state.can_be_succeeded || job.phase != JobState::Phase::Running) return;
+        const auto first = std::ranges::find_if(
+            state.world, [&](rdzv::AgentId agent) { return state.running.contains(agent); });
+        const auto staying = static_cast<int>(state.agents.size() - state.leaving.size());
+        if (first == state.world.end() || staying <= state.spec.nodes.min) return end_succession();
+        if (*first != state.standby) end_succession();
+        state.standby = *first;
+        tell_standby();
+    }
+    void succeeds_no_more(rdzv::AgentId agent) {
+        state.heirs.erase(agent);
+        actions.tell_end = state.is_last && state.heirs.empty();
+    }
+    /// Nodes that have fallen silent may be the larger part of a network in two, and go on without this one.
+    void check_majority() {
+        const int present = static_cast<int>(state.agents.size());
+        const int living = state.electorate - state.known_dead;
+        if (!state.may_be_succeeded || 2 * present >= living) return;
+        end_succession();
+        actions.overrule = fmt::format(
+            "only {} of {} nodes are left that hear each other: the others may go on without this one",
+            present, living);
+    }
+
+    void on(const succession_event::Joined& event) {
+        state.agents.insert(event.agent);
+        if (event.is_own) state.own = event.agent;
+        state.electorate =
+            std::max(state.electorate, static_cast<int>(state.agents.size()) + state.known_dead);
+        if (!state.successor.host.empty()) actions.send.emplace_back(event.agent, state.successor);
+        state.standby != 0 ? tell_standby() : appoint_standby();
+    }
+    void on(const succession_event::Lost& event) {
+        using enum succession_event::Lost::How;
+        for (auto* agents : {&state.agents, &state.leaving, &state.running}) agents->erase(event.agent);
+        if (job.phase == JobState::Phase::Finished) return succeeds_no_more(event.agent);
+        if (event.how == Silent)
+            state.silent_may_return = deadline_after(now, return_timeout(state.spec.rendezvous));
+        const bool has_died = event.how == Closed && now >= state.sees_no_death_until;
+        if (has_died || event.how == Dismissed) ++state.known_dead;
+        if (event.how != Dismissed) check_majority();
+        if (event.agent != state.standby) {
+            tell_standby(event.instance);
+        } else {
+            end_succession();
+            appoint_standby();
+        }
+        succeeds_no_more(event.agent);
+    }
+    void on(const succession_event::Leaves& event) {
+        if (state.agents.contains(event.agent)) state.leaving.insert(event.agent);
+    }
+    void on(const succession_event::GenerationBegan& event) {
+        state.world = event.world;
+        state.unconfirmed = static_cast<int>(event.world.size());
+        state.running.clear();
+        for (const rdzv::AgentId agent : event.world) {
+            if (agent != state.own && state.agents.contains(agent)) state.running.insert(agent);
+        }
+        appoint_standby();
+    }
+    /// Once all nodes have heard of a generation, those before it do not count any more.
+    void on(const succession_event::Confirmed&) {
+        if (--state.unconfirmed != 0) return;
+        state.electorate = static_cast<int>(state.agents.size());
+        state.known_dead = 0;
+        state.may_be_succeeded = !state.successor.host.empty();
+    }
+    void on(const succession_event::RestartUsed&) { tell_standby(); }
+    void on(const succession_event::StandbyListens& event) {
+        if (event.where.port == 0) return succeeds_no_more(event.agent);
+        if (event.agent != state.standby || event.where == state.successor) return;
+        state.successor = event.where;
+        state.heirs.insert(event.agent);
+        state.may_be_succeeded = true;
+        actions.send.emplace_back(0, state.successor);
+        actions.say =
+            fmt::format("{} is the standby: the job outlives this node", printable(state.successor.host));
+    }
+    void on(const succession_event::StoodStill&) {
+        state.sees_no_death_until = deadline_after(now, heartbeats_of(state.spec.rendezvous).timeout);
+    }
+    /// A standby that does not answer is lost within the time-out.
+    void on(const succession_event::JobEnds&) {
+        state.is_last = true;
+        end_succession();
+        actions.tell_end = state.heirs.empty();
+    }
+    void on(const succession_event::NodesNeeded& event) {
+        if (!state.nobody_can_come) actions.await_nodes = state.spec.rendezvous.join_timeout;
+        else if (event.are_enough || now < state.silent_may_return)
+            actions.await_nodes = state.silent_may_return - now;
+        else actions.nobody_comes = true;
+    }
+    /// No job runs a second time beside its successor: a ddprun that was started again joins, or ends.
+    void on(const succession_event::SuccessorMet& event) {
+        if (state.is_successor) return;
+        const std::string there = fmt::format("the job goes on under {}, which succeeded its lost head",
+                                              printable(event.successor.host));
+        state.is_handed_over = job.generation == 0 && event.can_join;
+        if (!state.is_handed_over) {
+            actions.overrule = there + ": it must not run a second time here";
+            return;
+        }
+        actions.hand_over = there + ": this node joins it there";
+        actions.send.emplace_back(0, event.successor);
+    }
+};
+
+}  // namespace
+
+SuccessionActions step(SuccessionState& state, const SuccessionEvent& event, const JobState& job,
+                       TimePoint now) {
+    HeadStep one{state, job, now};
+    std::visit([&](const auto& what) { one.on(what); }, event);
+    return one.actions;
+}
+
+rdzv::Legacy legacy_of(const JobState& state, TimePoint now) {
+    rdzv::Legacy legacy;
+    legacy.generation = state.generation;
+    legacy.restarts_used = state.restarts_used;
+    for (const TimePoint restart : state.history.restarts)
+        legacy.restart_ages_ns.push_back(std::to_string((now - restart).count()));
+    legacy.without_progress = state.history.without_progress;
+    legacy.age_ns = (now - state.generation_started).count();
+    legacy.steps = state.history.furthest_step;
+    return legacy;
+}
+
+JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
+    JobState state;
+    state.phase = JobState::Phase::Running;
+    state.generation =
+        legacy.generation + 1;  // it may have begun one more, of which only others, or nobody, has heard
+    state.restarts_used = legacy.restarts_used;
+    state.history.without_progress = legacy.without_progress;
+    state.history.furthest_step = legacy.steps;
+    for (const std::string& age : legacy.restart_ages_ns)
+        state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));
+    state.generation_started = now - Duration(legacy.age_ns);
+    state.nodes.resize(1);
+    state.nodes[0].workers = 1;
+    return state;
+}
+
+void take_word(JobState& state, std::uint64_t generation, int restarts, TimePoint now) {
+    state.generation = std::max(state.generation, generation + 1);
+    for (; state.restarts_used < restarts; ++state.restarts_used) state.history.restarts.push_back(now);
+}
+
+}  // namespace ddprun

@@ -1,0 +1,53 @@
+#include "launcher/head/report/cgroup_limits.h"
+
+#include <fmt/core.h>
+
+#include "env/io/file.h"
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kMaxLimitFile = 4096;
+/// Version 1 writes "no limit" as a number above any machine's memory.
+constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;
+
+}  // namespace
+
+CgroupPlaces cgroup_places(std::string_view text, std::string_view controller) {
+    std::optional<std::string> one, two;
+    for (const std::string_view line : split(text, '\n')) {
+        const std::vector<std::string_view> parts = split(line, ':');
+        if (parts.size() < 3) continue;
+        const std::string path(line.substr(parts[0].size() + parts[1].size() + 2));
+        if (parts[0] == "0" && parts[1].empty()) two = path;
+        for (const std::string_view name : split(parts[1], ',')) {
+            if (name == controller) one = path;
+        }
+    }
+    if (!one && !two) return {};
+    const std::string root = one ? fmt::format("/sys/fs/cgroup/{}", controller) : "/sys/fs/cgroup";
+    CgroupPlaces places{one ? 1 : 2, {}};
+    for (std::string path = one ? *one : *two; path.size() > 1; path.erase(path.rfind('/')))
+        places.directories.push_back(root + path);
+    places.directories.push_back(root);  // in a container its own cgroup may be mounted here
+    return places;
+}
+
+std::optional<std::uint64_t> parse_cgroup_limit(std::string_view text) {
+    const Result<std::uint64_t> limit = parse_uint(trim(text));
+    if (!limit || *limit >= kNoLimit) return std::nullopt;
+    return *limit;
+}
+
+std::optional<std::uint64_t> tightest_limit(const CgroupPlaces& places, std::string_view file) {
+    std::optional<std::uint64_t> found;
+    for (const std::string& directory : places.directories) {
+        const std::optional<std::uint64_t> limit =
+            parse_cgroup_limit(read_file(fmt::format("{}/{}", directory, file), kMaxLimitFile).value_or(""));
+        if (limit && (!found || *limit < *found)) found = limit;
+    }
+    return found;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,198 @@
+#include "launcher/node/agent/agent.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "env/lifeline.h"
+#include "env/text.h"
+#include "launcher/node/gpu/nvml.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kMaxStacks = 512 * 1024;  ///< of one worker, that nobody has taken
+
+}  // namespace
+
+Agent::Agent(os::EventLoop& loop, os::System& system, Output& output, Warden* warden, os::Log& log,
+             AgentConfig config, Send send)
+    : loop_(loop),
+      system_(system),
+      output_(output),
+      warden_(warden),
+      log_(log),
+      config_(std::move(config)),
+      send_(std::move(send)),
+      null_(::open("/dev/null", O_RDWR | O_CLOEXEC)),
+      gpu_release_(loop, system, log) {}
+
+Agent::~Agent() {
+    for (const Worker& worker : workers_) {
+        if (worker.lifeline) loop_.unwatch(worker.lifeline.get());
+    }
+    loop_.cancel(deadline_timer_);
+    loop_.cancel(watch_timer_);
+}
+
+void Agent::feed(const AgentEvent& event) {
+    for (const AgentAction& action : step(state_, event, MonotonicClock::now())) {
+        std::visit([this](const auto& one) { perform(one); }, action);
+    }
+}
+
+void Agent::perform(const agent_action::SetDeadline& action) {
+    loop_.cancel(deadline_timer_);
+    deadline_timer_ = 0;
+    if (action.when == kNever) return;
+    deadline_timer_ = loop_.call_at(action.when, [this] { feed(agent_event::DeadlinePassed{}); });
+}
+
+// ---- orders of the controller
+
+void Agent::handle(const rdzv::StartGeneration& order) {
+    remember_last_workers();
+    if (const Status prepared = prepare(order); !prepared) return fail_start(prepared.error().what);
+    const bool await_gpus =
+        !last_workers_.empty() && config_.spec.gpu_memory_wait > Duration::zero() && nvml::may_be_there();
+    feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size()), await_gpus});
+}
+
+/// A generation that was stopped before it had any (it waited for the GPUs) leaves those before it to be
+/// waited for.
+void Agent::remember_last_workers() {
+    std::vector<pid_t> pids;
+    for (const AgentState::Worker& worker : state_.workers) {
+        if (worker.pid != 0) pids.push_back(worker.pid);
+    }
+    if (!pids.empty()) last_workers_ = std::move(pids);
+}
+
+/// The node cannot start its workers for a reason that is none of theirs.
+void Agent::fail_start(const std::string& why) {
+    rdzv::WorkerExited failure{};
+    failure.generation = order_.generation;
+    failure.rank = order_.first_rank;
+    failure.status = 1;
+    failure.exec_failure = why;
+    send_(failure);
+    rdzv::GenerationEnded ended{};
+    ended.generation = order_.generation;
+    send_(ended);
+}
+
+void Agent::handle(const rdzv::StopGeneration& order) {
+    if (order.generation != order_.generation) return;
+    stop_begins();
+    if (segment_ && order.failed_rank >= 0) segment_->abort(order.failed_rank);
+    if (const int alive = state_.alive(); alive > 0 && state_.phase == AgentState::Phase::Running) {
+        log_.info("stopping {} worker{}: {}", alive, alive == 1 ? "" : "s", order.why);
+    }
+    if (order.signal == SIGKILL) return kill_all();
+    feed(agent_event::StopRequested{order.signal, Duration(order.grace_ns)});
+}
+
+/// From now on workers that report errors do so because of us: their collectives end, their peers are
+/// signalled before they are.
+void Agent::stop_begins() {
+    const TimePoint now = MonotonicClock::now();
+    for (Worker& worker : workers_) worker.stop_asked = std::min(worker.stop_asked, now);
+    if (config_.pmix != nullptr) config_.pmix->end_waiting("the workers are being stopped");
+}
+
+void Agent::handle(const rdzv::Notice& notice) {
+    if (notice.kind == "signal") {
+        if (const Result<std::int64_t> signal = parse_int(notice.text))
+            forward_signal(static_cast<int>(*signal), SignalFrom::Head);
+        return;
+    }
+    if (notice.kind == "waiting") return log_.info("{}", printable(notice.text));
+    if (notice.kind != "preempt") return;
+    const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
+    for (const Worker& worker : workers_) {
+        if (worker.lifeline)
+            (void)::send(worker.lifeline.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+}
+
+std::optional<std::string> Agent::variable(int local_rank, std::string_view name) const {
+    const auto index = static_cast<std::size_t>(local_rank);
+    if (index < workers_.size()) {
+        const WorkerPlan& plan = workers_[index].plan;
+        for (const auto& [key, value] : plan.environment) {
+            if (key == name) return value;
+        }
+        if (std::find(plan.removed.begin(), plan.removed.end(), name) != plan.removed.end())
+            return std::nullopt;
+    }
+    const std::string start = std::string(name) + '=';
+    for (const std::string& entry : config_.environment) {
+        if (entry.starts_with(start)) return entry.substr(start.size());
+    }
+    return std::nullopt;
+}
+
+void Agent::kill_all() {
+    stop_begins();
+    feed(agent_event::KillRequested{});
+}
+
+void Agent::forward_signal(int signal, SignalFrom from) {
+    if (!forwarded_.is_new(signal, from, loop_.now())) return;
+    for (const AgentState::Worker& worker : state_.workers) {
+        if (worker.pid != 0 && worker.state != WorkerState::Ended)
+            (void)system_.signal_group(worker.pid, signal);
+    }
+}
+
+bool Agent::signal_worker(int local_rank, int signal) {
+    const AgentState::Worker& worker = state_.workers[static_cast<std::size_t>(local_rank)];
+    if (worker.pid == 0 || worker.state == WorkerState::Ended) return false;
+    return system_.signal_group(worker.pid, signal).has_value();
+}
+
+// ---- lifelines
+
+void Agent::listen_to_lifeline(int local_rank) {
+    const int fd = workers_[static_cast<std::size_t>(local_rank)].lifeline.get();
+    const Status watched =
+        loop_.watch(fd, EPOLLIN, [this, local_rank](std::uint32_t) { read_lifeline(local_rank); });
+    if (!watched)
+        log_.warning("rank {}: no lifeline: {}", order_.first_rank + local_rank, watched.error().what);
+}
+
+void Agent::read_lifeline(int local_rank) {
+    Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+    constexpr int kPacketsAtOnce = 64;  // a worker that floods us must not keep us from the others
+    for (int i = 0; i < kPacketsAtOnce && worker.lifeline; ++i) {
+        char packet[lifeline::kMaxPacket];
+        const ssize_t n = ::recv(worker.lifeline.get(), packet, sizeof packet, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (n <= 0) {
+            loop_.unwatch(worker.lifeline.get());
+            worker.lifeline.reset();
+            return;
+        }
+        if (packet[0] == lifeline::kHeartbeat || packet[0] == lifeline::kReady) {
+            RankLine& line = segment_->line(local_rank);
+            line.progress_ns.store(MonotonicClock::now().time_since_epoch().count(),
+                                   std::memory_order_relaxed);
+            const Result<std::uint64_t> steps =
+                parse_uint(std::string_view(packet + 1, static_cast<std::size_t>(n) - 1));
+            if (steps) line.step.store(*steps, std::memory_order_relaxed);
+        } else if (packet[0] == lifeline::kStack && worker.stacks.size() < kMaxStacks) {
+            worker.stacks.append(packet + 1, static_cast<std::size_t>(n) - 1);
+        }
+    }
+}
+
+std::string Agent::take_stacks(int local_rank) {
+    if (local_rank >= static_cast<int>(workers_.size())) return {};
+    read_lifeline(local_rank);
+    return std::exchange(workers_[static_cast<std::size_t>(local_rank)].stacks, {});
+}
+
+}  // namespace ddprun

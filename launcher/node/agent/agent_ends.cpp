@@ -1,0 +1,273 @@
+// How the agent sees to the ends of workers: what they have left, what is said of them, who is killed.
+#include <fmt/core.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "env/io/file.h"
+#include "env/io/proc.h"
+#include "env/io/proc_stat.h"
+#include "env/os/keepalive.h"
+#include "env/text.h"
+#include "launcher/head/report/error_file.h"
+#include "launcher/head/report/report.h"
+#include "launcher/node/agent/agent.h"
+#include "launcher/signals.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kMaxErrorFile = 64 * 1024;
+
+/// Which of several exits seen in one sweep came first is not known. A crash explains a sibling's error exit
+/// more often than the other way round: what never ran, then signals, then exit codes.
+int likely_order(const rdzv::WorkerExited& exit) {
+    if (!exit.exec_failure.empty()) return 0;
+    if (exit.signaled) return exit.status == SIGTERM ? 3 : 1;
+    return exit.status != 0 ? 2 : 4;
+}
+
+/// "died of SIGKILL 812 s after start", "exited with code 3 after 20 ms".
+std::string how_it_ended(const rdzv::WorkerExited& report) {
+    if (!report.exec_failure.empty()) return "could not be started: " + report.exec_failure;
+    const std::string when = format_duration(Duration(report.after_start_ns));
+    if (report.signaled) return fmt::format("died of {} {} after start", signal_name(report.status), when);
+    return fmt::format("exited with code {} {} after start", report.status, when);
+}
+
+/// The signal that ended it; a shell that runs the program passes it on as an exit code above 128.
+int signal_behind(const rdzv::WorkerExited& report) {
+    if (report.signaled) return report.status;
+    return report.status > 128 && report.status < 128 + SIGRTMIN ? report.status - 128 : 0;
+}
+
+std::string counted(std::size_t processes) {
+    return processes == 1 ? "1 process" : fmt::format("{} processes", processes);
+}
+
+void take_terminal_back() {
+    sigset_t ttou, before;
+    ::sigemptyset(&ttou);
+    ::sigaddset(&ttou, SIGTTOU);
+    ::pthread_sigmask(SIG_BLOCK, &ttou, &before);
+    ::tcsetpgrp(0, ::getpgrp());
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace
+
+void Agent::on_child_exits() {
+    if (warden_ != nullptr) warden_->wake_if_stopped();
+    while (const std::optional<os::ChildExit> exit = system_.next_exit()) {
+        if (warden_ != nullptr && exit->pid == warden_->pid()) {
+            system_.reap(exit->pid);
+            const Status again = warden_->restart();
+            if (again)
+                log_.warning("the warden (pid {}) was killed; started another (pid {})", exit->pid,
+                             warden_->pid());
+            else
+                log_.warning("the warden (pid {}) was killed, and there is no other: {}", exit->pid,
+                             again.error().what);
+            continue;
+        }
+        feed(agent_event::Exited{*exit});
+    }
+    send_exits();
+}
+
+void Agent::send_exits() {
+    std::vector<rdzv::WorkerExited> exits = std::exchange(exits_, {});
+    std::stable_sort(exits.begin(), exits.end(),
+                     [](const auto& a, const auto& b) { return likely_order(a) < likely_order(b); });
+    for (const rdzv::WorkerExited& exit : exits) send_(exit);
+}
+
+void Agent::perform(const agent_action::SignalWorker& action) {
+    const Status sent = action.alone ? system_.signal_process(action.pid, action.signal)
+                                     : system_.signal_group(action.pid, action.signal);
+    if (!sent) log_.warning("{}; ignoring", sent.error().what);
+}
+
+void Agent::perform(const agent_action::BuryGroup& action) {
+    // Without /proc nobody can tell later who was in the group.
+    const int signal = has_own_proc() ? action.signal : SIGKILL;
+    // Signal the group while its leader is still a zombie: after the reap the id may belong to someone else.
+    // The warden's table first, for the same reason.
+    if (signal != 0) (void)system_.signal_group(action.pid, signal);
+    const auto local_rank = static_cast<std::size_t>(
+        std::find_if(state_.workers.begin(), state_.workers.end(),
+                     [&](const AgentState::Worker& worker) { return worker.pid == action.pid; }) -
+        state_.workers.begin());
+    if (warden_ != nullptr) warden_->set_group(static_cast<int>(local_rank), 0);
+    system_.reap(action.pid);
+    if (signal != SIGKILL && system_.group_exists(action.pid)) {
+        (void)system_.signal_group(action.pid, SIGCONT);  // a stopped process would sleep through the grace
+        const int rank = order_.first_rank + static_cast<int>(local_rank);
+        loop_.call_after(kStrayGrace, [this, group = action.pid, rank] { kill_rest_of_group(group, rank); });
+    }
+    // It had the terminal (--attach): take it back, or our next read or write of it stops us.
+    if (workers_[local_rank].plan.attached) take_terminal_back();
+}
+
+void Agent::perform(const agent_action::ReapStranger& action) {
+    system_.reap(action.pid);
+    log_.debug("reaped orphaned descendant {}", action.pid);
+}
+
+void Agent::perform(const agent_action::ReportExit& action) {
+    const Worker& worker = workers_[static_cast<std::size_t>(action.local_rank)];
+    const int rank = order_.first_rank + action.local_rank;
+    rdzv::WorkerExited report{};
+    report.generation = state_.generation;
+    report.local_rank = config_.spec.outer_rank ? config_.spec.outer_rank->local_rank : action.local_rank;
+    report.rank = rank;
+    report.pid = action.exit.pid;
+    report.signaled = action.exit.signaled;
+    report.status = action.exit.status;
+    report.dumped_core = action.exit.dumped_core;
+    report.by_us = action.by_us;
+    report.exec_failure = action.exec_failure;
+    if (config_.pmix != nullptr) config_.pmix->explain(report);
+    const bool failed = report.failed();
+    const std::string error_report = failed ? read_error_file(worker) : "";
+    if (!error_report.empty()) {
+        const TimePoint written = [&] {
+            const os::BlockingCall looks_at_file(loop_.keepalive());
+            return time_of_report(worker.error_path, lead_of_error_files());
+        }();
+        report.error_age_ns = (MonotonicClock::now() - written).count();
+        report.stopped_failing =
+            worker.killed_failing || (action.by_us && written + kFileClockTick < worker.stop_asked);
+        report.by_us = action.by_us && !report.stopped_failing;
+    }
+    if (worker.started != TimePoint{})
+        report.after_start_ns = (MonotonicClock::now() - worker.started).count();
+    if (segment_) {
+        const RankLine& line = segment_->line(action.local_rank);
+        const std::uint64_t steps = line.step.load();
+        if (steps > 0 || line.joined.load() != 0) report.steps = static_cast<std::int64_t>(steps);
+    }
+    if (failed && !report.by_us) {
+        const os::BlockingCall reads_logs(loop_.keepalive());
+        output_.read_rest_of(rank);
+        const bool is_wardens =
+            report.signaled && report.status == SIGKILL && warden_ != nullptr && warden_->has_killed();
+        if (is_wardens)
+            report.meaning =
+                "its ddprun stood still for longer than --heartbeat-timeout: the warden killed the workers";
+        report.last_stderr = output_.last_stderr(rank);
+        report.error_file = readable_error_file(error_report);
+        if (!report.stopped_failing && report.meaning.empty())
+            report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
+        report.last_collective = describe_line(segment_->line(action.local_rank));
+        log_.warning("rank {} (pid {}) {}", rank, report.pid, how_it_ended(report));
+        if (!first_failure_) first_failure_ = report;
+    }
+    exits_.push_back(std::move(report));
+}
+
+std::string Agent::read_error_file(const Worker& worker) const {
+    const os::BlockingCall reads_file(loop_.keepalive());
+    Result<std::string> content = read_regular_file(worker.error_path, kMaxErrorFile);
+    return content ? std::move(*content) : std::string();
+}
+
+/// Nothing where they are memory of this host.
+Duration Agent::lead_of_error_files() {
+    const std::string directory = output_.attempt_directory();
+    if (!error_clock_lead_)
+        error_clock_lead_ = directory.empty() ? Duration::zero() : clock_lead_of(directory);
+    return *error_clock_lead_;
+}
+
+std::string Agent::error_report(int rank) const {
+    const int local_rank = rank - order_.first_rank;
+    if (local_rank < 0 || local_rank >= static_cast<int>(workers_.size())) return {};
+    return read_error_file(workers_[static_cast<std::size_t>(local_rank)]);
+}
+
+/// The group's number cannot be trusted any more: everybody in it may have ended, and the number may be
+/// another's. Our own descendants in it can.
+void Agent::kill_rest_of_group(pid_t group, int rank) {
+    if (state_.phase == AgentState::Phase::Sweeping || state_.local_rank_of(group) >= 0) return;
+    std::vector<pid_t> rest = strays();
+    std::erase_if(rest, [&](pid_t pid) { return system_.group_of(pid) != group; });
+    for (const pid_t pid : rest) (void)system_.signal_process(pid, SIGKILL);
+    if (!rest.empty()) log_.info("killing {} left behind by rank {}", counted(rest.size()), rank);
+}
+
+/// What our workers have started and we have adopted, or still have workers above it. Reads /proc; without it
+/// the mark is looked for.
+std::vector<pid_t> Agent::strays() {
+    std::vector<pid_t> found = has_own_proc() ? system_.descendants() : marked_processes(config_.mark);
+    if (warden_ != nullptr) std::erase(found, warden_->pid());
+    return found;
+}
+
+void Agent::perform(const agent_action::Sweep& action) {
+    // The cgroup before a last look: that can miss a tree of processes that keeps forking.
+    if (config_.cgroup != nullptr && action.signal == SIGKILL) config_.cgroup->kill();
+    std::vector<pid_t> found = strays();
+    if (config_.cgroup != nullptr && found.empty()) config_.cgroup->kill();
+    const auto has_been_asked = [&](pid_t pid) {
+        if (std::count(state_.asked_strays.begin(), state_.asked_strays.end(), pid) > 0) return true;
+        const pid_t group = system_.group_of(pid);
+        return std::any_of(state_.workers.begin(), state_.workers.end(),
+                           [&](const AgentState::Worker& worker) { return worker.pid == group; });
+    };
+    for (const pid_t stray : found) {
+        if (action.signal == SIGTERM && has_been_asked(stray)) continue;
+        (void)system_.signal_process(stray, action.signal);
+        if (action.signal == SIGTERM) (void)system_.signal_process(stray, SIGCONT);
+    }
+    feed(agent_event::Swept{std::move(found)});
+}
+
+void Agent::perform(const agent_action::ReportStrays& action) {
+    log_.info("killing {} left behind by the workers", counted(action.count));
+}
+
+void Agent::perform(const agent_action::ReportEnded& action) {
+    send_exits();
+    output_.finish_attempt();
+    if (config_.pmix != nullptr) config_.pmix->end_generation();
+    rdzv::GenerationEnded ended{};
+    ended.generation = state_.generation;
+    for (const pid_t pid : action.unkillable) {
+        ended.notes.push_back(
+            fmt::format("process {} on {} could not be killed (uninterruptible?)", pid, config_.host));
+    }
+    send_(ended);
+}
+
+// ---- workers that have failed and do not exit
+
+void Agent::error_file_written(int local_rank) {
+    if (local_rank >= static_cast<int>(workers_.size())) return;
+    Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+    if (worker.is_awaited || read_error_file(worker).empty()) return;
+    worker.is_awaited = true;
+    await_exit(local_rank, "reported an error");
+}
+
+void Agent::await_exit(int local_rank, const std::string& what_it_did) {
+    const pid_t pid = state_.workers[static_cast<std::size_t>(local_rank)].pid;
+    loop_.call_after(config_.spec.failure_grace,
+                     [this, local_rank, pid, what_it_did] { kill_failing(local_rank, pid, what_it_did); });
+}
+
+void Agent::kill_failing(int local_rank, pid_t pid, const std::string& what_it_did) {
+    const auto index = static_cast<std::size_t>(local_rank);
+    if (index >= state_.workers.size() || state_.workers[index].pid != pid ||
+        state_.workers[index].state == WorkerState::Ended)
+        return;
+    if (is_dumping_core(pid)) return await_exit(local_rank, what_it_did);  // it is on its way
+    log_.warning("rank {} (pid {}) {} and has not exited {} later (--failure-grace); killing it",
+                 order_.first_rank + local_rank, pid, what_it_did,
+                 format_duration(config_.spec.failure_grace));
+    if (!workers_[index].killed_failing)
+        workers_[index].killed_failing = system_.signal_process(pid, SIGKILL).has_value();
+}
+
+}  // namespace ddprun

@@ -1,0 +1,274 @@
+// How the agent starts workers: what they are given, and a few of them at a time.
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "env/io/file.h"
+#include "env/io/proc.h"
+#include "env/io/socket.h"
+#include "env/os/keepalive.h"
+#include "launcher/node/agent/agent.h"
+#include "launcher/node/fabric/transport.h"
+#include "launcher/node/guard/descriptors.h"
+
+namespace ddprun {
+namespace {
+
+/// Workers started before the loop looks at signals, pipes and exits again: 16 take some 5 ms.
+constexpr int kSpawnSlice = 16;
+/// Fewer, where a program comes from a slow file system: a node that says nothing for seconds is lost.
+constexpr Duration kSpawnSliceTime = std::chrono::milliseconds(100);
+
+/// Workers are watched for error reports from here on; before, a report is seen when its worker exits. The
+/// watch costs 4 to 16 ms at its end (file_watch.h), which a short job need not pay.
+constexpr Duration kErrorWatchDelay = std::chrono::seconds(1);
+
+std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
+
+}  // namespace
+
+Status Agent::prepare(const rdzv::StartGeneration& order) {
+    order_ = order;
+    first_failure_.reset();
+    error_clock_lead_.reset();
+    if (warden_ != nullptr && warden_->has_killed()) {
+        warden_->forget_kill();
+        if (config_.cgroup != nullptr) config_.cgroup->was_killed();
+    }
+    {
+        const os::BlockingCall makes_directory(loop_.keepalive());
+        output_.begin_attempt(static_cast<int>(order.generation) -
+                              1);  // also of those that used up no restart
+    }
+
+    Result<std::vector<WorkerPlan>> plans =
+        plan_workers(config_.spec, config_.program, config_.machine, order);
+    if (!plans) return plans.error();
+    SegmentShape shape{static_cast<int>(plans->size()), order.world_size, order.first_rank, order.generation,
+                       config_.machine.cpus};
+    Result<std::unique_ptr<SegmentFile>> segment = SegmentFile::create(system_, shape);
+    if (!segment) return segment.error();
+    segment_ = std::move(*segment);
+    if (config_.cgroup != nullptr) {
+        if (const Status renewed = config_.cgroup->renew(); !renewed)
+            log_.warning("{}: the workers start in our own cgroup", renewed.error().what);
+    }
+
+    for (const Worker& worker : workers_) {
+        if (worker.lifeline) loop_.unwatch(worker.lifeline.get());
+    }
+    workers_.clear();
+    if (error_files_) error_files_->clear();
+    loop_.cancel(watch_timer_);
+    watch_timer_ = 0;
+    for (WorkerPlan& plan : *plans) {
+        workers_.emplace_back();
+        workers_.back().plan = std::move(plan);
+        if (workers_.back().plan.asks_network) listen_to_nccl(workers_.back().plan);
+    }
+    return config_.pmix == nullptr ? Status{} : config_.pmix->begin(order);
+}
+
+/// A fabric that NCCL does not use is a job that is slow without a word: the plug-in is not found, and it
+/// takes sockets.
+void Agent::listen_to_nccl(WorkerPlan& plan) {
+    Result<std::unique_ptr<NcclWords>> words = NcclWords::open(loop_, [this](const std::string& network) {
+        const TransportVerdict verdict = judge_transport(config_.machine.fabric.fabric, network);
+        if (!verdict.as_meant) log_.warning("{}", verdict.line);
+        else if (order_.group_rank == 0) log_.info("{}", verdict.line);
+    });
+    if (!words) return log_.warning("which network NCCL takes is not looked at: {}", words.error().what);
+    nccl_words_ = std::move(*words);
+    plan.environment.insert(
+        plan.environment.end(),
+        {{"NCCL_DEBUG", "INFO"}, {"NCCL_DEBUG_SUBSYS", "INIT"}, {"NCCL_DEBUG_FILE", nccl_words_->path()}});
+}
+
+void Agent::perform(const agent_action::AwaitGpus&) {
+    gpu_release_.begin(last_workers_, config_.spec.gpu_memory_wait,
+                       [this] { feed(agent_event::GpusFree{}); });
+}
+
+void Agent::perform(const agent_action::SpawnNext& action) {
+    pending_spawn_ = action.local_rank;
+    if (slice_posted_) return;
+    slice_posted_ = true;
+    spawn_slice();
+}
+
+void Agent::spawn_slice() {
+    const TimePoint enough = MonotonicClock::now() + kSpawnSliceTime;
+    for (int n = 0; n < kSpawnSlice && pending_spawn_ >= 0 && MonotonicClock::now() < enough; ++n) {
+        if (state_.phase != AgentState::Phase::Starting) break;  // stopped between two slices
+        const int local_rank = std::exchange(pending_spawn_, -1);
+        const Result<pid_t> pid = spawn(local_rank);
+        if (pid) feed(agent_event::Spawned{local_rank, *pid});
+        else feed(agent_event::SpawnFailed{local_rank, pid.error().what});
+    }
+    slice_posted_ = pending_spawn_ >= 0 && state_.phase == AgentState::Phase::Starting;
+    if (slice_posted_) loop_.post([this] { spawn_slice(); });
+    send_exits();
+}
+
+Result<pid_t> Agent::spawn(int local_rank) {
+    const os::BlockingCall opens_files_and_executes(loop_.keepalive());
+    Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+    WorkerEnv env = worker.plan.env;
+    os::SpawnSpec spec;
+    spec.program = worker.plan.program;
+    spec.arguments = worker.plan.arguments;
+    spec.cpus = worker.plan.cpus;
+    spec.memory_nodes = worker.plan.memory_nodes;
+    spec.foreground_terminal = worker.plan.attached;
+    spec.open_files = config_.open_files;
+    spec.lock_limit = config_.mark.lock_limit;
+    if (config_.cgroup != nullptr) spec.cgroup = config_.cgroup->descriptor();
+
+    std::vector<UniqueFd> childs;  // the child's ends; closed here when this function returns
+    if (const Status streams = connect_streams(local_rank, spec, childs); !streams) return streams.error();
+    if (const Status given = give_descriptors(worker, env, spec, childs); !given) return given.error();
+    spec.environment = environment_of(worker, env);
+
+    Result<pid_t> pid = system_.spawn(spec);
+    if (!pid) return pid;
+    if (warden_ != nullptr) warden_->set_group(local_rank, *pid);
+    worker.started = MonotonicClock::now();
+    listen_to_lifeline(local_rank);
+    return pid;
+}
+
+Status Agent::connect_stdin(const WorkerPlan& plan, os::SpawnSpec& spec, std::vector<UniqueFd>& childs) {
+    if (!plan.reads_stdin) {
+        spec.descriptors.push_back({null_.get(), 0});
+        return {};
+    }
+    if (::isatty(0) == 0) return {};  // a file or a pipe: the worker has it itself
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) return Error::system("pipe2");
+    childs.emplace_back(ends[0]);
+    UniqueFd ours(ends[1]);
+    spec.descriptors.push_back({ends[0], 0});
+    if (const Status set = set_nonblocking(ours.get()); !set) return set;
+    stdin_relay_.reset();  // the last generation's, before the terminal is watched again
+    stdin_relay_ = std::make_unique<StdinRelay>(loop_, 0, std::move(ours));
+    return {};
+}
+
+Status Agent::connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<UniqueFd>& childs) {
+    const WorkerPlan& plan = workers_[static_cast<std::size_t>(local_rank)].plan;
+    if (plan.attached) return {};  // the terminal itself
+    if (const Status input = connect_stdin(plan, spec, childs); !input) return input;
+
+    const StreamOwner owner = owner_of(local_rank);
+    for (const Output::Stream stream : {Output::Stream::Out, Output::Stream::Err}) {
+        const int childs_fd = stream == Output::Stream::Out ? 1 : 2;
+        if (!output_.needs_pipe(owner, stream)) {
+            // Without the file (a full disk) a pipe it is: the loss is said, the last lines of stderr are
+            // kept.
+            if (Result<UniqueFd> file = output_.direct_file(owner, stream); file) {
+                spec.descriptors.push_back({file->get(), childs_fd});
+                childs.push_back(std::move(*file));
+                continue;
+            }
+        }
+        Result<os::System::Pipe> pipe = system_.make_pipe(pipe_bytes(static_cast<int>(workers_.size())));
+        if (!pipe) return pipe.error();
+        if (const Status added = output_.add(std::move(pipe->read), owner, stream); !added) return added;
+        spec.descriptors.push_back({pipe->write.get(), childs_fd});
+        childs.push_back(std::move(pipe->write));
+    }
+    return {};
+}
+
+Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& spec,
+                               std::vector<UniqueFd>& childs) {
+    Result<os::System::SocketPair> lifeline = system_.make_socket_pair();
+    if (!lifeline) return lifeline.error();
+    worker.lifeline = std::move(lifeline->ours);
+    const InheritedNumbers numbers = inherited_numbers(config_.open_files);
+    // The ranks of an outer launcher are several agents' on one node: they share memory of their own.
+    const bool has_segment = !config_.spec.outer_rank;
+    if (has_segment) spec.descriptors.push_back({segment_->fd(), numbers.segment});
+    if (config_.passed_descriptor)
+        spec.descriptors.push_back({*config_.passed_descriptor, *config_.passed_descriptor});
+    spec.descriptors.push_back({lifeline->theirs.get(), numbers.lifeline});
+    spec.descriptors.push_back({config_.store, numbers.store});
+    childs.push_back(std::move(lifeline->theirs));
+
+    if (const std::string directory = output_.attempt_directory(); !directory.empty()) {
+        worker.error_path = fmt::format("{}/{}/error.json", directory, env.rank);
+    } else {
+        // A nameless file: a worker opens it by our descriptor, and nothing is left behind whoever is killed.
+        Result<UniqueFd> file = system_.make_error_file();
+        if (!file) return file.error();
+        worker.error_file = std::move(*file);
+        worker.error_path = fmt::format("/proc/{}/fd/{}", own_number_in_proc(), worker.error_file.get());
+    }
+    env.error_file = worker.error_path;
+    env.generation = order_.generation;
+    env.store = fmt::format("unix:/proc/self/fd/{}", numbers.store);
+    env.token = config_.token;
+    env.segment_fd = has_segment ? numbers.segment : -1;
+    env.lifeline_fd = numbers.lifeline;
+    return {};
+}
+
+std::vector<std::string> Agent::environment_of(const Worker& worker, const WorkerEnv& env) const {
+    std::vector<std::string> result;
+    result.reserve(config_.environment.size() + 40);
+    for (const auto& [name, value] : to_environment(env)) result.push_back(name + '=' + value);
+    for (const auto& [name, value] : worker.plan.environment) result.push_back(name + '=' + value);
+    result.push_back(config_.mark.variable);
+    if (config_.pmix != nullptr) add_pmix_variables(worker.plan.local_index, result);
+
+    std::unordered_set<std::string_view> taken(worker.plan.removed.begin(), worker.plan.removed.end());
+    for (const std::string& variable : result) taken.insert(name_of(variable));
+    const std::size_t ours = result.size();
+    for (const std::string& variable : config_.environment) {
+        if (!taken.contains(name_of(variable))) result.push_back(variable);
+    }
+    // What the user reads first in `env` is what he set; ours comes last, as exported later.
+    std::rotate(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(ours), result.end());
+    return result;
+}
+
+void Agent::add_pmix_variables(int local_index, std::vector<std::string>& environment) const {
+    for (std::string& variable : config_.pmix->environment(local_index)) {
+        const std::string_view name = name_of(variable);
+        const bool is_set_by_user = name.starts_with("OMPI_MCA_") && this->variable(local_index, name);
+        if (!is_set_by_user) environment.push_back(std::move(variable));
+    }
+}
+
+StreamOwner Agent::owner_of(int local_rank) const {
+    return {order_.first_rank + local_rank, local_rank, config_.spec.role, config_.host};
+}
+
+void Agent::watch_error_files() {
+    watch_timer_ = 0;
+    if (!error_files_) {
+        Result<std::unique_ptr<FileWatch>> watch = FileWatch::open(loop_);
+        if (!watch)
+            return log_.debug("error reports are seen when their worker exits: {}", watch.error().what);
+        error_files_ = std::move(*watch);
+    }
+    for (int local_rank = 0; local_rank < static_cast<int>(workers_.size()); ++local_rank) {
+        const os::BlockingCall looks_at_file(loop_.keepalive());
+        const Status watched = error_files_->add(workers_[static_cast<std::size_t>(local_rank)].error_path,
+                                                 [this, local_rank] { error_file_written(local_rank); });
+        if (!watched) log_.debug("rank {}: {}", order_.first_rank + local_rank, watched.error().what);
+        else error_file_written(local_rank);  // it may have been faster
+    }
+}
+
+void Agent::perform(const agent_action::ReportStarted&) {
+    rdzv::WorkersStarted started{};
+    started.generation = state_.generation;
+    send_(started);
+    watch_timer_ = loop_.call_after(kErrorWatchDelay, [this] { watch_error_files(); });
+}
+
+}  // namespace ddprun

@@ -1,0 +1,61 @@
+#include "launcher/node/agent/segment_file.h"
+
+#include <fmt/core.h>
+#include <sys/mman.h>
+
+#include "env/io/file.h"
+#include "env/text.h"
+
+namespace ddprun {
+
+Result<std::unique_ptr<SegmentFile>> SegmentFile::create(os::System& system, const SegmentShape& shape) {
+    const auto local_size = static_cast<std::uint32_t>(shape.local_world_size);
+    const std::uint64_t arena = segment_arena_offset(local_size);
+    const std::uint64_t arena_bytes = room_in_memory_file(arena, kArenaBytes);
+    Result<UniqueFd> fd = system.make_segment(arena + arena_bytes);
+    if (!fd) return fd.error();
+    void* base = ::mmap(nullptr, arena, PROT_READ | PROT_WRITE, MAP_SHARED, fd->get(), 0);
+    if (base == MAP_FAILED) return Error::system("mmap the shared segment");
+
+    auto* header = new (base) SegmentHeader{};
+    header->version = kSegmentVersion;
+    header->local_world_size = local_size;
+    header->world_size = static_cast<std::uint32_t>(shape.world_size);
+    header->first_rank = static_cast<std::uint32_t>(shape.first_rank);
+    header->generation = shape.generation;
+    header->arena_offset = arena;
+    header->arena_bytes = arena_bytes;
+    header->cpus = static_cast<std::uint32_t>(shape.cpus);
+    header->magic.store(kSegmentMagic, std::memory_order_release);
+    return std::unique_ptr<SegmentFile>(new SegmentFile(std::move(*fd), base, arena));
+}
+
+SegmentFile::~SegmentFile() { ::munmap(base_, bytes_); }
+
+void SegmentFile::abort(int rank) {
+    std::uint32_t none = 0;
+    header().aborted.compare_exchange_strong(none, static_cast<std::uint32_t>(rank) + 1);
+}
+
+RankLine& SegmentFile::line(int local_rank) {
+    return reinterpret_cast<RankLine*>(static_cast<char*>(base_) + kRankLinesOffset)[local_rank];
+}
+
+const RankLine& SegmentFile::line(int local_rank) const {
+    return const_cast<SegmentFile*>(this)->line(local_rank);
+}
+
+int SegmentFile::size() const { return static_cast<int>(header().local_world_size); }
+
+std::string describe_line(const RankLine& line) {
+    const std::uint64_t started = line.started_seq.load(std::memory_order_acquire);
+    const std::uint64_t finished = line.finished_seq.load(std::memory_order_acquire);
+    if (started == 0) return {};
+    const char* operation =
+        segment_op_name(static_cast<SegmentOp>(line.operation.load(std::memory_order_relaxed)));
+    if (started == finished) return fmt::format("finished {} #{}", operation, finished);
+    return fmt::format("in {} #{} ({})", operation, started,
+                       format_bytes(line.bytes.load(std::memory_order_relaxed)));
+}
+
+}  // namespace ddprun
