@@ -11,7 +11,6 @@ namespace ddprun {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 /// A controller whose server is the test: agents are numbers from 1 on, one per node, in group-rank order.
@@ -71,12 +70,6 @@ class ControlledJob {
         }
         return found;
     }
-    std::vector<int> stop_signals(int node) const {
-        std::vector<int> signals;
-        for (const rdzv::StopGeneration& stop : sent<rdzv::StopGeneration>(node))
-            signals.push_back(stop.signal);
-        return signals;
-    }
     void forget() { sent_.clear(); }
     int done = 0;
 
@@ -87,8 +80,6 @@ class ControlledJob {
     std::vector<std::pair<std::uint64_t, rdzv::ToAgent>> sent_;
     std::unique_ptr<Controller> controller_;
 };
-
-const rdzv::Notice kTermAtANode{"stop", "15"};
 
 rdzv::WorkerExited failed(int status, Duration report_age = Duration(-1)) {
     rdzv::WorkerExited exit;
@@ -148,51 +139,6 @@ TEST(Controller, TellsEachNodeItsOwnPlaceAndNothingOfTheOthers) {
     }
 }
 
-TEST(Controller, ASignalToTheDdprunOfEveryNodeIsOneStopWithTheWholeGrace) {
-    ControlledJob job(3);
-    job->agent_message(job.peer(1), kTermAtANode);
-    job->stop(SIGTERM);
-    job->agent_message(job.peer(2), kTermAtANode);
-    for (int node : {0, 1, 2}) {
-        const auto stops = job.sent<rdzv::StopGeneration>(node);
-        ASSERT_EQ(stops.size(), 1u) << "node " << node;
-        EXPECT_EQ(stops[0].signal, SIGTERM);
-        EXPECT_EQ(stops[0].grace_ns, Duration(30s).count());
-    }
-}
-
-TEST(Controller, OnlyTheSameNodeAskingAgainMeansNow) {
-    ControlledJob job(2);
-    job->agent_message(job.peer(1), kTermAtANode);
-    job->stop(SIGTERM);
-    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGTERM));
-    job->agent_message(job.peer(1), kTermAtANode);
-    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGTERM, SIGKILL));
-    job->stop(SIGTERM);
-    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGTERM, SIGKILL)) << "once";
-}
-
-TEST(Controller, APreemptionThatEveryNodeHearsOfIsOne) {
-    ControlledJob job(2);
-    job->agent_message(job.peer(1), rdzv::Notice{"preempt", "10"});
-    job->preempt(SIGUSR1, "SIGUSR1");
-    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGUSR1));
-    EXPECT_EQ(job.sent<rdzv::Notice>(0).size(), 1u);
-    job->agent_message(job.peer(1), kTermAtANode);
-    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGUSR1)) << "whose grace a first signal does not take away";
-}
-
-TEST(Controller, AJobEndsAlsoWhenANodeThatHadFinishedWasLostBeforeTheOthersHad) {
-    ControlledJob job(2);
-    job.exits(1);
-    job.ended(1);
-    job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
-    job.exits(0);
-    job.ended(0);
-    EXPECT_EQ(job.done, 1);
-    EXPECT_EQ(exit_code(job->end()), 0);
-}
-
 TEST(Controller, ErrorsThatFollowADecidedHangDoNotOverruleIt) {
     ControlledJob job(3);
     job->hang_found("rank 1 has been stopped", 1);
@@ -250,7 +196,7 @@ TEST(Controller, WhatAnOldGenerationAndStrangersSayChangesNothing) {
     job->agent_message(job.peer(7), failed(1));
     job->agent_lost(job.peer(7), {Errc::Closed, "never joined", 0});
     EXPECT_EQ(job->state().phase, JobState::Phase::Running);
-    EXPECT_THAT(job.stop_signals(0), IsEmpty());
+    EXPECT_THAT(job.sent<rdzv::StopGeneration>(0), IsEmpty());
 }
 
 TEST(Controller, ANodeThatComesBackTakesItsPlaceInTheNextGeneration) {
