@@ -44,6 +44,7 @@ class ControlledJob {
         hello.node_rank = node;
         hello.slots = slots;
         hello.pid = 100 + node;
+        hello.instance = hello.host;
         ASSERT_TRUE(controller_->agent_joined(peer(node), hello));
     }
     /// What was posted.
@@ -124,6 +125,18 @@ TEST(ControllerEnd, IsToldToNobodyBeforeTheStandbyHasSaidThatItSucceedsNobody) {
     EXPECT_EQ(job.done, 0);
     job->agent_message(ControlledJob::peer(0), rdzv::StandbyListens{0});
     EXPECT_EQ(job.sent<rdzv::Shutdown>(1).size(), 1U);
+    EXPECT_EQ(job.done, 1);
+}
+
+TEST(ControllerEnd, IsToldToANodeWhoseReturnIsWhatEndsTheJob) {
+    ControlledJob job(2);
+    job->stop(SIGTERM);
+    job.ended(0);
+    rdzv::AgentHello again;
+    again.host = "node1";
+    again.slots = 1;
+    again.rejoins = "node1";
+    EXPECT_FALSE(job->agent_joined(9, again)) << "nobody would ever tell it";
     EXPECT_EQ(job.done, 1);
 }
 

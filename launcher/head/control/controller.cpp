@@ -151,8 +151,8 @@ void Controller::feed(const SuccessionEvent& event) {
 // ---- joining
 
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
-    if (finished()) return Error{Errc::Refused, "the job is over", 0};
     lose_earlier_session(hello);
+    if (finished()) return Error{Errc::Refused, "the job is over", 0};
     if (const std::optional<Error> other = refuse_other_job(hello)) return *other;
     // Whoever succeeds the head has its place, too: the first rank's port is held there.
     const std::optional<int> kept = hello.kept_place && is_own(hello) ? 0 : hello.kept_place;
