@@ -1,8 +1,8 @@
 // A whole job in one process and in simulated time: the real controller, the real decisions of every agent
-// and of every node that loses its head, and between them sessions over a network that delays, breaks
-// connections and falls silent; nodes that come, leave, crash and are cut off, the head too; workers that
-// fail. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one schedule, and tells
-// what happens in it.
+// and node, and between them sessions over a network that delays, breaks connections and falls silent; nodes
+// that come, leave, crash, are cut off and come back, the head too; workers that fail and hang; signals,
+// preemption, the walltime; questions to the job. What is drawn follows from a seed alone:
+// DDPRUN_SIMULATION_SEED=N runs that one schedule, and tells what happens in it.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "env/text.h"
+#include "launcher/ask/inquiry.h"
 #include "launcher/exit_codes.h"
 #include "launcher/head/control/controller.h"
 #include "launcher/head/control/heir.h"
@@ -33,6 +34,7 @@ using namespace std::chrono_literals;
 
 constexpr Duration kStopGrace = 5s, kFailureGrace = 2s, kPreemptGrace = 4s, kHeartbeatTimeout = 3s;
 constexpr Duration kOutageToSurvive = kHeartbeatTimeout * 2 / 3;
+constexpr Duration kQuestionPatience = 3s;
 constexpr Duration kLongestJob = 30min;  ///< a job that has not ended by then never does
 
 class SimulatedJob {
@@ -102,6 +104,7 @@ class SimulatedJob {
         std::uint16_t port = 0;  ///< of what listens in it
         Head* own = nullptr;     ///< null: nothing does
         std::unique_ptr<Heir> heir;
+        std::unique_ptr<Inquiry> inquiry;
         // Of its session.
         rdzv::AgentId peer = 0;
         Head* head = nullptr;
@@ -111,6 +114,7 @@ class SimulatedJob {
         // Of its workers.
         AgentState state;
         rdzv::StartGeneration order;
+        ForwardedSignals forwarded;
         std::optional<TimePoint> grace_ends;
         bool is_running = true;   ///< its process
         bool is_cut = false;      ///< nothing comes through any more
@@ -121,6 +125,7 @@ class SimulatedJob {
         Agent* agent;
         std::uint64_t generation;
         bool has_exited = false;
+        int signals = 0;  ///< that were passed on to it
     };
 
     void at(TimePoint when, std::function<void()> happen) { events_.emplace(when, std::move(happen)); }
@@ -159,10 +164,20 @@ class SimulatedJob {
                 from_controller(head, peer, message);
             },
             [this, &head] { end(head); });
-        head.controller->on_event([&head](const JobEvent& event) {
+        head.controller->on_event([this, &head](const JobEvent& event) {
             if (std::holds_alternative<job_event::Outnumbered>(event)) head.is_outnumbered = true;
+            // What it decides now it may have told some nodes only.
+            if (std::holds_alternative<job_event::WorkerEnded>(event) && dice_.chance(crashes_percent_))
+                after(dice_.span(0s, 20ms), [this] { crash_head(); });
         });
+        head.agent.inquiry->becomes_head(
+            [this, &head](rdzv::AgentId peer, const rdzv::ToAgent& message) {
+                from_controller(head, peer, message);
+                return true;
+            },
+            [&head] { return head.controller->world(); });
         latest_ = &head;
+        if (walltime_) meet_walltime();
         return *head.controller;
     }
     Head& latest() const { return *latest_; }
@@ -206,6 +221,7 @@ class SimulatedJob {
     void perform(Agent& agent, const HeirActions& actions) {
         if (actions.send) to_controller(agent, *actions.send);
         if (!actions.stop_workers.empty()) {
+            agent.inquiry->head_lost(actions.stop_workers);
             if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
             feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
         }
@@ -254,36 +270,46 @@ class SimulatedJob {
         const TimePoint start = clock_.now();
         int nodes = first;
         fails_percent_ = dice_.chance(70) ? 0 : dice_.between(1, 20);
+        crashes_percent_ = dice_.chance(5) ? 20 : 0;
         work_ = dice_.span(1s, 30s);
         for (int n = dice_.between(1, 10); n > 0; --n) {
             const TimePoint when = start + dice_.span(0s, 2 * work_);
             const int kind = dice_.between(1, 100), one = dice_.between(0, 1000);
             if (kind <= 18) at(when, [this, one] { crash(one); });
             else if (kind <= 22) at(when, [this] { crash_head(); });
-            else if (kind <= 37) at(when, [this, one] { cut(one); });
-            else if (kind <= 40) at(when, [this] { cut_head(); });
-            else if (kind <= 60) at(when, [this, one] { ask_to_end(one); });
-            else if (kind <= 95)
+            else if (kind <= 34) at(when, [this, one] { cut(one); });
+            else if (kind <= 37) at(when, [this] { cut_head(); });
+            else if (kind <= 55) at(when, [this, one] { ask_to_end(one, {"stop", "15"}); });
+            else if (kind <= 57) at(when, [this, one] { ask_to_end(one, {"preempt", "15"}); });
+            else if (kind <= 90)
                 at(when, [this, node = dice_.chance(50) ? nodes++ : dice_.between(1, nodes)] { come(node); });
-            else if (kind <= 97) at(when, [this] { signal_head(); });
+            else if (kind <= 92) at(when, [this] { signal_head(); });
+            else if (kind <= 93) at(when, [this] { preempt("drained", {}); });
+            else if (kind <= 95) at(when, [this] { hang(); });
+            else if (kind <= 97) at(when, [this] { set_walltime(); });
             else signal_all(when);
         }
+        if (dice_.chance(20)) forward_to_all(start + dice_.span(0s, work_));
+        for (int n = dice_.between(0, 4); n > 0; --n)
+            at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] { ask(one); });
         if (dice_.chance(10))
             at(start + dice_.span(0s, work_),
                [this, node = nodes, times = dice_.between(10, 400)] { flap(node, times); });
         for (int n = dice_.between(0, 6); n > 0; --n)
             at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] { disturb(one); });
     }
-    /// One whose ddprun dies soon after it has joined, and is started again each time.
+    /// One whose ddprun dies, or leaves, soon after it has joined, and is started again each time.
     void flap(int node, int times) {
         if (times == 0 || head_agent() == nullptr) return;
         come(node);
         after(dice_.span(100ms, 8s), [this, node, times] {
             for (const auto& agent : agents_) {
                 if (!agent->is_running || agent->is_cut || agent->node != node || is_heads(*agent)) continue;
-                tell(fmt::format("node{} crashes, and will come again", node));
+                const bool leaves = dice_.chance(30);
+                tell(fmt::format("node{} {}, and will come again", node, leaves ? "leaves" : "crashes"));
                 note_fault();
-                end_process(*agent);
+                if (leaves) ask_to_end(*agent, {"stop", "15"});
+                else end_process(*agent);
             }
             after(dice_.span(0s, 2s), [this, node, times] { flap(node, times - 1); });
         });
@@ -301,6 +327,7 @@ class SimulatedJob {
         const bool is_taken_for_dead = kind > 93;
         if (kind > 85 && (was_taken_for_dead_ || (is_taken_for_dead && cut_off_ > 0))) return;
         was_taken_for_dead_ = was_taken_for_dead_ || is_taken_for_dead;
+        is_disturbed_ = true;
         if (kind > 85) {
             session.may_end();
             note_lost_session();
@@ -388,15 +415,16 @@ class SimulatedJob {
               [this, head, peer = agent->peer] { lost(*head, peer, Errc::Timeout); });
         after(kHeartbeatTimeout + dice_.span(0s, 500ms),
               [this, agent, head] { lose_head(*agent, *head, Errc::Timeout); });
+        if (dice_.chance(50)) after(dice_.span(4s, 30s), [agent] { agent->is_cut = false; });
     }
-    void ask_to_end(int one) {
-        if (Agent* const agent = other(one)) ask_to_end(*agent);
+    void ask_to_end(int one, const rdzv::Notice& how) {
+        if (Agent* const agent = other(one)) ask_to_end(*agent, how);
     }
-    void ask_to_end(Agent& agent) {
+    void ask_to_end(Agent& agent, const rdzv::Notice& how) {
         if (!agent.is_running || agent.is_leaving || std::exchange(agent.was_signalled, true)) return;
-        tell(fmt::format("node{} gets SIGTERM", agent.node));
+        tell(fmt::format("node{} is asked to end: {}", agent.node, how.kind));
         note_fault();
-        agent.heir->feed(heir_event::EndAsked{{"stop", "15"}, agent.is_linked});
+        agent.heir->feed(heir_event::EndAsked{how, agent.is_linked});
     }
     void signal_head() {
         Agent* const agent = head_agent();
@@ -409,9 +437,66 @@ class SimulatedJob {
     void signal_all(TimePoint when) {
         at(when, [this] {
             for (std::size_t i = 0; i < agents_.size(); ++i) {
-                after(dice_.span(0s, 2s),
-                      [this, &agent = *agents_[i]] { is_heads(agent) ? signal_head() : ask_to_end(agent); });
+                after(dice_.span(0s, 2s), [this, &agent = *agents_[i]] {
+                    is_heads(agent) ? signal_head() : ask_to_end(agent, {"stop", "15"});
+                });
             }
+        });
+    }
+    void preempt(const std::string& why, std::optional<Duration> left) {
+        const Agent* const agent = head_agent();
+        if (agent == nullptr) return;
+        tell("the job is preempted: " + why);
+        if (!agent->is_cut) note_stop();
+        latest().controller->preempt(SIGTERM, why, left);
+    }
+    void hang() {
+        if (head_agent() == nullptr) return;
+        tell("the workers hang");
+        any_failed_ = true;
+        latest().controller->hang_found("rank 0 hangs", 0);
+    }
+    /// Whatever ends the generation from here on may end the job.
+    void set_walltime() {
+        may_fail_ = true;
+        walltime_ = clock_.now() + dice_.span(1s, 100s);
+        meet_walltime();
+    }
+    void meet_walltime() {
+        latest().controller->walltime_known(*walltime_);
+        at(std::max(*walltime_, clock_.now()), [this, head = &latest()] {
+            if (head == &latest()) preempt("walltime", 2s);
+        });
+    }
+    /// As a scheduler does: every node, at about the same time. Each worker gets the signal once.
+    void forward_to_all(TimePoint when) {
+        at(when, [this] {
+            for (const auto& agent : agents_) {
+                after(dice_.span(0s, 500ms), [this, &one = *agent] {
+                    if (!is_heads(one)) return forward(one, SignalFrom::Here);
+                    if (!one.own->is_dead && !one.own->has_ended) one.own->controller->forward(SIGUSR1);
+                });
+            }
+        });
+    }
+    void forward(Agent& agent, SignalFrom from) {
+        if (!agent.is_running || !agent.forwarded.is_new(SIGUSR1, from, clock_.now())) return;
+        for (auto& [pid, process] : processes_) {
+            if (process.agent == &agent && ++process.signals > 1)
+                must(is_disturbed_, fmt::format("a worker of node{} gets a signal twice", agent.node));
+        }
+    }
+    /// Every question is answered once, whatever becomes of the head, in a time that is known before.
+    void ask(int one) {
+        Agent& agent = *agents_[static_cast<std::size_t>(one) % agents_.size()];
+        if (!agent.is_running) return;
+        const auto answers = std::make_shared<int>(0);
+        agent.inquiry->ask_job({"status", {}}, [answers](const std::string&) { ++*answers; });
+        after(kQuestionPatience + 2s, [this, &agent, answers] {
+            must(*answers <= 1, "a question is answered twice");
+            const bool has_gone =
+                !agent.is_running || is_over() || (agent.own != nullptr && agent.own->has_ended);
+            must(*answers == 1 || has_gone, fmt::format("a question at node{} is not answered", agent.node));
         });
     }
     void come(int node) {
@@ -430,7 +515,21 @@ class SimulatedJob {
         agent.port = static_cast<std::uint16_t>(agents_.size() - 1);
         agent.instance = fmt::format("{}", agent.port);
         if (agents_.size() > 1) agent.heir = make_heir(agent);
+        agent.inquiry = make_inquiry(agent);
         return agent;
+    }
+    std::unique_ptr<Inquiry> make_inquiry(Agent& agent) {
+        const auto to_head = [this, &agent](rdzv::FromAgent message) {
+            return to_controller(agent, std::move(message));
+        };
+        auto inquiry = std::make_unique<Inquiry>(Inquiry::Parts{*loop_, to_head, nullptr, nullptr});
+        inquiry->on_node("status", [](const ControlRequest&, const Inquiry::Answer& answer) { answer("I"); });
+        inquiry->on_job("status", kQuestionPatience,
+                        [all = inquiry.get()](const ControlRequest& request, const Inquiry::Answer& answer) {
+                            all->ask_nodes(request, {}, kNodePatience,
+                                           [answer](const auto&) { answer("we"); });
+                        });
+        return inquiry;
     }
     void start(Agent& agent) {
         tell(fmt::format("node{} starts its ddprun", agent.node));
@@ -478,6 +577,7 @@ class SimulatedJob {
         end_session(head, peer);
         note_members();
         if (!head.controller) return head.agent.heir->feed(heir_event::AgentGone{peer});
+        head.agent.inquiry->agent_lost(peer);
         head.controller->agent_lost(peer, {code, "gone", 0});
     }
     /// The ddprun itself is gone, and its workers with it.
@@ -613,8 +713,9 @@ class SimulatedJob {
         sessions_.push_back(std::make_unique<SimulatedSession>(std::move(parts)));
         agent.session = head.sessions[agent.peer] = sessions_.back().get();
     }
-    void to_controller(Agent& agent, rdzv::FromAgent message) {
+    bool to_controller(Agent& agent, rdzv::FromAgent message) {
         if (agent.is_linked) agent.session->say_to_head(encode_message(std::move(message)));
+        return agent.is_linked;
     }
     void head_hears(Agent& agent, Head& head, rdzv::Frame frame) {
         if (!head.controller || !head.members.contains(agent.peer)) return;
@@ -626,7 +727,7 @@ class SimulatedJob {
     }
     void hear(Agent& agent, Head& head, const rdzv::Notice& notice) {
         const int others = members() - 1;
-        if (others < nodes_.min) note_stop();
+        if (others < nodes_.min || notice.kind == "preempt") note_stop();
         else leavers_.insert(agent.peer);
         head.controller->agent_message(agent.peer, notice);
     }
@@ -634,6 +735,8 @@ class SimulatedJob {
     void hear(Agent& agent, Head& head, const Message& message) {
         if constexpr (requires { head.controller->agent_message(agent.peer, message); })
             head.controller->agent_message(agent.peer, message);
+        else if constexpr (requires { head.agent.inquiry->from_agent(agent.peer, message); })
+            head.agent.inquiry->from_agent(agent.peer, message);
     }
     void from_controller(Head& head, rdzv::AgentId peer, const rdzv::ToAgent& message) {
         if (head.is_dead) return;
@@ -646,8 +749,8 @@ class SimulatedJob {
             std::holds_alternative<rdzv::Shutdown>(message) && head.controller->finished();
         const bool is_end = is_last_word || (std::holds_alternative<rdzv::StopGeneration>(message) &&
                                              (state.stopped_by || state.preempted));
-        if (is_end && !head.agent.is_cut)
-            end_was_told_ = true;  // what one tells itself alone, others need not know
+        // What is told beside a larger part, which goes on without this head, that part need not know.
+        if (is_end && !head.agent.is_cut && !head.is_outnumbered) end_was_told_ = true;
         head.sessions.at(peer)->say_to_agent(encode_message(message));
     }
     /// Ranks of a generation lie side by side, each node has one share, and nothing of the last one runs
@@ -705,6 +808,9 @@ class SimulatedJob {
     void obey(Agent& agent, const rdzv::Shutdown&) {
         if (!is_heads(agent)) leave(agent);
     }
+    void obey(Agent& agent, const rdzv::Notice& notice) {
+        if (notice.kind == "signal") forward(agent, SignalFrom::Head);
+    }
     void obey(Agent& agent, const rdzv::Legacy& legacy) {
         if (agent.own == nullptr) add_head(agent);
         agent.heir->feed(heir_event::Appointed{legacy, agent.port});
@@ -713,7 +819,10 @@ class SimulatedJob {
         if (agent.heir) agent.heir->feed(successor);
     }
     template <class Message>
-    void obey(Agent&, const Message&) {}
+    void obey(Agent& agent, const Message& message) {
+        if constexpr (requires { agent.inquiry->from_controller(message); })
+            agent.inquiry->from_controller(message);
+    }
 
     // ---- what must hold
 
@@ -761,8 +870,9 @@ class SimulatedJob {
     Nodes nodes_;
     bool outlives_head_ = false;  ///< it was not the head that started the other nodes
     Duration work_{};
-    int fails_percent_ = 0, cut_off_ = 0;
-    bool was_taken_for_dead_ = false;
+    int fails_percent_ = 0, crashes_percent_ = 0, cut_off_ = 0;
+    bool was_taken_for_dead_ = false, is_disturbed_ = false;
+    std::optional<TimePoint> walltime_;
     std::set<rdzv::AgentId> leavers_;
     bool any_failed_ = false, was_too_few_ = false, may_fail_ = false, has_succeeded_ = false;
     std::optional<TimePoint> stop_asked_, head_lost_at_;
