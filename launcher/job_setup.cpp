@@ -11,6 +11,7 @@
 #include "env/worker_env.h"
 #include "launcher/node/fabric/fabric.h"
 #include "launcher/node/plan/seating.h"
+#include "rendezvous/serve/membership.h"
 
 namespace ddprun {
 namespace {

@@ -526,7 +526,7 @@ class SimulatedJob {
         inquiry->on_node("status", [](const ControlRequest&, const Inquiry::Answer& answer) { answer("I"); });
         inquiry->on_job("status", kQuestionPatience,
                         [all = inquiry.get()](const ControlRequest& request, const Inquiry::Answer& answer) {
-                            all->ask_nodes(request, {}, kNodePatience,
+                            all->ask_nodes(request, {}, kNodeTimeout,
                                            [answer](const auto&) { answer("we"); });
                         });
         return inquiry;

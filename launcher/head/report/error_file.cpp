@@ -85,7 +85,7 @@ std::string readable_error_file(std::string_view content) {
     if (text.empty()) return std::string(trim(content));
     const Json& extra = member(inner, "extraInfo");
     const std::string stack = with_readable_names(text_of(extra, "py_callstack"));
-    const std::string device = device_words(extra, text);
+    const std::string device = device_errors(extra, text);
     // A Python trace ends with the message; do not say it twice.
     if (stack.find(text) != std::string::npos) return device + std::string(trim(stack));
     text += '\n' + device;
