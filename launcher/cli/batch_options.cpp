@@ -7,7 +7,7 @@
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/batch/batch.h"
-#include "launcher/cli/command_words.h"
+#include "launcher/cli/option_list.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
@@ -25,26 +25,15 @@ struct BatchDraft {
     std::string file;
 };
 
-struct BatchRow {
-    std::string_view label, value, help;
-    Status (*apply)(BatchDraft& draft, const std::string& value);
-};
-
-Status set_number(const std::string& value, int least, int& place) {
-    const Result<std::int64_t> number = parse_int_between(value, least, kMostNodes);
-    if (!number) return number.error();
-    place = static_cast<int>(*number);
-    return {};
-}
-
-Status set_text(const std::string& value, std::string& place) {
-    if (value.empty()) return invalid("the value is empty");
-    place = value;
-    return {};
+auto count_from(int least) {
+    return [least](std::string_view value) -> Result<int> {
+        const Result<std::int64_t> number = parse_int_between(value, least, kMostNodes);
+        return number ? Result<int>(static_cast<int>(*number)) : number.error();
+    };
 }
 
 /// "1:30:00", "90m", "1h"; a bare number is seconds to PBS and minutes to Slurm.
-Status set_job_walltime(BatchDraft& draft, const std::string& value) {
+Result<Duration> parse_job_walltime(const std::string& value) {
     const bool is_clock = value.find(':') != std::string::npos;
     const bool has_unit = !value.empty() && std::isalpha(static_cast<unsigned char>(value.back())) != 0;
     const Result<Duration> span = is_clock   ? pbs::parse_walltime(value)
@@ -52,107 +41,73 @@ Status set_job_walltime(BatchDraft& draft, const std::string& value) {
                                              : Result<Duration>(invalid(""));
     if (!span || *span <= Duration::zero())
         return invalid(fmt::format("'{}' is not a walltime (expected HH:MM:SS, 90m or 2h)", excerpt(value)));
-    draft.command.request.walltime = *span;
-    return {};
+    return *span;
 }
 
-Status set_job_requeue(BatchDraft& draft, const std::string& value) {
-    const Result<std::string> word = parse_choice(value, "no auto self");
-    if (!word) return word.error();
-    using Mode = RequeueSpec::Mode;
-    draft.command.request.requeue = *word == "no" ? Mode::No : *word == "auto" ? Mode::Auto : Mode::Self;
-    return {};
-}
-
-Status add_variable(BatchDraft& draft, const std::string& value) {
+Result<std::pair<std::string, std::string>> parse_job_variable(std::string_view value) {
     const std::size_t equals = value.find('=');
-    if (equals == std::string::npos) return invalid(fmt::format("'{}' is not NAME=VALUE", excerpt(value)));
-    draft.command.request.environment.emplace_back(value.substr(0, equals), value.substr(equals + 1));
-    return {};
+    if (equals == std::string_view::npos)
+        return invalid(fmt::format("'{}' is not NAME=VALUE", excerpt(value)));
+    return std::pair{std::string(value.substr(0, equals)), std::string(value.substr(equals + 1))};
 }
 
-Status set_site(BatchDraft& draft, const std::string& value) {
-    Result<SiteProfile> site = find_site(value);
-    if (!site) return site.error();
-    draft.command.request.site = *std::move(site);
-    return {};
+/// Adds what `parse` makes of each value.
+template <class Element, class Parse>
+TakeValue onto(std::vector<Element>& place, Parse parse) {
+    return [&place, parse](const std::string& value) -> Status {
+        return into(place.emplace_back(), parse)(value);
+    };
 }
 
-Status add_modules(BatchDraft& draft, const std::string& value) {
-    for (const std::string_view one : split(value, ',')) draft.command.request.modules.emplace_back(one);
-    return {};
-}
-
-const std::vector<BatchRow>& batch_rows() {
-    static const std::vector<BatchRow> rows = {
-        {"--site", "NAME|FILE",
-         "What the cluster's scripts have in common: derecho, polaris, or a FILE.json (docs/batch.md). Default: generic.",
-         set_site},
-        {"--nodes", "N", "Nodes. Default 1.",
-         [](BatchDraft& d, const std::string& v) { return set_number(v, 1, d.command.request.nodes); }},
-        {"--gpus-per-node", "N", "GPUs of each node, and workers, unless --nproc-per-node says how many.",
-         [](BatchDraft& d, const std::string& v) {
-             return set_number(v, 0, d.command.request.gpus_per_node.emplace());
-         }},
-        {"--cpus-per-node", "N", "Cores of each node.",
-         [](BatchDraft& d, const std::string& v) {
-             return set_number(v, 0, d.command.request.cpus_per_node.emplace());
-         }},
-        {"--memory", "SIZE", "Memory of each node, as the scheduler writes it: 480GB.",
-         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.memory); }},
-        {"--walltime", "SPAN", "How long it may run: HH:MM:SS, 90m or 2h.", set_job_walltime},
-        {"--queue", "NAME", "Queue, or partition.",
-         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.queue); }},
-        {"--partition", "NAME", "Slurm's name of --queue.",
-         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.queue); }},
-        {"--account", "NAME", "Who pays.",
-         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.account); }},
-        {"--filesystems", "NAMES", "PBS: -l filesystems=, as in home:eagle.",
-         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.filesystems); }},
-        {"--name", "NAME", "The job's name. Default: the program's.",
-         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.name); }},
-        {"--output", "FILE", "Where the output goes. Default: the scheduler's, NAME-ID.log under Slurm.",
-         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.output); }},
-        {"--module", "NAME,...", "Modules to load, behind the site's. May be repeated.", add_modules},
-        {"--env", "NAME=VALUE", "A variable for the job. May be repeated.", add_variable},
-        {"--setup", "LINE",
-         "A line of the script before ddprun, as in --setup 'conda activate train'. May be repeated.",
-         [](BatchDraft& d, const std::string& v) {
-             d.command.request.setup.push_back(v);
-             return Status();
-         }},
-        {"--directive", "LINE", "What stands behind #PBS or #SBATCH in a line of its own. May be repeated.",
-         [](BatchDraft& d, const std::string& v) {
-             d.command.request.directives.push_back(v);
-             return Status();
-         }},
-        {"--requeue", "no|auto|self",
-         "Whether the job goes back into the queue when its time is up (ddprun's --requeue).",
-         set_job_requeue},
-        {"--file", "FILE",
-         "Where the script is written. Default: NAME.pbs or NAME.slurm for submit, standard output for script.",
-         [](BatchDraft& d, const std::string& v) { return set_text(v, d.file); }},
-        {"--no-follow", "", "submit: print the job's id only. status: one look.",
-         [](BatchDraft& d, const std::string&) {
-             d.command.follow = false;
-             return Status();
-         }},
-        {"--help", "", "This text.", [](BatchDraft&, const std::string&) { return Status(); }}};
-    return rows;
-}
-
-const BatchRow* row_of(std::string_view label) {
-    std::string dashed(label == "-h" ? "--help" : label);
-    std::replace(dashed.begin(), dashed.end(), '_', '-');
-    const auto found = std::find_if(batch_rows().begin(), batch_rows().end(),
-                                    [&](const BatchRow& row) { return row.label == dashed; });
-    return found == batch_rows().end() ? nullptr : &*found;
-}
-
-std::optional<OptionKind> kind_of_batch_option(std::string_view label) {
-    const BatchRow* row = row_of(label);
-    if (row == nullptr) return std::nullopt;
-    return OptionKind{.takes_value = !row->value.empty(), .value_name = row->value};
+void declare_batch_options(OptionList& options, BatchDraft& draft) {
+    JobRequest& request = draft.command.request;
+    using Mode = RequeueSpec::Mode;
+    const auto as_it_is = [](const std::string& line) { return Result<std::string>(line); };
+    options.value(
+        "--site", "NAME|FILE", into(request.site, find_site),
+        "What the cluster's scripts have in common: derecho, polaris, or a FILE.json (docs/batch.md). Default: generic.");
+    options.value("--nodes", "N", into(request.nodes, count_from(1)), "Nodes. Default 1.");
+    options.value("--gpus-per-node", "N", into(request.gpus_per_node, count_from(0)),
+                  "GPUs of each node, and workers, unless --nproc-per-node says how many.");
+    options.value("--cpus-per-node", "N", into(request.cpus_per_node, count_from(0)), "Cores of each node.");
+    options.value("--memory", "SIZE", into(request.memory, parse_text),
+                  "Memory of each node, as the scheduler writes it: 480GB.");
+    options.value("--walltime", "SPAN", into(request.walltime, parse_job_walltime),
+                  "How long it may run: HH:MM:SS, 90m or 2h.");
+    options.value("--queue", "NAME", into(request.queue, parse_text), "Queue, or partition.");
+    options.value("--partition", "NAME", into(request.queue, parse_text), "Slurm's name of --queue.");
+    options.value("--account", "NAME", into(request.account, parse_text), "Who pays.");
+    options.value("--filesystems", "NAMES", into(request.filesystems, parse_text),
+                  "PBS: -l filesystems=, as in home:eagle.");
+    options.value("--name", "NAME", into(request.name, parse_text),
+                  "The job's name. Default: the program's.");
+    options.value("--output", "FILE", into(request.output, parse_text),
+                  "Where the output goes. Default: the scheduler's, NAME-ID.log under Slurm.");
+    options.value(
+        "--module", "NAME,...",
+        [&request](const std::string& value) -> Status {
+            for (const std::string_view one : split(value, ',')) request.modules.emplace_back(one);
+            return {};
+        },
+        "Modules to load, behind the site's. May be repeated.");
+    options.value("--env", "NAME=VALUE", onto(request.environment, parse_job_variable),
+                  "A variable for the job. May be repeated.");
+    options.value(
+        "--setup", "LINE", onto(request.setup, as_it_is),
+        "A line of the script before ddprun, as in --setup 'conda activate train'. May be repeated.");
+    options.value("--directive", "LINE", onto(request.directives, as_it_is),
+                  "What stands behind #PBS or #SBATCH in a line of its own. May be repeated.");
+    options.choice("--requeue", "no|auto|self", request.requeue,
+                   {{"no", Mode::No}, {"auto", Mode::Auto}, {"self", Mode::Self}},
+                   "Whether the job goes back into the queue when its time is up (ddprun's --requeue).");
+    options.value(
+        "--file", "FILE", into(draft.file, parse_text),
+        "Where the script is written. Default: NAME.pbs or NAME.slurm for submit, standard output for script.");
+    options.flag(
+        "--no-follow", [&draft] { draft.command.follow = false; },
+        "submit: print the job's id only. status: one look.");
+    options.flag(
+        "-h,--help", [] {}, "This text.");
 }
 
 /// As ddprun will read it on the node: what is wrong with it is better heard before the queue.
@@ -211,15 +166,16 @@ Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<
     draft.command.kind = *verb == "script" ? Kind::Script : *verb == "submit" ? Kind::Submit : Kind::Show;
 
     const Rest rest = draft.command.kind == Kind::Show ? Rest::StandsBetween : Rest::IsTheProgram;
-    CommandWords split = split_words({words.begin() + 1, words.end()}, kind_of_batch_option, rest);
+    OptionList options;
+    declare_batch_options(options, draft);
+    SplitWords split = options.split({words.begin() + 1, words.end()}, rest);
     if (split.wrong) return *split.wrong;
     if (split.unknown)
         return invalid(
             fmt::format("{}: unknown option of {} (ddprun's own stand behind --)", *split.unknown, *verb));
-    for (const auto& [label, value] : split.options) {
-        const BatchRow* row = row_of(label);
-        if (row->label == "--help") return BatchCommand{};
-        if (const Status applied = row->apply(draft, value); !applied) return applied.error().with(label);
+    for (const SplitWords::Given& given : split.options) {
+        if (name_of(*given.option) == "help") return BatchCommand{};
+        if (const Status taken = take_value(given); !taken) return taken.error();
     }
     if (draft.command.kind == Kind::Show) return finish_status(std::move(draft), split.rest, scheduler, env);
     return finish_script(std::move(draft), std::move(split.rest), scheduler);
@@ -227,7 +183,10 @@ Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<
 
 std::vector<std::string> batch_words() {
     std::vector<std::string> words = {"script", "submit", "status"};
-    for (const BatchRow& row : batch_rows()) words.emplace_back(row.label);
+    BatchDraft draft;
+    OptionList options;
+    declare_batch_options(options, draft);
+    for (const CLI::Option* option : options.options()) words.push_back(option->get_name());
     return words;
 }
 
@@ -238,12 +197,12 @@ std::string render_batch_help(Scheduler scheduler) {
         "       ddprun {0} submit [options] [--] [options of ddprun] program [arguments]   submits it, follows the job\n"
         "       ddprun {0} status [--no-follow] JOB                                        follows a job\n\n",
         word);
-    for (const BatchRow& row : batch_rows()) {
-        std::string left = fmt::format("  {} {}", row.label, row.value);
-        if (left.size() + 2 > kHelpColumn) left.append(1, '\n').append(kHelpColumn, ' ');
-        else left.resize(kHelpColumn, ' ');
-        text += left + wrap(row.help, kHelpWidth, kHelpColumn) + '\n';
-    }
+    BatchDraft draft;
+    OptionList options;
+    declare_batch_options(options, draft);
+    for (const CLI::Option* option : options.options())
+        text += help_entry(fmt::format("  {} {}", option->get_name(), option->get_type_name()),
+                           option->get_description());
     return text;
 }
 

@@ -29,17 +29,19 @@ std::string entry(std::string_view term, std::string_view text) {
     return fmt::format(".TP\n.B {}\n{}\n", troff(term), troff(text));
 }
 
-std::string option_entry(const OptionRow& row) {
-    std::string term = row.letter != 0 ? fmt::format("\\fB\\-{}\\fR, ", row.letter) : "";
-    term += fmt::format("\\fB{}\\fR", troff(fmt::format("--{}", row.name)));
-    if (!row.value.empty()) term += fmt::format(" \\fI{}\\fR", troff(row.value));
-    std::string text = troff(row.help);
-    if (!row.alias.empty()) text += fmt::format(" Also {}.", troff(fmt::format("--{}", row.alias)));
-    if (row.repeatable) text += " May be given several times.";
+std::string option_entry(const CLI::Option& option) {
+    std::string term;
+    for (const std::string& letter : option.get_snames()) term += fmt::format("\\fB\\-{}\\fR, ", letter);
+    term += fmt::format("\\fB{}\\fR", troff(option.get_name()));
+    if (!is_flag(option)) term += fmt::format(" \\fI{}\\fR", troff(option.get_type_name()));
+    std::string text = troff(option.get_description());
+    if (option.get_lnames().size() > 1)
+        text += fmt::format(" Also {}.", troff("--" + option.get_lnames()[1]));
+    if (is_repeatable(option)) text += " May be given several times.";
     return fmt::format(".TP\n{}\n{}\n", term, text);
 }
 
-std::string options() {
+std::string options_section() {
     std::string text = section("OPTIONS");
     text +=
         troff(
@@ -47,9 +49,10 @@ std::string options() {
             "PET_NNODES for --nnodes. The command line wins over variables, these over the file of --config. "
             "Time spans are written 90, 90s, 500ms, 15m or 2h.") +
         "\n";
-    for (const OptionGroup& group : option_groups()) {
-        text += fmt::format(".SS {}\n", troff(group.title));
-        for (const OptionRow& row : group.rows) text += option_entry(row);
+    const DdprunOptions options;
+    for (const OptionList::Group& group : options.list.groups()) {
+        if (!group.options.empty()) text += fmt::format(".SS {}\n", troff(group.title));
+        for (const CLI::Option* option : group.options) text += option_entry(*option);
     }
     return text;
 }
@@ -168,7 +171,7 @@ std::string render_man_page() {
             "ddprun's own workers, then in PATH. \"${local_rank}\" and \"${rank}\" in the arguments are replaced for "
             "each worker. What follows the program belongs to it.") +
         "\n";
-    return page + options() + asking() + doctor_command() + signals() + environment() + files() +
+    return page + options_section() + asking() + doctor_command() + signals() + environment() + files() +
            exit_codes() + examples();
 }
 

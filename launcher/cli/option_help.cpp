@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <tuple>
 
 #include <fmt/core.h>
 
@@ -10,47 +11,42 @@
 namespace ddprun {
 namespace {
 
-std::string help_of(const OptionRow& row) {
-    std::string left = row.letter != 0 ? fmt::format("  -{}, --{}", row.letter, row.name)
-                                       : fmt::format("      --{}", row.name);
-    if (!row.value.empty()) left += fmt::format(" {}", row.value);
-    if (left.size() + 2 > kHelpColumn) left += '\n' + std::string(kHelpColumn, ' ');
-    else left.resize(kHelpColumn, ' ');
-    std::string text(row.help);
-    if (!row.alias.empty()) text += fmt::format(" Also --{}.", row.alias);
-    return left + wrap(text, kHelpWidth, kHelpColumn) + '\n';
+std::string help_of(const CLI::Option& option) {
+    const auto& [letters, names] = std::tie(option.get_snames(), option.get_lnames());
+    std::string left = letters.empty() ? fmt::format("      --{}", names[0])
+                                       : fmt::format("  -{}, --{}", letters[0], names[0]);
+    if (!is_flag(option)) left += " " + option.get_type_name();
+    std::string text = option.get_description();
+    if (names.size() > 1) text += fmt::format(" Also --{}.", names[1]);
+    return help_entry(std::move(left), text);
 }
 
-template <class Visit>
-void for_each_option(const Visit& visit) {
-    for (const OptionGroup& group : option_groups()) {
-        for (const OptionRow& row : group.rows) visit(row);
-    }
-}
-
-std::string underscored(std::string_view name) {
-    std::string other(name);
-    std::replace(other.begin(), other.end(), '-', '_');
-    return other;
+std::vector<CLI::Option*> all_options() {
+    static const DdprunOptions options;
+    return options.list.options();
 }
 
 /// "--redirects", "--log_dir" ...: every way to write the option.
-std::vector<std::string> spellings(const OptionRow& row) {
-    std::vector<std::string> all = {fmt::format("--{}", row.name)};
-    if (underscored(row.name) != row.name) all.push_back("--" + underscored(row.name));
-    if (!row.alias.empty()) all.push_back(fmt::format("--{}", row.alias));
-    if (row.letter != 0) all.push_back(fmt::format("-{}", row.letter));
+std::vector<std::string> spellings(const CLI::Option& option) {
+    std::string underscored = name_of(option);
+    std::replace(underscored.begin(), underscored.end(), '-', '_');
+    std::vector<std::string> all = {option.get_name()};
+    if (underscored != name_of(option)) all.push_back("--" + underscored);
+    for (const std::string& name : option.get_lnames()) {
+        if (name != name_of(option)) all.push_back("--" + name);
+    }
+    for (const std::string& letter : option.get_snames()) all.push_back("-" + letter);
     return all;
 }
 
 /// The words that take a value, for skipping it when looking for the program.
 std::string value_options(char separator) {
     std::string words;
-    for_each_option([&](const OptionRow& row) {
-        if (row.value.empty()) return;
-        for (const std::string& word : spellings(row))
+    for (const CLI::Option* option : all_options()) {
+        if (is_flag(*option)) continue;
+        for (const std::string& word : spellings(*option))
             words += (words.empty() ? "" : std::string(1, separator)) + word;
-    });
+    }
     return words;
 }
 
@@ -87,18 +83,18 @@ std::string job_subcommands(char separator) {
 
 std::string bash_completion() {
     std::string cases, names;
-    for_each_option([&](const OptionRow& row) {
-        names += fmt::format(" --{}", row.name);
-        if (row.value.empty()) return;
-        const std::string words = join(spellings(row), "|");
-        if (row.choices == "@file")
+    for (const CLI::Option* option : all_options()) {
+        names += fmt::format(" --{}", name_of(*option));
+        if (is_flag(*option)) continue;
+        const std::string words = join(spellings(*option), "|");
+        if (option->get_option_text() == "@file")
             cases += fmt::format("    {}) COMPREPLY=($(compgen -f -- \"$cur\")); return;;\n", words);
-        else if (row.choices == "@directory")
+        else if (option->get_option_text() == "@directory")
             cases += fmt::format("    {}) COMPREPLY=($(compgen -d -- \"$cur\")); return;;\n", words);
         else
             cases += fmt::format("    {}) COMPREPLY=($(compgen -W \"{}\" -- \"$cur\")); return;;\n", words,
-                                 row.choices);
-    });
+                                 option->get_option_text());
+    }
     return fmt::format(
         R"(# bash completion for ddprun; put it into ~/.local/share/bash-completion/completions/ddprun
 _ddprun() {{
@@ -154,24 +150,25 @@ std::string zsh_text(std::string_view text) {
 
 std::string zsh_completion() {
     std::string lines;
-    for_each_option([&](const OptionRow& row) {
+    for (const CLI::Option* option : all_options()) {
         std::string action;
-        if (!row.value.empty()) {
-            const std::string how = row.choices == "@file"        ? "_files"
-                                    : row.choices == "@directory" ? "_files -/"
-                                    : row.choices.empty()         ? " "
-                                                                  : fmt::format("({})", row.choices);
-            action = fmt::format(":{}:{}", zsh_text(row.value), how);
+        if (!is_flag(*option)) {
+            const std::string how = option->get_option_text() == "@file"        ? "_files"
+                                    : option->get_option_text() == "@directory" ? "_files -/"
+                                    : option->get_option_text().empty()
+                                        ? " "
+                                        : fmt::format("({})", option->get_option_text());
+            action = fmt::format(":{}:{}", zsh_text(option->get_type_name()), how);
         }
-        for (const std::string& word : spellings(row)) {
+        for (const std::string& word : spellings(*option)) {
             const bool separate = word.size() == 2;  // -r 3, but --tee 3 and --tee=3
-            lines += fmt::format("    '{}{}{}[{}]{}' \\\n", row.repeatable ? "*" : "", word,
+            lines += fmt::format("    '{}{}{}[{}]{}' \\\n", is_repeatable(*option) ? "*" : "", word,
                                  action.empty() ? ""
                                  : separate     ? "+"
                                                 : "=",
-                                 zsh_text(first_sentence(row.help)), action);
+                                 zsh_text(first_sentence(option->get_description())), action);
         }
-    });
+    }
     return fmt::format(
         "#compdef ddprun\n# zsh completion for ddprun; put it as _ddprun into a directory of $fpath\n"
         "_ddprun_first() {{\n  ((CURRENT == 2)) && compadd {}\n  _command_names -e\n}}\n"
@@ -192,16 +189,17 @@ std::string fish_text(std::string_view text) {
 
 std::string fish_completion() {
     std::string lines;
-    for_each_option([&](const OptionRow& row) {
-        lines += fmt::format("complete -c ddprun -n __ddprun_own -l {}", row.name);
-        if (row.letter != 0) lines += fmt::format(" -s {}", row.letter);
-        if (!row.value.empty()) {
-            if (row.choices == "@file") lines += " -r";
-            else if (row.choices == "@directory") lines += " -x -a '(__fish_complete_directories)'";
-            else lines += fmt::format(" -x -a '{}'", row.choices);
+    for (const CLI::Option* option : all_options()) {
+        lines += fmt::format("complete -c ddprun -n __ddprun_own -l {}", name_of(*option));
+        for (const std::string& letter : option->get_snames()) lines += " -s " + letter;
+        if (!is_flag(*option)) {
+            if (option->get_option_text() == "@file") lines += " -r";
+            else if (option->get_option_text() == "@directory")
+                lines += " -x -a '(__fish_complete_directories)'";
+            else lines += fmt::format(" -x -a '{}'", option->get_option_text());
         }
-        lines += fmt::format(" -d '{}'\n", fish_text(first_sentence(row.help)));
-    });
+        lines += fmt::format(" -d '{}'\n", fish_text(first_sentence(option->get_description())));
+    }
     lines += "complete -c ddprun -n __ddprun_own -a '(__fish_complete_command)'\n";
     for (const SubcommandRow& row : subcommands()) {
         lines += fmt::format("complete -c ddprun -n __fish_is_first_arg -a {} -d '{}'\n", row.name,
@@ -239,12 +237,13 @@ end
 
 std::string tcsh_completion() {
     std::string names, values;
-    for_each_option([&](const OptionRow& row) {
-        names += fmt::format(" {}", row.name);
-        if (row.choices == "@file") values += fmt::format(" 'n/--{}/f/'", row.name);
-        else if (row.choices == "@directory") values += fmt::format(" 'n/--{}/d/'", row.name);
-        else if (!row.choices.empty()) values += fmt::format(" 'n/--{}/({})/'", row.name, row.choices);
-    });
+    for (const CLI::Option* option : all_options()) {
+        const std::string &name = name_of(*option), &words = option->get_option_text();
+        names += " " + name;
+        if (words == "@file") values += fmt::format(" 'n/--{}/f/'", name);
+        else if (words == "@directory") values += fmt::format(" 'n/--{}/d/'", name);
+        else if (!words.empty()) values += fmt::format(" 'n/--{}/({})/'", name, words);
+    }
     return fmt::format(
         "# tcsh completion for ddprun; source it from ~/.tcshrc\ncomplete ddprun 'c/--/({})/'{} 'p/*/c/'\n",
         names.substr(1), values);
@@ -267,9 +266,10 @@ std::string render_help() {
         "so. Time spans: 90, 90s, 500ms, 15m, 2h.\n"
         "DDPRUN_LAUNCHER names the launcher around us (openmpi, pmi, pals, slurm, ..., or none) where it\n"
         "is not recognised.\n";
-    for (const OptionGroup& group : option_groups()) {
-        text += fmt::format("\n{}:\n", group.title);
-        for (const OptionRow& row : group.rows) text += help_of(row);
+    const DdprunOptions options;
+    for (const OptionList::Group& group : options.list.groups()) {
+        if (!group.options.empty()) text += fmt::format("\n{}:\n", group.title);
+        for (const CLI::Option* option : group.options) text += help_of(*option);
     }
     text += "\nOther commands:\n" + render_subcommands();
     text +=

@@ -7,7 +7,7 @@
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/cli/batch_options.h"
-#include "launcher/cli/command_words.h"
+#include "launcher/cli/option_list.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/signals.h"
 
@@ -16,29 +16,26 @@ namespace {
 
 constexpr double kMostTrialSeconds = 30;
 
-/// A subcommand's own options, by all their labels.
-OptionKinds options_with(std::vector<std::string_view> value, std::vector<std::string_view> none) {
-    return [value = std::move(value),
-            none = std::move(none)](std::string_view label) -> std::optional<OptionKind> {
-        if (std::find(value.begin(), value.end(), label) != value.end())
-            return OptionKind{.takes_value = true};
-        if (std::find(none.begin(), none.end(), label) != none.end()) return OptionKind{.takes_value = false};
-        return std::nullopt;
-    };
-}
-
-/// The value of --seconds or --bytes.
-Status set_trial_size(const std::string& label, const std::string& value, doctor::TrialSize& size) {
-    if (label == "--bytes") {
-        size.bytes = value;
-        const Result<std::uint64_t> bytes = parse_bytes(value);
-        return bytes ? Status() : Status(bytes.error());
-    }
-    size.seconds = value;
+/// The value of --seconds.
+Result<std::string> parse_trial_seconds(const std::string& value) {
     const Result<double> seconds = parse_double(value);
     if (!seconds) return seconds.error();
-    if (*seconds > 0 && *seconds <= kMostTrialSeconds) return {};
+    if (*seconds > 0 && *seconds <= kMostTrialSeconds) return value;
     return invalid(fmt::format("'{}' is not between 0 and {}", value, kMostTrialSeconds));
+}
+
+/// The value of --bytes, as the trial is given it.
+Result<std::string> parse_trial_bytes(const std::string& value) {
+    const Result<std::uint64_t> bytes = parse_bytes(value);
+    return bytes ? Result<std::string>(value) : bytes.error();
+}
+
+/// Of a command whose words are all options.
+Status read_all(OptionList& list, const std::vector<std::string>& arguments, std::string_view expected) {
+    const Result<std::vector<std::string>> rest = list.read(arguments);
+    if (!rest) return rest.error();
+    if (rest->empty()) return {};
+    return invalid(fmt::format("{}: unknown (expected {})", rest->front(), expected));
 }
 
 }  // namespace
@@ -90,10 +87,7 @@ std::vector<std::string> options_of(const SubcommandRow& row) {
 std::string render_subcommands() {
     std::string text;
     for (const SubcommandRow& row : subcommands()) {
-        std::string left = fmt::format("  ddprun {} {}", row.name, row.arguments);
-        if (left.size() + 2 > kHelpColumn) left.append(1, '\n').append(kHelpColumn, ' ');
-        else left.resize(kHelpColumn, ' ');
-        text += left + wrap(row.help, kHelpWidth, kHelpColumn) + '\n';
+        text += help_entry(fmt::format("  ddprun {} {}", row.name, row.arguments), row.help);
     }
     return text +
            wrap(
@@ -104,61 +98,41 @@ std::string render_subcommands() {
 }
 
 Result<AskOptions> parse_ask_options(const std::vector<std::string>& arguments) {
-    CommandWords words = split_words(
-        arguments, options_with({"--job", "--rank", "-r"}, {"-f", "--follow", "--json", "-h", "--help"}),
-        Rest::StandsBetween);
-    if (words.wrong) return *words.wrong;
-    if (words.unknown) return invalid(fmt::format("{}: unknown option", *words.unknown));
     AskOptions options;
-    options.words = std::move(words.rest);
-    for (const auto& [label, value] : words.options) {
-        if (label == "--job") options.job = value;
-        else if (label == "-f" || label == "--follow") options.follow = true;
-        else if (label == "--json") options.json = true;
-        else if (label == "-h" || label == "--help") options.help = true;
-        else {
-            const Result<int> rank = parse_rank(value);
-            if (!rank) return rank.error().with(label);
-            options.rank = *rank;
-        }
-    }
+    OptionList list;
+    list.value("--job", "ID", into(options.job, parse_text), "");
+    list.value("-r,--rank", "RANK", into(options.rank, parse_rank), "");
+    list.flag("-f,--follow", options.follow, "");
+    list.flag("--json", options.json, "");
+    list.flag("-h,--help", options.help, "");
+    Result<std::vector<std::string>> words = list.read(arguments);
+    if (!words) return words.error();
+    options.words = *std::move(words);
     return options;
 }
 
 Result<DoctorOptions> parse_doctor_options(const std::vector<std::string>& arguments) {
-    const CommandWords words = split_words(
-        arguments, options_with({"--seconds", "--bytes"}, {"--json", "--no-run", "--no_run", "-h", "--help"}),
-        Rest::StandsBetween);
-    if (words.wrong) return *words.wrong;
-    if (!words.rest.empty()) {
-        const std::string& word = words.unknown ? *words.unknown : words.rest.front();
-        return invalid(fmt::format("{}: unknown (expected --json, --no-run, --seconds or --bytes)", word));
-    }
     DoctorOptions options;
-    for (const auto& [label, value] : words.options) {
-        if (label == "--json") options.json = true;
-        else if (label == "--no-run" || label == "--no_run") options.run = false;
-        else if (label == "-h" || label == "--help") options.help = true;
-        else if (const Status set = set_trial_size(label, value, options.size); !set)
-            return set.error().with(label);
-    }
+    OptionList list;
+    bool no_run = false;
+    list.value("--seconds", "S", into(options.size.seconds, parse_trial_seconds), "");
+    list.value("--bytes", "SIZE", into(options.size.bytes, parse_trial_bytes), "");
+    list.flag("--json", options.json, "");
+    list.flag("--no-run", no_run, "");
+    list.flag("-h,--help", options.help, "");
+    if (const Status read = read_all(list, arguments, "--json, --no-run, --seconds or --bytes"); !read)
+        return read.error();
+    options.run = !no_run;
     return options;
 }
 
 Result<CleanOptions> parse_clean_options(const std::vector<std::string>& arguments) {
-    const CommandWords words = split_words(
-        arguments, options_with({"--user"}, {"--dry-run", "--dry_run", "-h", "--help"}), Rest::StandsBetween);
-    if (words.wrong) return *words.wrong;
-    if (!words.rest.empty()) {
-        return invalid(fmt::format("{}: unknown (expected --dry-run or --user NAME)",
-                                   words.unknown ? *words.unknown : words.rest.front()));
-    }
     CleanOptions options;
-    for (const auto& [label, value] : words.options) {
-        if (label == "--user") options.user = value;
-        else if (label == "-h" || label == "--help") options.help = true;
-        else options.dry_run = true;
-    }
+    OptionList list;
+    list.value("--user", "NAME", into(options.user, parse_text), "");
+    list.flag("--dry-run", options.dry_run, "");
+    list.flag("-h,--help", options.help, "");
+    if (const Status read = read_all(list, arguments, "--dry-run or --user NAME"); !read) return read.error();
     return options;
 }
 

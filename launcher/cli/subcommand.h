@@ -12,10 +12,6 @@
 
 namespace ddprun {
 
-/// The columns of --help: its width, and where the text begins.
-inline constexpr std::size_t kHelpWidth = 100;
-inline constexpr std::size_t kHelpColumn = 30;
-
 /// `ddprun ps` and its like: they ask a running job and start nothing. The word must be the first of the
 /// command line, exactly; a program of that name is run by `ddprun -- ps`, or with any option before it.
 struct SubcommandRow {

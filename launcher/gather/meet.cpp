@@ -136,7 +136,8 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
         Result<JobMeeting> head = listen_as_head(spec.rendezvous.listen_on, {0});
         if (!head) return head;
         meeting = *std::move(head);
-        Result<MeetingPoint> point = make_meeting_point(spec, task.launcher, meeting.head.endpoint.port, lookup);
+        Result<MeetingPoint> point =
+            make_meeting_point(spec, task.launcher, meeting.head.endpoint.port, lookup);
         if (!point) return point.error();
         mine = *std::move(point);
     }

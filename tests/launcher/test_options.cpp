@@ -596,7 +596,7 @@ TEST(SubcommandOptions, StandAmongTheWords) {
 
 TEST(SubcommandOptions, ThatAreWrongAreNamed) {
     EXPECT_EQ(parse_ask_options({"-r", "x"}).error().what, "-r: 'x' is not a rank (expected 0, 1, ...)");
-    EXPECT_EQ(parse_ask_options({"--job"}).error().what, "--job: needs a value");
+    EXPECT_EQ(parse_ask_options({"--job"}).error().what, "--job: needs a value (ID)");
     EXPECT_EQ(parse_ask_options({"--jbo", "j7"}).error().what, "--jbo: unknown option");
     EXPECT_EQ(parse_doctor_options({"--seconds", "31"}).error().what,
               "--seconds: '31' is not between 0 and 30");
@@ -698,11 +698,9 @@ TEST(Help, ListsEveryOptionWithin100Columns) {
     const Result<CommandLine> line = parse({"--nnodes=1", "--help", "--never-reached"});
     ASSERT_TRUE(line);
     EXPECT_EQ(line->action, CommandLine::Help);
-    for (const OptionGroup& group : option_groups()) {
-        for (const OptionRow& row : group.rows) {
-            EXPECT_THAT(line->text, HasSubstr("--" + std::string(row.name))) << row.name;
-        }
-    }
+    const DdprunOptions options;
+    for (const CLI::Option* option : options.list.options())
+        EXPECT_THAT(line->text, HasSubstr(option->get_name()));
     std::size_t start = 0;
     for (std::size_t end = 0; (end = line->text.find('\n', start)) != std::string::npos; start = end + 1) {
         const std::string text = line->text.substr(start, end - start);
@@ -719,7 +717,7 @@ TEST(Help, VersionIsOneLine) {
 }
 
 /// A value that the option takes.
-std::string sample_of(const OptionRow& row) {
+std::string sample_of(const CLI::Option& option) {
     static const std::map<std::string_view, std::string> samples = {
         {"nproc-per-node", "2"},         {"nnodes", "1:2"},       {"rdzv-endpoint", "host:1"},
         {"rdzv-conf", "join_timeout=3"}, {"node-rank", "0"},      {"master-port", "1234"},
@@ -727,51 +725,32 @@ std::string sample_of(const OptionRow& row) {
         {"signal", "USR1=stop"},         {"redirects", "0:1"},    {"tee", "3"},
         {"local-ranks-filter", "0"},     {"stdin", "0"},          {"attach", "0=gdb"},
         {"prefix", "${rank}"},           {"max-log-size", "1MiB"}};
-    if (row.value.empty()) return "1";
-    if (const auto found = samples.find(row.name); found != samples.end()) return found->second;
-    if (!row.choices.empty() && row.choices[0] != '@')
-        return std::string(row.choices.substr(0, row.choices.find(' ')));
-    return "1";
+    if (is_flag(option)) return "1";
+    if (const auto found = samples.find(name_of(option)); found != samples.end()) return found->second;
+    const std::string& words = option.get_option_text();
+    return words.empty() || words[0] == '@' ? "1" : words.substr(0, words.find(' '));
 }
 
 TEST(OptionTable, EveryOptionIsTakenInBothSpellingsAndFromItsVariable) {
-    const std::set<std::string_view> not_here = {"help", "version", "config", "print-completion",
-                                                 "print-man"};
-    int options = 0;
-    for (const OptionGroup& group : option_groups()) {
-        for (const OptionRow& row : group.rows) {
-            if (not_here.contains(row.name)) continue;
-            const std::string value = sample_of(row);
-            std::string underscored(row.name);
-            std::replace(underscored.begin(), underscored.end(), '-', '_');
-            for (const std::string& spelling : {"--" + std::string(row.name), "--" + underscored}) {
-                const std::string word = row.value.empty() ? spelling : spelling + "=" + value;
-                EXPECT_EQ(line_of({word}).sources.count(std::string(row.name)), 1u) << word;
-            }
-            const std::string variable = environment_name(row.name);
-            const CommandLine line = line_of({}, {{variable, value}});
-            const auto source = line.sources.find(std::string(row.name));
-            ASSERT_NE(source, line.sources.end()) << variable;
-            EXPECT_EQ(source->second, variable);
-            ++options;
+    const std::set<std::string> not_here = {"help", "version", "config", "print-completion", "print-man"};
+    const DdprunOptions options;
+    EXPECT_GT(options.list.options().size(), 50U);
+    for (const CLI::Option* option : options.list.options()) {
+        const std::string& name = name_of(*option);
+        if (not_here.contains(name)) continue;
+        const std::string value = sample_of(*option);
+        std::string underscored = name;
+        std::replace(underscored.begin(), underscored.end(), '-', '_');
+        for (const std::string& spelling : {"--" + name, "--" + underscored}) {
+            const std::string word = is_flag(*option) ? spelling : spelling + "=" + value;
+            EXPECT_EQ(line_of({word}).sources.count(name), 1u) << word;
         }
+        const std::string variable = option->get_envname();
+        const CommandLine line = line_of({}, {{variable, value}});
+        const auto source = line.sources.find(name);
+        ASSERT_NE(source, line.sources.end()) << variable;
+        EXPECT_EQ(source->second, variable);
     }
-    EXPECT_GT(options, 45);
-}
-
-TEST(OptionTable, NamesAndLettersAreUnique) {
-    std::vector<std::string> names;
-    for (const OptionGroup& group : option_groups()) {
-        for (const OptionRow& row : group.rows) {
-            EXPECT_EQ(find_option(row.name), &row) << row.name;
-            if (row.letter != 0) {
-                EXPECT_EQ(find_option(row.letter), &row) << row.name;
-            }
-            EXPECT_EQ(row.name.find('_'), std::string::npos) << row.name;
-            names.emplace_back(row.name);
-        }
-    }
-    EXPECT_GE(names.size(), 50U);
 }
 
 // ---- configuration files

@@ -1,0 +1,215 @@
+#include "launcher/cli/option_list.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "env/text.h"
+#include "launcher/cli/option_values.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kHelpColumn = 30;
+
+std::string with_dashes(std::string_view label) {
+    std::string dashed(label);
+    std::replace(dashed.begin(), dashed.end(), '_', '-');
+    return dashed;
+}
+
+/// "PET_NPROC_PER_NODE" for "nproc-per-node".
+std::string variable_of(std::string prefix, std::string_view option) {
+    for (const char c : option)
+        prefix += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    return prefix;
+}
+
+/// What is part of the option's own word.
+std::optional<std::string> attached_value(const std::string& word, const std::string& label) {
+    if (word.size() == label.size()) return std::nullopt;
+    const std::string value = word.substr(label.size());
+    return value.starts_with('=') ? value.substr(1) : value;
+}
+
+}  // namespace
+
+Result<std::string> parse_text(std::string_view text) {
+    if (text.empty()) return invalid("the value is empty");
+    return std::string(text);
+}
+
+OptionList::OptionList(std::string variable_prefix) : variable_prefix_(std::move(variable_prefix)) {
+    app_.set_help_flag();
+    begin_group("");
+}
+
+void OptionList::begin_group(const char* title) { groups_.push_back({title, {}}); }
+
+CLI::Option* OptionList::flag(const char* names, std::function<void()> switch_on, const char* help) {
+    TakeValue take = [switch_on = std::move(switch_on)](const std::string& value) -> Status {
+        const Result<bool> on = parse_bool(value);
+        if (!on) return invalid(fmt::format("'{}' is not true or false", excerpt(value)));
+        if (*on) switch_on();
+        return {};
+    };
+    return value(names, "", std::move(take), help)->expected(0);
+}
+
+CLI::Option* OptionList::flag(const char* names, bool& place, const char* help) {
+    return flag(
+        names, [&place] { place = true; }, help);
+}
+
+CLI::Option* OptionList::value(const char* names, const char* type, TakeValue take, const char* help) {
+    constexpr std::size_t kMostTogether = 6;
+    std::vector<CLI::Option*>& options = groups_.back().options;
+    // CLI11 compares, and copies, the names of a new option and of all that its group has: small groups of
+    // CLI11's spare each start a tenth of a millisecond.
+    if (options.size() % kMostTogether == 0) group_ = app_.add_option_group(groups_.back().title);
+    // It also copies a callback several times, so that is a pointer.
+    const TakeValue* const taker = &takers_.emplace_back(std::move(take));
+    const auto take_all = [taker](const CLI::results_t& values) {
+        for (const std::string& value : values) {
+            if (const Status taken = (*taker)(value); !taken)
+                throw CLI::ValidationError(taken.error().what, CLI::ExitCodes::ValidationError);
+        }
+        return true;
+    };
+    CLI::Option* const option = group_->add_option(names, CLI::callback_t(take_all));
+    option->description(help)->type_name_fn([type] { return std::string(type); })->take_last();
+    if (!variable_prefix_.empty()) option->envname(variable_of(variable_prefix_, name_of(*option)));
+    options.push_back(option);
+    return option;
+}
+
+Status OptionList::not_one_of(const std::string& value, const std::string& words) {
+    return parse_choice(value, words).error();
+}
+
+std::vector<CLI::Option*> OptionList::options() const {
+    std::vector<CLI::Option*> all;
+    for (const Group& group : groups_) all.insert(all.end(), group.options.begin(), group.options.end());
+    return all;
+}
+
+// CLI11's own search copies the names of all options.
+CLI::Option* OptionList::find_exactly(std::string_view label) const {
+    const bool is_long = label.starts_with("--");
+    const std::string name = is_long ? with_dashes(label.substr(2)) : std::string(label.substr(1));
+    for (const Group& group : groups_) {
+        for (CLI::Option* option : group.options) {
+            const std::vector<std::string>& names = is_long ? option->get_lnames() : option->get_snames();
+            if (std::find(names.begin(), names.end(), name) != names.end()) return option;
+        }
+    }
+    return nullptr;
+}
+
+CLI::Option* OptionList::find(std::string_view label) const {
+    if (CLI::Option* const option = find_exactly(label)) return option;
+    const std::vector<CLI::Option*> candidates = beginning_with(label);
+    return candidates.size() == 1 ? candidates.front() : nullptr;
+}
+
+std::vector<CLI::Option*> OptionList::beginning_with(std::string_view label) const {
+    std::vector<CLI::Option*> found;
+    if (!label.starts_with("--") || label.size() == 2) return found;
+    const std::string beginning = with_dashes(label.substr(2));
+    for (CLI::Option* option : options()) {
+        if (std::any_of(option->get_lnames().begin(), option->get_lnames().end(),
+                        [&](const std::string& name) { return name.starts_with(beginning); }))
+            found.push_back(option);
+    }
+    return found;
+}
+
+std::string OptionList::nearest_to(std::string_view name) const {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : options()) names.push_back(name_of(*option));
+    if (const std::string near = nearest(with_dashes(name), names); !near.empty()) return near;
+    // "nproc" in a configuration file is no typing error but a beginning.
+    const CLI::Option* const longer = find("--" + std::string(name));
+    return longer == nullptr ? "" : name_of(*longer);
+}
+
+SplitWords OptionList::split(const std::vector<std::string>& words, Rest rest) const {
+    SplitWords result;
+    const auto wrong = [&](const std::string& label, const std::string& what) {
+        if (!result.wrong) result.wrong = invalid(fmt::format("{}: {}", label, what));
+    };
+    for (std::size_t at = 0; at < words.size(); ++at) {
+        const std::string label = label_of(words[at]);
+        CLI::Option* const option = is_option(words[at]) ? find(label) : nullptr;
+        if (option == nullptr) {
+            const bool ends_options = rest == Rest::IsTheProgram && words[at] == "--";
+            if (is_option(words[at]) && !ends_options && !result.unknown) result.unknown = words[at];
+            if (rest == Rest::IsTheProgram) {
+                result.rest.assign(words.begin() + static_cast<std::ptrdiff_t>(at + (ends_options ? 1 : 0)),
+                                   words.end());
+                break;
+            }
+            result.rest.push_back(words[at]);
+            continue;
+        }
+        std::optional<std::string> value = attached_value(words[at], label);
+        if (is_flag(*option)) {
+            if (value) wrong(label, fmt::format("takes no value (got '{}')", excerpt(*value)));
+            value = "1";
+        } else if (!value) {
+            const std::string needed = fmt::format("needs a value ({})", option->get_type_name());
+            if (++at == words.size()) {
+                wrong(label, needed);
+                break;
+            }
+            value = words[at];
+            // "--rdzv-id --standalone" forgot the value; "--prefix --" or a negative number is a value.
+            if (is_option(*value) && *value != "--" && find(label_of(*value)) != nullptr)
+                wrong(label, fmt::format("{}, but {} follows; write {}=VALUE if it is the value", needed,
+                                         excerpt(*value), label));
+        }
+        result.options.push_back({option, label, *std::move(value)});
+    }
+    return result;
+}
+
+Result<std::vector<std::string>> OptionList::read(const std::vector<std::string>& words) {
+    SplitWords split = this->split(words, Rest::StandsBetween);
+    if (split.wrong) return *split.wrong;
+    if (split.unknown) return invalid(fmt::format("{}: unknown option", *split.unknown));
+    for (const SplitWords::Given& given : split.options) {
+        if (const Status taken = take_value(given); !taken) return taken.error();
+    }
+    return std::move(split.rest);
+}
+
+Status take_value(const SplitWords::Given& given) {
+    given.option->clear();
+    given.option->add_result(given.value);
+    const Status taken = take_values(*given.option);
+    return taken ? taken : taken.error().with(given.label);
+}
+
+Status take_values(CLI::Option& option) {
+    try {
+        option.run_callback();
+    } catch (const CLI::ValidationError& error) {
+        return invalid(error.what());
+    }
+    return {};
+}
+
+std::string help_entry(std::string left, std::string_view text) {
+    if (left.size() + 2 > kHelpColumn) left.append(1, '\n').append(kHelpColumn, ' ');
+    else left.resize(kHelpColumn, ' ');
+    return left + wrap(text, kHelpWidth, kHelpColumn) + '\n';
+}
+
+bool is_option(std::string_view word) { return word.size() > 1 && word[0] == '-'; }
+
+std::string label_of(std::string_view word) {
+    return std::string(word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2));
+}
+
+}  // namespace ddprun
