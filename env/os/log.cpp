@@ -11,15 +11,10 @@ namespace ddprun::os {
 namespace {
 
 spdlog::level::level_enum spdlog_level(LogLevel level) {
-    switch (level) {
-        case LogLevel::Debug: return spdlog::level::debug;
-        case LogLevel::Info: return spdlog::level::info;
-        case LogLevel::Warning: return spdlog::level::warn;
-        case LogLevel::Error: return spdlog::level::err;
-        case LogLevel::Quiet: return spdlog::level::off;
-    }
-    return spdlog::level::off;
+    return static_cast<spdlog::level::level_enum>(level);
 }
+static_assert(static_cast<int>(LogLevel::Debug) == SPDLOG_LEVEL_DEBUG &&
+              static_cast<int>(LogLevel::Quiet) == SPDLOG_LEVEL_OFF);
 
 std::string_view color_of(spdlog::level::level_enum level) {
     switch (level) {

@@ -17,7 +17,8 @@ class logger;
 
 namespace ddprun::os {
 
-enum class LogLevel : std::uint8_t { Debug, Info, Warning, Error, Quiet };
+/// spdlog's numbers of its levels.
+enum class LogLevel : std::uint8_t { Debug = 1, Info = 2, Warning = 3, Error = 4, Quiet = 6 };
 
 /// torchrun's LOGLEVEL: a name of Python's logging, any case ("DEBUG", "warn", "CRITICAL"), its number, or
 /// "quiet". Error: InvalidArgument.
