@@ -18,57 +18,24 @@ namespace ddprun {
 namespace {
 
 /// Variables by which launchers and batch systems tell what they gave us.
-constexpr const char* kAllocation[] = {"SLURM_JOB_ID",
-                                       "SLURM_STEP_ID",
-                                       "SLURM_JOB_NUM_NODES",
-                                       "SLURM_JOB_NODELIST",
-                                       "SLURM_NTASKS",
-                                       "SLURM_TASKS_PER_NODE",
-                                       "SLURM_PROCID",
-                                       "SLURM_LOCALID",
-                                       "SLURM_NODEID",
-                                       "SLURM_GPUS_ON_NODE",
-                                       "SLURM_CPUS_PER_TASK",
-                                       "SLURM_CPUS_ON_NODE",
-                                       "PBS_JOBID",
-                                       "PBS_NODEFILE",
-                                       "PBS_NUM_NODES",
-                                       "NCPUS",
-                                       "PBS_NODENUM",
-                                       "PBS_TASKNUM",
-                                       "LSB_JOBID",
-                                       "LSB_HOSTS",
-                                       "JSM_NAMESPACE_RANK",
-                                       "JSM_NAMESPACE_SIZE",
-                                       "FLUX_JOB_ID",
-                                       "FLUX_TASK_RANK",
-                                       "FLUX_JOB_SIZE",
-                                       "PALS_APID",
-                                       "PALS_RANKID",
-                                       "PALS_NODEID",
-                                       "OMPI_COMM_WORLD_RANK",
-                                       "OMPI_COMM_WORLD_SIZE",
-                                       "OMPI_COMM_WORLD_LOCAL_RANK",
-                                       "PMIX_NAMESPACE",
-                                       "PMIX_RANK",
-                                       "PMI_RANK",
-                                       "PMI_SIZE",
-                                       "MPI_LOCALRANKID",
-                                       "MV2_COMM_WORLD_RANK"};
-constexpr const char* kDevices[] = {"CUDA_VISIBLE_DEVICES",
-                                    "CUDA_DEVICE_ORDER",
-                                    "NVIDIA_VISIBLE_DEVICES",
-                                    "PYTHON_EXEC",
-                                    "OMP_NUM_THREADS",
-                                    "TMPDIR",
-                                    "LOGLEVEL",
-                                    "NO_COLOR"};
+constexpr std::string_view kAllocation =
+    "SLURM_JOB_ID SLURM_STEP_ID SLURM_JOB_NUM_NODES SLURM_JOB_NODELIST SLURM_NTASKS "
+    "SLURM_TASKS_PER_NODE SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_GPUS_ON_NODE "
+    "SLURM_CPUS_PER_TASK SLURM_CPUS_ON_NODE PBS_JOBID PBS_NODEFILE PBS_NUM_NODES NCPUS PBS_NODENUM "
+    "PBS_TASKNUM LSB_JOBID LSB_HOSTS JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE FLUX_JOB_ID "
+    "FLUX_TASK_RANK FLUX_JOB_SIZE PALS_APID PALS_RANKID PALS_NODEID OMPI_COMM_WORLD_RANK "
+    "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK PMIX_NAMESPACE PMIX_RANK PMI_RANK PMI_SIZE "
+    "MPI_LOCALRANKID MV2_COMM_WORLD_RANK";
+constexpr std::string_view kDevices =
+    "CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES PYTHON_EXEC OMP_NUM_THREADS "
+    "TMPDIR LOGLEVEL NO_COLOR";
 
-std::string variables(const char* const* begin, const char* const* end) {
+/// Those of `names`, which are separated by blanks, that are set.
+std::string variables(std::string_view names) {
     std::string text;
-    for (const char* const* name = begin; name != end; ++name) {
-        if (const std::optional<std::string> value = process_environment(*name))
-            text += fmt::format("  {}={}\n", *name, printable(*value));
+    for (const std::string_view name : split(names, ' ')) {
+        if (const std::optional<std::string> value = process_environment(name))
+            text += fmt::format("  {}={}\n", name, printable(*value));
     }
     return text.empty() ? "  none\n" : text;
 }
@@ -147,8 +114,8 @@ int show_environment(const std::vector<std::string>& options) {
     ddprun::print("launcher around us: {}\n",
                   printable(launcher ? launcher->explanation : launcher.error().what));
     ddprun::print("hosts of a job: {}\n", printable(hosts_of_a_job(line->spec)));
-    ddprun::print("allocation:\n{}", variables(std::begin(kAllocation), std::end(kAllocation)));
-    ddprun::print("variables that matter here:\n{}", variables(std::begin(kDevices), std::end(kDevices)));
+    ddprun::print("allocation:\n{}", variables(kAllocation));
+    ddprun::print("variables that matter here:\n{}", variables(kDevices));
     ddprun::print("options that are set (all others have their defaults, see ddprun --help):\n{}",
                   option_lines(*line));
     return 0;
