@@ -76,6 +76,11 @@ Result<UniqueFd> begin_connect(const SocketAddress& address);
 /// on can meet itself, for the kernel may pick that very port for our side: that is ECONNREFUSED.
 int connect_outcome(int fd);
 
+/// True for a loopback address: nothing that is sent there leaves this host, so TLS is not needed. No
+/// interface has to list the address: Debian gives a host's own name 127.0.1.1.
+inline bool stays_on_host(std::string_view address) {
+    return address == "::1" || address.starts_with("127.");
+}
 /// "10.0.0.5", "::1"; "" when it is no IP address.
 std::string numeric_host(const sockaddr& address);
 /// The numeric address; that of an IPv4 peer of a dual-stack listener as IPv4; host "" when it is no IP

@@ -10,12 +10,6 @@
 #include "env/worker_env.h"
 
 namespace ddprun {
-namespace {
-
-/// True when the controller is on loopback, so that nothing leaves this host.
-bool stays_here(const Endpoint& controller) { return controller.host == "127.0.0.1"; }
-
-}  // namespace
 
 HeadLink::HeadLink(NodeParts& node, rdzv::AgentLinkHandler& handler, Ways ways)
     : node_(node),
@@ -24,7 +18,7 @@ HeadLink::HeadLink(NodeParts& node, rdzv::AgentLinkHandler& handler, Ways ways)
       ways_(std::move(ways)),
       heir_(*node.loop, heir_at_first(), [this](const HeirActions& actions) { perform(actions); }) {}
 
-bool HeadLink::head_stays_here() const { return stays_here(head_); }
+bool HeadLink::head_stays_here() const { return stays_on_host(head_.host); }
 
 HeirState HeadLink::heir_at_first() const {
     const rdzv::Heartbeats limits = heartbeats_of(spec_.rendezvous);
@@ -98,7 +92,8 @@ void HeadLink::join(std::vector<Endpoint> controllers, TimePoint by, bool is_our
     head_ = controllers.front();
     head_places_ = controllers.size();
     rdzv::AgentLinkOptions options;
-    if (!std::all_of(controllers.begin(), controllers.end(), stays_here)) options.tls = node_.tls;
+    const auto stays_here = [](const Endpoint& controller) { return stays_on_host(controller.host); };
+    if (!std::ranges::all_of(controllers, stays_here)) options.tls = node_.tls;
     options.controllers = std::move(controllers);
     options.credentials = {spec_.rendezvous.run_id, node_.token.token};
     options.name = "agent on " + node_.host;

@@ -2,15 +2,14 @@
 
 #include <fmt/core.h>
 
+#include "env/io/socket.h"
 #include "rendezvous/wire/tls.h"
 
 namespace ddprun::rdzv {
 namespace {
 
-bool is_loopback_host(const std::string& host) { return host == "::1" || host.starts_with("127."); }
-
 bool is_of_this_host(const Arrival& arrival) {
-    return is_loopback_host(arrival.from) || arrival.from == arrival.to;
+    return stays_on_host(arrival.from) || arrival.from == arrival.to;
 }
 
 Error tls_differs(std::string_view how) {

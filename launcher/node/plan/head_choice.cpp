@@ -20,9 +20,6 @@ namespace {
 
 constexpr std::uint16_t kStaticPort = 29500;  // torchrun's default --master-port
 
-/// Every host is at home there, also where no interface lists it: Debian gives a host's own name 127.0.1.1.
-bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
-
 Result<HeadChoice> head_at(const Endpoint& endpoint, const JobSpec& spec, const HostFacts& facts,
                            std::string why) {
     if (const Status found = check_found_at(endpoint.host, facts.endpoint_addresses, spec.rendezvous); !found)
@@ -51,7 +48,7 @@ Result<UniqueFd> bind_port(int port) {
 bool is_this_host(const std::string& name, const HostFacts& facts) {
     if (name == "localhost" || name == facts.host_name) return true;
     const auto ours = [&](const std::string& address) {
-        return is_loopback(address) ||
+        return stays_on_host(address) ||
                std::count(facts.addresses.begin(), facts.addresses.end(), address) > 0;
     };
     return ours(name) || std::any_of(facts.endpoint_addresses.begin(), facts.endpoint_addresses.end(), ours);
@@ -108,8 +105,8 @@ Status check_found_at(const std::string& host, const std::vector<std::string>& a
     const std::string& own = rendezvous.listen_on;
     if (own.empty() || addresses.empty() || std::count(addresses.begin(), addresses.end(), own) > 0)
         return {};
-    const bool is_local_name = std::all_of(addresses.begin(), addresses.end(), is_loopback) &&
-                               host != "localhost" && !is_loopback(host);
+    const bool is_local_name = std::all_of(addresses.begin(), addresses.end(), stays_on_host) &&
+                               host != "localhost" && !stays_on_host(host);
     if (is_local_name) return {};
     return Error{
         Errc::Mismatch,
@@ -125,11 +122,11 @@ Status check_local_address(const std::string& local_addr, const std::vector<std:
     const bool is_numeric = ::inet_pton(AF_INET, local_addr.c_str(), ignored.data()) == 1 ||
                             ::inet_pton(AF_INET6, std::string(address).c_str(), ignored.data()) == 1;
     const auto is_it = [&](std::string_view own) { return own.substr(0, own.find('%')) == address; };
-    if (!is_numeric || is_loopback(local_addr) || std::any_of(addresses.begin(), addresses.end(), is_it))
+    if (!is_numeric || stays_on_host(local_addr) || std::any_of(addresses.begin(), addresses.end(), is_it))
         return {};
     std::vector<std::string> others;
     std::copy_if(addresses.begin(), addresses.end(), std::back_inserter(others),
-                 [](const std::string& own) { return !is_loopback(own); });
+                 [](const std::string& own) { return !stays_on_host(own); });
     constexpr std::size_t kMostNamed = 4;
     if (others.size() > kMostNamed) others.resize(kMostNamed);
     return Error{
@@ -174,7 +171,7 @@ std::string torch_store_obstacle(const JobSpec& spec) {
     const std::optional<Endpoint> endpoint = shared_endpoint(spec);
     if (!endpoint) {
         const std::string host = rendezvous.master_addr.value_or("localhost");
-        if (host == "localhost" || is_loopback(host)) return "";
+        if (host == "localhost" || stays_on_host(host)) return "";
         return fmt::format(
             "the controller of a job of one node listens on the loopback, and --master-addr is {}", host);
     }
