@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "env/clock.h"
 #include "env/io/socket.h"
+#include "env/result.h"
 #include "env/unique_fd.h"
 
 namespace ddprun {
@@ -38,19 +40,22 @@ class BackgroundCall {
         else answering();
     }
 
-    /// A descriptor that becomes readable when the call has returned; -1 when none could be made, and the
-    /// call has returned.
-    [[nodiscard]] int done() const { return state_->done.get(); }
+    /// A descriptor that becomes readable when the call has returned. Error: System, when the kernel gave no
+    /// descriptor; the call has then returned already.
+    [[nodiscard]] Result<int> done() const {
+        return state_->done ? Result<int>(state_->done.get()) : Error::system("eventfd", state_->refused);
+    }
     /// Waits for the call's result, which is returned once. nullopt: the deadline passed first.
     std::optional<T> wait(TimePoint deadline) {
         const auto is_there = [&] { return state_->is_there.load(std::memory_order_acquire); };
-        if (!is_there()) (void)wait_readable(done(), deadline);
+        if (!is_there()) (void)wait_readable(state_->done.get(), deadline);
         return is_there() ? std::move(state_->answer) : std::nullopt;
     }
 
   private:
     struct State {
         UniqueFd done{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+        int refused = errno;  ///< why there is no descriptor
         std::optional<T> answer;
         std::atomic<bool> is_there = false;
     };

@@ -223,8 +223,8 @@ std::vector<pid_t> children_named(pid_t parent, const std::string& name) {
     return found;
 }
 
-bool all_gone(const std::string& variable, std::chrono::milliseconds patience) {
-    const Clock::time_point until = Clock::now() + patience;
+bool all_gone(const std::string& variable, std::chrono::milliseconds timeout) {
+    const Clock::time_point until = Clock::now() + timeout;
     while (!processes_with(variable).empty()) {
         if (Clock::now() > until) return false;
         std::this_thread::sleep_for(std::chrono::milliseconds(2));

@@ -73,8 +73,8 @@ std::vector<pid_t> processes_with(const std::string& variable);
 std::vector<pid_t> processes_called_with(const std::string& argument);
 /// The children a process has now whose command name (/proc/<pid>/comm) is `name`, oldest first.
 std::vector<pid_t> children_named(pid_t parent, const std::string& name);
-/// True once no such process is left, false after `patience`.
-bool all_gone(const std::string& variable, std::chrono::milliseconds patience = std::chrono::seconds(10));
+/// True once no such process is left, false after `timeout`.
+bool all_gone(const std::string& variable, std::chrono::milliseconds timeout = std::chrono::minutes(1));
 /// The programs' paths, which meson gives to the tests as environment variables: DDPRUN, PROBE, TRAIN.
 std::string path_of(const char* variable);
 /// ddprun with options, and the probe (tests/system/probe.cpp) with its acts as the program.
