@@ -41,7 +41,7 @@ void WalltimeWatch::begin(Duration notice, std::function<void(TimePoint time_up)
     job_ = find_batch_job(process_environment);
     if (const std::optional<Duration> left = walltime_left()) return take(*left);
     if (job_) return ask();
-    is_unknown("this is no job of PBS, Torque, Slurm or LSF");
+    is_unknown("this process is in no job of PBS, Torque, Slurm or LSF");
 }
 
 void WalltimeWatch::is_unknown(const std::string& why) {
