@@ -15,6 +15,7 @@ namespace {
 /// So long an address has for itself before the next one is tried beside it (RFC 8305 has 250 ms; ours are
 /// close).
 constexpr Duration kHeadStart = std::chrono::milliseconds(50);
+constexpr Duration kOthersAnswer = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -160,7 +161,20 @@ void Dial::drop(Attempt& attempt, const Error& why) {
     loop_.cancel(attempt.timer);
     if (attempt.socket) loop_.unwatch(attempt.socket.get());
     attempts_.remove_if([&](const Attempt& one) { return &one == &attempt; });
+    if (why.sys == ECONNREFUSED) expect_others();
     try_next();
+}
+
+/// A host that refuses a connection lives, and may listen soon: an address that does not answer holds up the
+/// next dial for kOthersAnswer at most.
+void Dial::expect_others() {
+    for (Attempt& other : attempts_) {
+        if (other.connection) continue;
+        loop_.cancel(other.timer);
+        other.timer = loop_.call_after(std::min(kOthersAnswer, options_.connecting), [this, raw = &other] {
+            drop(*raw, {Errc::Timeout, "connect timed out", 0});
+        });
+    }
 }
 
 /// A word of somebody who answered is worth more than the silence of another address.

@@ -77,6 +77,7 @@ class Dial final : private ConnectionOwner {
     Result<bool> shake_hands(Attempt& attempt, Frame frame);
     void take(Attempt& attempt);
     void drop(Attempt& attempt, const Error& why);
+    void expect_others();
     void remember(const Error& why);
     void end_if_nothing_is_left();
     Attempts::iterator attempt_of(const Connection& connection);

@@ -74,6 +74,21 @@ TEST_F(Addresses, AWrongFirstAddressCostsNoTimeout) {
         << "what one dead address was given before";
 }
 
+TEST_F(Addresses, AWrongFirstAddressCostsNoTimeoutWhenTheHeadComesLater) {
+    say_first(1, "10.77.0.3 meet\\n10.77.0.1 meet\\n");
+    on(1, "ip neighbour add 10.77.0.3 lladdr 02:00:00:00:00:99 dev eth0");
+    say_first(0, "10.77.0.1 meet\\n");
+    const auto begun = std::chrono::steady_clock::now();
+    const std::unique_ptr<Program> node =
+        start(1, {"--nnodes=2", "--rdzv-endpoint=meet:29400"}, {"env", "MASTER_ADDR"});
+    Program head(hosts_->command(
+        0, {"env", "DDPRUN_TOKEN=secret of the job", "sh", "-c", "sleep 0.3; exec \"$0\" \"$@\"",
+            path_of("DDPRUN"), "--nnodes=2", "--rdzv-endpoint=meet:29400", "--rdzv-backend=c10d", "true"}));
+    EXPECT_EQ(node->wait().status, 0);
+    EXPECT_EQ(head.wait().status, 0);
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+}
+
 TEST_F(Addresses, AWorkerWhoseNameServerIsSilentNamesTheHostAfterItsTimeout) {
     Program server(
         hosts_->command(1, {"python3", "-c",
