@@ -63,11 +63,10 @@ class ForwardedSignals {
 /// What the agent of one node decides, without acting: which workers get which signal, when the grace is
 /// over, when a generation has ended.
 ///
-///   Idle --start--> [AwaitingGpus -->] Starting --all spawned--> Running --stop--> Stopping --grace-->
-///   Killing
-///                       \________________________________ last exit ________________/
-///                                                           |
-///   Idle <--swept-- Sweeping <------------------------------/
+///   Idle --start--> [AwaitingGpus -->] Starting --spawned--> Running --stop--> Stopping --grace--> Killing
+///                                          \________________ last exit _______________________________/
+///                                                                |
+///   Idle <--swept-- Sweeping <-----------------------------------'
 ///
 /// AwaitingGpus: a restart waits, for a bounded time, until the memory of the last generation's workers is
 /// free. Sweeping: all workers have ended; descendants that they left get SIGTERM, then SIGKILL after
