@@ -31,16 +31,20 @@ class Addresses : public ::testing::Test {
         on(host, "printf '" + lines +
                      "' >/tmp/names; cat /etc/hosts >>/tmp/names; mount --bind /tmp/names /etc/hosts");
     }
-    /// The command of one ddprun of a job on a host, started by hand.
-    std::unique_ptr<Program> start(int host, std::vector<std::string> options,
-                                   const std::vector<std::string>& acts) {
+    /// The words of one ddprun of a job, started by hand, behind those that start it.
+    static std::vector<std::string> words(std::vector<std::string> starter, std::vector<std::string> options,
+                                          const std::vector<std::string>& acts) {
         const std::vector<std::string> common{"--nproc-per-node=1", "--rdzv-backend=c10d",
                                               "--rdzv-conf=join_timeout=20"};
         options.insert(options.begin(), common.begin(), common.end());
-        std::vector<std::string> command{"env", "DDPRUN_TOKEN=secret of the job"};
         const std::vector<std::string> job = ddprun_probe(options, acts);
-        command.insert(command.end(), job.begin(), job.end());
-        return std::make_unique<Program>(hosts_->command(host, command));
+        starter.insert(starter.begin(), {"env", "DDPRUN_TOKEN=secret of the job"});
+        starter.insert(starter.end(), job.begin(), job.end());
+        return starter;
+    }
+    std::unique_ptr<Program> start(int host, std::vector<std::string> options,
+                                   const std::vector<std::string>& acts) {
+        return std::make_unique<Program>(hosts_->command(host, words({}, std::move(options), acts)));
     }
     /// A job of both hosts at this endpoint, whose workers print their MASTER_ADDR.
     void expect_job_at(const std::string& endpoint, const std::string& master) {
@@ -79,11 +83,10 @@ TEST_F(Addresses, AWrongFirstAddressCostsNoTimeoutWhenTheHeadComesLater) {
     on(1, "ip neighbour add 10.77.0.3 lladdr 02:00:00:00:00:99 dev eth0");
     say_first(0, "10.77.0.1 meet\\n");
     const auto begun = std::chrono::steady_clock::now();
-    const std::unique_ptr<Program> node =
-        start(1, {"--nnodes=2", "--rdzv-endpoint=meet:29400"}, {"env", "MASTER_ADDR"});
-    Program head(hosts_->command(
-        0, {"env", "DDPRUN_TOKEN=secret of the job", "sh", "-c", "sleep 0.3; exec \"$0\" \"$@\"",
-            path_of("DDPRUN"), "--nnodes=2", "--rdzv-endpoint=meet:29400", "--rdzv-backend=c10d", "true"}));
+    const std::vector<std::string> options{"--nnodes=2", "--rdzv-endpoint=meet:29400"};
+    const std::unique_ptr<Program> node = start(1, options, {"exit", "0"});
+    Program head(
+        hosts_->command(0, words({"sh", "-c", "sleep 0.3; exec \"$0\" \"$@\""}, options, {"exit", "0"})));
     EXPECT_EQ(node->wait().status, 0);
     EXPECT_EQ(head.wait().status, 0);
     EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));

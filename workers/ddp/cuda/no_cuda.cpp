@@ -1,7 +1,8 @@
 // Replaces the CUDA runtime and the code that nvcc compiles, in a build without them: every call is refused
 // with the reason.
-#include "ddp/cuda/kernels.cu"
 #include "ddp/cuda/no_launch.h"
+// The kernels use the launches of the header above.
+#include "ddp/cuda/kernels.cu"
 
 #define REFUSED(call) \
     cudaError_t call { return ddp::device::kNoCuda; }
