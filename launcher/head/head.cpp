@@ -21,19 +21,19 @@
 namespace ddprun {
 namespace {
 
-/// With --requeue, where no --walltime-notice is given: for a checkpoint, and for the scheduler's answer.
+/// The walltime notice with --requeue and without --walltime-notice: time for a checkpoint and the scheduler.
 constexpr Duration kRequeueNotice = std::chrono::minutes(2);
-/// Of the hosts that cannot take part so many are named.
+/// At most this many of the hosts that cannot take part are named.
 constexpr std::size_t kNamedHosts = 8;
 
-/// Columns of the terminal that the report is written to; nullopt: it is none, or it does not say its width.
+/// Columns of the terminal on stderr; nullopt: stderr is no terminal, or its width is not known.
 std::optional<int> terminal_width() {
     winsize size{};
     if (::ioctl(2, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return std::nullopt;
     return size.ws_col;
 }
 
-/// As a scheduler ends a job: by a signal to ddprun, or to a worker.
+/// True when the job was ended the way a scheduler does it: by a signal to ddprun or to a worker.
 bool was_ended_from_outside(const JobEnd& end) {
     const WorkerEnd* cause = root_cause(end);
     return end.stopped_by_signal || end.preempted ||
@@ -53,8 +53,7 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
       controller_(
           *node.loop, log_, controller_config(),
           [this](rdzv::AgentId agent, const rdzv::ToAgent& message) { send(agent, message); },
-          // Agents elsewhere still have to hear it; ours is idle. Then come their last lines, through what
-          // started them.
+          // Other nodes' agents still have to get the end; then their last lines come. Our agent is idle.
           [this] { when_written(kFarewell, [this] { stop(kFarewell); }); }),
       walltime_(*node.loop, node.system, node.log),
       run_(std::move(run)) {
@@ -106,7 +105,7 @@ ControllerConfig Head::controller_config() {
                          .spec = spec_};
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = node_.host;
-    if (!has_succeeded_)  // asks the name server, which a running loop must not
+    if (!has_succeeded_)  // a successor's loop runs, so it must not wait for the name server
         config.hosts =
             hosts_by_rank(spec_, node_.setup.start ? &node_.setup.start->hosts : nullptr, node_.host);
     if (!is_apart()) config.own_instance = node_.hello.instance;
@@ -132,7 +131,7 @@ Result<MasterAddress> Head::master_for(const rdzv::AgentHello& first) {
 void Head::watch_for_hangs() {
     hang_watch_ = std::make_unique<HangWatch>(
         *node_.loop, log_, controller_, *node_.inquiry, spec_.hang_timeout,
-        // As NCCL in the workers reads its variables: any of its processes tells of the whole job.
+        // NCCL's variables as the first worker of this node has them: any worker can answer for the job.
         [this] {
             return ras_endpoint(node_.agent->variable(0, "NCCL_RAS_ENABLE"),
                                 node_.agent->variable(0, "NCCL_RAS_ADDR"));
@@ -173,7 +172,7 @@ Status Head::start_others() {
     return {};
 }
 
-// ---- what nodes say, and are told
+// ---- messages from and to nodes
 
 void Head::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     if (moved_)
@@ -195,7 +194,7 @@ void Head::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
 void Head::on_agent_lost(rdzv::AgentId agent, const Error& why) {
     node_.inquiry->agent_lost(agent);
     send(exchange_.node_lost(agent));
-    // No process over there has closed the connection: what started it hears as little.
+    // No process closed the connection: ssh, or what else started the agent, does not see the loss either.
     const bool is_silent = why.code == Errc::Timeout || why.sys == ETIMEDOUT || why.sys == EHOSTUNREACH;
     if (const std::optional<int> node = controller_.node_rank_of(agent); others_ && is_silent && node)
         others_->fell_silent(*node);
@@ -220,7 +219,7 @@ void Head::hear(rdzv::AgentId agent, const rdzv::GenerationEnded& ended) {
 }
 
 void Head::send(rdzv::AgentId agent, const rdzv::ToAgent& message) {
-    // A head on a host of its own is no node, to which this would be told.
+    // A head on a host of its own has no agent that would get this message.
     const auto* start = std::get_if<rdzv::StartGeneration>(&message);
     if (is_apart() && start != nullptr && start->group_rank == 0) {
         node_.log.set_generation(start->generation);
@@ -240,8 +239,7 @@ void Head::begin_generation(std::uint64_t generation) {
 
 // ---- one head after the other
 
-/// At the port that the lost head had: nodes that do not know of this one look there, on the hosts that they
-/// know of. What the operator can do for others, in words.
+/// Also listens on the lost head's port, so that late nodes find this head. Returns how others can join.
 std::string Head::listen_for_late_comers(const std::vector<std::string>& own_addresses) {
     const std::optional<Endpoint> endpoint = shared_endpoint(spec_);
     if (!endpoint || node_.setup.meeting) return "no others can come";
@@ -272,7 +270,7 @@ void Head::begin_herald(std::vector<std::string> own_addresses) {
     herald_ = std::make_unique<Herald>(Herald::Parts{*node_.loop, std::move(where), here, pause, told});
 }
 
-/// This process was started as the head of a job that goes on under another one.
+/// This process was started as the head of a job that goes on under another head.
 void Head::on_job_moved(const rdzv::JobMoved& moved) {
     if (moved.instance == node_.guards.id)
         return node_.loop->post([this] { herald_.reset(); });  // this process listens there, too
@@ -285,8 +283,8 @@ void Head::on_job_moved(const rdzv::JobMoved& moved) {
 
 // ---- the end
 
-/// PBS may end what started the others before their last lines have come; who sends its lines goes when all
-/// have been shown.
+/// PBS may end what started the agents before their last lines have come. An agent that sends its output
+/// leaves when all of it has been shown.
 void Head::stop(Duration patience) {
     if (!others_) return node_.loop->stop();
     others_->finish(patience, [this] {
@@ -324,7 +322,7 @@ int Head::report_end() {
     return code;
 }
 
-/// "" where the walltime has not ended the job.
+/// The report's note when the walltime has ended the job; "" otherwise.
 std::string Head::note_of_walltime(const JobEnd& end) const {
     const std::optional<TimePoint> over = walltime_.end();
     return over && was_ended_from_outside(end) ? walltime_note(*over - MonotonicClock::now()) : "";

@@ -21,47 +21,47 @@
 
 namespace ddprun {
 
-/// What a head has from the one that was lost.
+/// What a successor knows from the lost head.
 struct Inheritance {
     JobState state;
-    std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>> nodes;  ///< have come, in the order of places
-    std::vector<std::string> addresses;  ///< by which the other nodes reach this one
+    std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>> nodes;  ///< connected, in the order of places
+    std::vector<std::string> addresses;  ///< of this node, as the other nodes reach it
 };
 
-/// What exists once per job: the controller, which decides, the server to which all nodes connect, and what
-/// else concerns the job as a whole. Carries what the nodes say to the controller and what it decides to
-/// them; decides nothing itself. On the event loop's thread of the node on which it lives.
+/// The parts of ddprun that exist once per job: the controller, which decides, the server to which all nodes
+/// connect, and what else concerns the job as a whole. The head passes the nodes' messages to the controller
+/// and its decisions to the nodes; it decides nothing itself. It runs on its node's event loop thread.
 class Head final : public rdzv::ServerHandler {
   public:
-    /// Has begun when it returns, as the head of the nodes that come to `standby`, of which it takes all.
-    /// `why` this node is it; `inherited`: from the head that was lost.
+    /// Takes the server from `standby` and begins as the head of the nodes that connect there. `why` tells
+    /// why this node is the head; `inherited` comes from the lost head, nullopt for the first one.
     Head(NodeParts& node, Standby& standby, const std::string& why, std::optional<RequeueRun> run,
          std::optional<Inheritance> inherited);
     Head(const Head&) = delete;
     Head& operator=(const Head&) = delete;
 
-    /// Begins to start the other nodes, where the setup says which. Error: as start_hosts.
+    /// Begins to start the other nodes if the setup names them. Error: as start_hosts.
     Status start_others();
 
     [[nodiscard]] Controller& controller() { return controller_; }
     [[nodiscard]] bool finished() const { return controller_.finished(); }
-    /// Away from here, before any worker was started: the loop is about to end.
+    /// Where the job goes on without this head, which has started no worker: the loop is about to end.
     [[nodiscard]] const std::optional<rdzv::JobMoved>& moved() const { return moved_; }
-    /// As rdzv::Server has it.
+    /// See rdzv::Server::when_written.
     void when_written(Duration patience, os::EventLoop::Handler handler) {
         server_->when_written(patience, std::move(handler));
     }
     void keep_alive() { server_->keep_alive(); }
-    /// For each SIGCHLD, before children are reaped.
+    /// Call it for each SIGCHLD, before children are reaped.
     void children_ended() {
         if (others_) others_->children_ended();
     }
-    /// Stops the loop when what we have started on other hosts has ended and sent its last lines.
+    /// Stops the loop when the agents that we started on other hosts have ended and sent their last lines.
     void stop(Duration patience);
 
-    /// How the job ended, for all who want to know. Returns the exit code.
+    /// Reports how the job ended and returns its exit code.
     int report_end();
-    /// The last act: a scheduler may end us for it.
+    /// Puts the job back into its queue if `run` wants that. Call it last: the scheduler may kill us for it.
     void put_back();
 
   private:
@@ -103,20 +103,20 @@ class Head final : public rdzv::ServerHandler {
 
     NodeParts& node_;
     const JobSpec& spec_;
-    os::Log log_;  ///< of the job
+    os::Log log_;  ///< with the component "job"
     std::unique_ptr<rdzv::Server> server_;
     bool serves_torch_, has_succeeded_;
     MasterPort master_port_;
     Controller controller_;
     PmixExchange exchange_;                  ///< of all nodes' PMIx servers
-    WalltimeWatch walltime_;                 ///< one question to the scheduler, not one per node
+    WalltimeWatch walltime_;                 ///< on the head alone: one query to the scheduler
     std::unique_ptr<HangWatch> hang_watch_;  ///< null unless --hang-timeout
     std::unique_ptr<RemoteAgents> others_;   ///< null unless we start the other hosts
-    std::set<rdzv::AgentId> senders_;        ///< joined agents whose lines come by their sessions
-    bool waits_for_senders_ = false;         ///< the job is over, and their last lines come
-    std::unique_ptr<Herald> herald_;         ///< null unless this head is a successor that others can miss
+    std::set<rdzv::AgentId> senders_;        ///< joined agents that send their output by their sessions
+    bool waits_for_senders_ = false;         ///< the job is over, and `senders_` send their last lines
+    std::unique_ptr<Herald> herald_;  ///< null unless a successor whose lost head other processes may dial
     std::optional<rdzv::JobMoved> moved_;
-    std::optional<RequeueRun> run_;  ///< nullopt: the job is not put back into its queue
+    std::optional<RequeueRun> run_;  ///< nullopt: the job is not requeued
     std::optional<JobEnd> end_;
 };
 

@@ -69,7 +69,7 @@ void NodeParts::build_agent(Agent::Send says) {
                                     std::move(says));
 }
 
-/// Built once: a question may be open when this node becomes the head.
+/// Built once, not again for a successor: a question may be open when this node becomes the head.
 Status NodeParts::build_observation(std::function<void(const std::string&)> preempt,
                                     std::function<void(int)> signal) {
     observation = std::make_unique<Observation>(Observation::Parts{
@@ -91,7 +91,7 @@ Status NodeParts::build_hello(bool is_head) {
         tls = *std::move(made);
     }
     hello = hello_of(setup, guards.id, token.token, pmix != nullptr);
-    // The port that workers get as MASTER_PORT is held here: rank 0 has to be here too, whoever joins first.
+    // The head holds the port that workers get as MASTER_PORT, so rank 0 has to be on its node.
     if (!hello.node_rank && is_head) hello.node_rank = 0;
     return {};
 }

@@ -21,20 +21,20 @@
 
 namespace ddprun {
 
-/// How long the last messages may take to reach other nodes.
+/// The time limit for sending the last messages to other nodes.
 inline constexpr Duration kFarewell = std::chrono::seconds(10);
 
-/// What every node is made of, whatever its part in the job: null until it is built, in this order and before
-/// the loop runs. Each borrows those before it, and a node's link and head borrow all.
+/// The parts of every node, head or not. The pointers are null until the parts are built, in this order and
+/// before the loop runs. Each part borrows those before it; a node's link and head borrow all.
 struct NodeParts {
     explicit NodeParts(JobSetup& of) : setup(of), log({host, "agent", std::nullopt}, log_options(of)) {}
     Status build_guards(bool is_head);
-    /// Error: there is no PMIx server, and the user insists on it.
+    /// Error: there is no PMIx server, and the user requires one.
     Status build_pmix();
-    /// `is_apart`: on a host that is none of the nodes.
+    /// `is_apart`: this host is none of the job's nodes.
     Status build_output(bool is_apart);
     void build_agent(Agent::Send says);
-    /// What a running job can be asked, and what it does on the head when asked to.
+    /// Builds what answers questions to the running job; `preempt` and `signal` are what it does on the head.
     Status build_observation(std::function<void(const std::string& why)> preempt,
                              std::function<void(int signal)> signal);
     Status build_hello(bool is_head);
@@ -45,19 +45,19 @@ struct NodeParts {
     JobToken token;
     std::shared_ptr<const rdzv::TlsContext> tls;  ///< a client's; null without --tls
     os::LinuxSystem system;
-    std::function<bool(rdzv::FromAgent)> send;  ///< to the head; false: there is no session
+    std::function<bool(rdzv::FromAgent)> send;  ///< sends to the head; false: there is no session
     PmixWish pmix_wish;
     Guards guards;
     std::unique_ptr<os::EventLoop> loop;
     std::unique_ptr<ConnectionLog> connections;
-    std::unique_ptr<PmixServer> pmix;      ///< null: the workers have none
-    std::unique_ptr<OutputSender> sender;  ///< null: the consoles are our own
+    std::unique_ptr<PmixServer> pmix;      ///< null: the workers have no PMIx
+    std::unique_ptr<OutputSender> sender;  ///< null: output goes to our own stdout and stderr
     std::unique_ptr<Output> output;
     std::unique_ptr<Agent> agent;
     std::unique_ptr<Observation> observation;
     std::unique_ptr<Inquiry> inquiry;
     std::unique_ptr<JobQuestions> questions;
-    rdzv::AgentHello hello;  ///< what this node says of itself
+    rdzv::AgentHello hello;  ///< what this node sends when it joins
 };
 
 }  // namespace ddprun

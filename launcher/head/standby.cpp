@@ -39,13 +39,12 @@ Result<std::unique_ptr<Standby>> Standby::listen(NodeParts& node, Heir* heir, rd
     return standby;
 }
 
-/// Two that begin to listen at the same moment are both refused by the kernel, and nobody listens: whoever
-/// finds nobody there tries again, after a while of its own.
+/// The kernel can refuse both of two processes that begin to listen at the same moment. A process that finds
+/// nobody listening therefore tries again, after a pause that depends on its process id.
 Result<std::unique_ptr<Standby>> Standby::listen_first(NodeParts& node, const HeadChoice& choice) {
     const JobSpec& spec = node.setup.spec;
     const std::optional<Endpoint> shared = shared_endpoint(spec);
-    // With several nodes a given --master-port is where the controller itself listens, unless they met
-    // elsewhere.
+    // With several nodes the controller itself listens on --master-port, unless the nodes met elsewhere.
     if (spec.rendezvous.master_port && (!shared || node.setup.meeting)) {
         if (const Status free = MasterPort::check(*spec.rendezvous.master_port); !free) return free.error();
     }
@@ -54,7 +53,7 @@ Result<std::unique_ptr<Standby>> Standby::listen_first(NodeParts& node, const He
         rdzv::ServerOptions options;
         options.where = choice.endpoint;
         if (node.setup.meeting) options.listener = std::move(node.setup.meeting->listener);
-        // A copy: another process may turn out to be the head.
+        // A copy, because another process may turn out to be the head.
         options.local_listener = UniqueFd(::fcntl(node.guards.store.fd.get(), F_DUPFD_CLOEXEC, 0));
         Result<std::unique_ptr<Standby>> standby = listen(node, nullptr, std::move(options));
         if (standby || !choice.contested || standby.error().sys != EADDRINUSE || attempt == kTries ||

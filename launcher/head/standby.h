@@ -10,21 +10,21 @@
 
 namespace ddprun {
 
-/// A process that listens and is not the head: the first head until it is built, and the standby while
-/// another process is the head. A head takes its server from it. On the event loop's thread.
+/// The server of a process that is not the head yet: of the first head until it is built, of the standby
+/// while another process is the head. A head takes the server over. Use it on the event loop's thread.
 class Standby final : public rdzv::ServerHandler {
   public:
-    /// Listens where `options` say; the rest of them follows from the node. `heir`, borrowed, hears who comes
-    /// and goes; null for the first head, which is built before the loop runs. Error: as choose_torch_store
-    /// and rdzv::Server::create; of --tls.
+    /// Listens where `options` say; fills in the other options from the node. `heir`, borrowed, is told which
+    /// agents join and are lost; null for the first head, which is built before the loop runs. Error: as
+    /// choose_torch_store and rdzv::Server::create, or from --tls.
     static Result<std::unique_ptr<Standby>> listen(NodeParts& node, Heir* heir, rdzv::ServerOptions options);
-    /// The same for the first head, also for this host's workers. Where several processes of this host may be
-    /// the head, tries for a while. Error: System with EADDRINUSE, where another process is it, and of
-    /// --master-port.
+    /// Listens for the first head, also for this host's workers. Tries for a while if several processes of
+    /// this host may be the head. Error: as listen(), or from --master-port; System with EADDRINUSE when
+    /// another process is the head.
     static Result<std::unique_ptr<Standby>> listen_first(NodeParts& node, const HeadChoice& choice);
 
-    std::unique_ptr<rdzv::Server> server;  ///< null: this process is the head by now
-    bool serves_torch = false;             ///< PyTorch's workers get their store from it
+    std::unique_ptr<rdzv::Server> server;  ///< null: this process has become the head
+    bool serves_torch = false;             ///< PyTorch's workers get their store from `server`
 
   private:
     Standby(NodeParts& node, Heir* heir) : node_(node), heir_(heir) {}
