@@ -21,15 +21,14 @@ namespace ddprun {
 
 namespace {
 
-/// PBS's signals come within milliseconds of each other; an mpiexec that waits before it passes one on,
+/// Signals of one stop come within this span: PBS's own within milliseconds, one that mpiexec holds back
 /// within seconds.
 constexpr Duration kOneStop = std::chrono::seconds(5);
 
-/// What ends several ddprun (a rack, a scheduler) does so within this span.
+/// One cause (a rack, a scheduler) ends several ddprun within this span.
 constexpr Duration kOneBlow = std::chrono::milliseconds(100);
 
-/// Nodes that are waited for are named so long after the waiting began, then after pauses that double, up to
-/// this.
+/// Missing nodes are first named this long after the wait began, then after pauses that double up to a limit.
 constexpr Duration kFirstWaitingLine = std::chrono::seconds(5);
 constexpr Duration kLongestWaitingPause = std::chrono::minutes(5);
 
@@ -53,7 +52,7 @@ WorkerEnd end_of(const rdzv::WorkerExited& report, int node, const std::string& 
     return end;
 }
 
-/// The next moment of a countdown: 1, 2, 3, 5, 10 and every 30 seconds before the end; 0: none is left.
+/// The next announcement of a countdown: 1, 2, 3, 5, 10 and every 30 s before the end; 0: none is left.
 std::chrono::seconds countdown_mark_below(std::chrono::seconds left) {
     if (left.count() > 30) return std::chrono::seconds((left.count() - 1) / 30 * 30);
     std::chrono::seconds best(0);
@@ -97,7 +96,7 @@ void Controller::begin() {
     consider_membership();
 }
 
-/// At longer and longer intervals: whoever waits with us sees that, and for whom.
+/// Logs at longer and longer intervals for which nodes the job waits.
 void Controller::say_who_is_missing(Duration pause) {
     if (state_.phase != JobState::Phase::Joining) return;
     const TimePoint now = loop_.now();
@@ -112,8 +111,7 @@ void Controller::feed(const JobEvent& event) {
     if (event_handler_) event_handler_(event);
     const int restarts = state_.restarts_used;
     const std::vector<JobAction> actions = step(state_, event, policy_, MonotonicClock::now());
-    if (state_.restarts_used != restarts)
-        feed(succession_event::RestartUsed{});  // before anybody hears of it
+    if (state_.restarts_used != restarts) feed(succession_event::RestartUsed{});  // the standby is told first
     for (const JobAction& action : actions) {
         std::visit([this](const auto& one) { perform(one); }, action);
     }
@@ -127,7 +125,7 @@ void Controller::feed(const SuccessionEvent& event) {
             if (agent == 0) send_(peer, message);
         }
     }
-    // When that has been sent.
+    // Logged after the messages have been sent.
     if (!actions.say.empty()) loop_.post([this, line = actions.say] { log_.info("{}", line); });
     if (!actions.hand_over.empty()) {
         log_.warning("{}", actions.hand_over);
@@ -154,7 +152,7 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     lose_earlier_session(hello);
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
     if (const std::optional<Error> other = refuse_other_job(hello)) return *other;
-    // Whoever succeeds the head has its place, too: the first rank's port is held there.
+    // A successor takes the head's place 0, because it holds the first rank's port.
     const std::optional<int> kept = hello.kept_place && is_own(hello) ? 0 : hello.kept_place;
     const rdzv::Joiner joiner{hello.host,  hello.pid, hello.node_rank, hello.slots, hello.role,
                               hello.terms, kept,      is_own(hello)};
@@ -162,16 +160,15 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     agents_[peer] = hello;
     if (state_.phase != JobState::Phase::Joining) newcomers_.push_back(peer);
     feed(succession_event::Joined{peer, is_own(hello)});
-    // Not inside the server's call: a world that forms now is told to agents whose join is still being
-    // answered.
+    // Posted: a world formed inside the server's call would be told to agents whose join is not answered yet.
     loop_.post([this] { consider_membership(); });
     return {};
 }
 
-/// Two jobs can meet at one endpoint by mistake: two lines of a sweep on the same nodes, without --rdzv-id.
-/// Arguments alone do not tell, because a script may be given its node's number; so they count for a node
-/// that no place is free for, and on a host that has another node of this job. A spare runs the same command
-/// as the job.
+/// Refuses a node of another job that uses this endpoint by mistake: two lines of a sweep on the same nodes,
+/// without --rdzv-id. Other arguments alone are no proof, because a script may be given its node's number; so
+/// they count only for a node without a free place (a spare runs the job's own command), and on a host that
+/// has another node of this job.
 std::optional<Error> Controller::refuse_other_job(const rdzv::AgentHello& hello) const {
     if (hello.command.empty() || hello.command == config_.command) return std::nullopt;
     const auto twin = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
@@ -190,8 +187,8 @@ std::optional<Error> Controller::refuse_other_job(const rdzv::AgentHello& hello)
                  0};
 }
 
-/// A node that joins again may come before the end of its earlier session is noticed here, as when this
-/// process was stopped.
+/// Ends the earlier session of a node that joins again, if its loss was not noticed here yet, for example
+/// because this process was stopped.
 void Controller::lose_earlier_session(const rdzv::AgentHello& hello) {
     if (hello.rejoins.empty()) return;
     const auto earlier = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
@@ -214,7 +211,7 @@ void Controller::consider_membership() {
     }
 }
 
-/// Nodes wait beside a world that runs: they and the operator hear what for.
+/// Tells nodes that wait beside a running world, and the operator, what they wait for.
 void Controller::tell_newcomers() {
     if (const int waiting = membership_.admissible(); waiting != state_.waiting_nodes)
         feed(job_event::NodesWaiting{waiting});
@@ -255,7 +252,7 @@ void Controller::form_world() {
     tell_newcomers();
 }
 
-/// Once, and again when nodes have come or gone that change it.
+/// Logs the network between the nodes, and again when other nodes change it.
 void Controller::say_what_connects() {
     std::vector<NodeFabric> fabrics;
     for (const Node& node : nodes_) fabrics.push_back({node.hello.host, node.hello.fabric});
@@ -292,7 +289,7 @@ int Controller::node_of(rdzv::AgentId peer) const {
 
 std::vector<WorldNode> Controller::world() const {
     std::vector<WorldNode> world;
-    int first_rank = 0;  // ranks go through the nodes in their order, see RankTable
+    int first_rank = 0;  // ranks are counted through the nodes in order, see RankTable
     for (const Node& node : nodes_) {
         world.push_back(
             {node.peer, node.hello.host, first_rank, node.hello.slots, agents_.contains(node.peer)});
@@ -311,7 +308,7 @@ std::optional<int> Controller::node_rank_of(rdzv::AgentId peer) const {
     return agent == agents_.end() ? std::nullopt : agent->second.node_rank;
 }
 
-// ---- what agents say
+// ---- messages of agents
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
     const int signal = static_cast<int>(parse_int(notice.text).value_or(15));
@@ -334,11 +331,11 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& 
 
 void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
-    // A scheduler signals the workers as well as us: who exits with 0 once the stop was asked for has saved,
-    // not finished, though our own signal was not the first it got.
+    // After a request to stop, a worker that exits with 0 has saved, not finished: the scheduler may have
+    // signalled it before we did.
     if ((state_.stopped_by || state_.preempted) && !ends_.back().failed()) ends_.back().by_us = true;
     const WorkerEnd& end = ends_.back();
-    // Only a worker that counts its steps can be said to have got nowhere.
+    // A worker that does not count its steps is taken to have made progress.
     const bool progressed = report.steps < 0 || report.steps > steps_before_;
     if (end.failed() && !end.by_us) steps_before_ = std::max(steps_before_, report.steps);
     const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed, end.meaning};
@@ -348,22 +345,21 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end), report.steps});
 }
 
-/// After a failure: whether this end, heard of now, is what came first, and is another failure than the one
-/// that was told. All of a large job's workers can end here, so all of them are gone through only for those
-/// that can be.
+/// True when this end of a worker, reported after a failure, came before it and is another failure than the
+/// logged one. All ends are searched only when this one can be the cause: a large job has many.
 bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
     if (end.by_us || !end.error_reported || *end.error_reported >= oldest_report_) return false;
     oldest_report_ = *end.error_reported;
     const bool after_a_failure =
         state_.phase == JobState::Phase::Stopping && !state_.stopped_by && !state_.preempted;
     if (!after_a_failure || root_cause(ends_, state_.failure_decided) != &end) return false;
-    // An exception that all ranks throw is told once, whoever was the first.
+    // An exception that all ranks throw is logged once, whichever rank was the first.
     const WorkerEnd* told = root_cause(std::span(ends_).first(ends_.size() - 1), state_.failure_decided);
     return told == nullptr || !failed_alike(*told, end);
 }
 
-/// Those whom one cable has taken fall silent at once and are noticed one by one, as their last heartbeats
-/// were.
+/// How long other nodes may be noticed as lost by the same cause. Nodes behind one broken cable fall silent
+/// together, but time out one by one, within a heartbeat's interval.
 Duration Controller::others_may_follow(const Error& why) const {
     return why.code == Errc::Timeout ? kOneBlow + heartbeats_of(config_.spec.rendezvous).interval : kOneBlow;
 }
@@ -387,7 +383,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     loop_.post([this] { consider_membership(); });
 }
 
-// ---- what the operator wants
+// ---- requests of the operator
 
 void Controller::stop(int signal, rdzv::AgentId source) {
     const bool is_leave = signal == SIGTERM && membership_.contains(source) && membership_.can_spare_one();
@@ -426,14 +422,14 @@ void Controller::perform(const job_action::StartGeneration& action) {
 
 // ---- succession
 
-/// What ends the job waits for those who may take themselves for the standby.
+/// Calls `then` once no agent can take itself for the standby.
 void Controller::without_successor(std::function<void()> then) {
     ends_to_tell_.push_back(std::move(then));
     feed(succession_event::JobEnds{});
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& listens) {
-    const auto agent = agents_.find(peer);  // it may have left in the meantime
+    const auto agent = agents_.find(peer);  // the agent may have left in the meantime
     if (agent == agents_.end()) return;
     feed(succession_event::StandbyListens{peer, {agent->second.host, agent->second.addresses, listens.port}});
 }
@@ -451,7 +447,7 @@ void Controller::succeed(JobState state, const std::string& why) {
     feed(job_event::NodeLost{0, why, membership_.has_enough()});
 }
 
-/// No generation can be started, for a reason of our own.
+/// Ends the job because this process cannot start a generation.
 void Controller::give_up(const std::string& why) {
     state_.failure = why;
     state_.phase = JobState::Phase::Finished;
@@ -503,12 +499,12 @@ void Controller::perform(const job_action::StopGeneration& action) {
     stop.failed_rank = action.failed_rank;
     stop.why = action.why;
     broadcast(stop);
-    // Somebody sits and waits: after a signal, not after a failure.
+    // The operator waits after a signal, not after a failure.
     if (action.failed_rank < 0 && state_.stopped_by)
         count_down(deadline_after(MonotonicClock::now(), action.grace));
 }
 
-/// Somebody waits for the end of a grace: says how long it still takes, at fewer and fewer moments before it.
+/// Logs the time that is left of a grace at the moments of countdown_mark_below().
 void Controller::count_down(TimePoint end) {
     loop_.cancel(countdown_);
     const auto left = std::chrono::round<std::chrono::seconds>(end - MonotonicClock::now());
@@ -568,7 +564,8 @@ void Controller::perform(const job_action::Say& action) {
 void Controller::perform(const job_action::Finish&) {
     without_successor([this] {
         const JobEnd how = end();
-        const rdzv::Shutdown shutdown{exit_code(how), how.failure};  // once: it looks at all workers' ends
+        const rdzv::Shutdown shutdown{exit_code(how),
+                                      how.failure};  // made once: exit_code() looks at all workers' ends
         for (const auto& [peer, hello] : agents_) send_(peer, shutdown);
         done_();
     });

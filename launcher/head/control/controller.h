@@ -22,7 +22,7 @@ namespace ddprun {
 struct MasterAddress {
     std::string host;
     int port = 0;
-    bool is_store = false;  ///< PyTorch's, and ours
+    bool is_store = false;  ///< our server answers PyTorch's store there
 };
 
 /// A node of the running world, as the controller knows it.
@@ -37,25 +37,25 @@ struct WorldNode {
 struct ControllerConfig {
     JobSpec spec;
     std::string program;  ///< as shown in the report
-    std::string command;  ///< of this node, as nodes say it in their AgentHello
-    /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its
-    /// first. Called once for each: a port that the kernel picked must be free again for a new rank 0.
+    std::string command;  ///< of this node, as in its AgentHello
+    /// Chooses MASTER_ADDR/PORT for the generation that is about to start with `first` as its first node.
+    /// Called for each generation: a port that the kernel picked must be free again for a new rank 0.
     std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
-    /// What the agent in this process says as its `instance`: without it there is no world; "" there is none.
+    /// The `instance` of the agent in this process, without which no world is formed; "" no such agent.
     std::string own_instance;
     std::string own_host;
-    std::vector<std::string> hosts;   ///< by node rank, where it is known who is to come
-    rdzv::Terms terms;                ///< with which every node has to agree
-    std::string fabric;               ///< of this node, and what is set because of it (describe_fabric)
+    std::vector<std::string> hosts;   ///< by node rank; empty when not known
+    rdzv::Terms terms;                ///< every node has to agree with them
+    std::string fabric;               ///< this node's network and its variables (describe_fabric)
     double random = 0;                ///< in [0, 1), spreads the back-off
-    bool in_batch_job = false;        ///< a scheduler ends the job, by several ways at once
-    SuccessionState succession = {};  ///< at the beginning
+    bool in_batch_job = false;        ///< a scheduler may send one stop by several ways at once
+    SuccessionState succession = {};  ///< the initial state
 };
 
-/// The one place that decides for the whole job: performs what job_state decides.
+/// Controls the whole job: performs what job_state and succession decide.
 ///
-/// Lives on the event loop's thread beside the server. Speaks with agents only through `send`, also with the
-/// one in its own process: one code path. An agent is known by the number its connection has.
+/// The controller runs on the event loop's thread beside the server. It sends to all agents, also to the one
+/// in its own process, through `send`. The number of its connection identifies an agent.
 class Controller {
   public:
     using Send = std::function<void(rdzv::AgentId, const rdzv::ToAgent&)>;
@@ -64,11 +64,11 @@ class Controller {
     Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done);
     ~Controller();
 
-    /// From now on nodes are waited for.
+    /// Begins to wait for nodes.
     void begin();
 
-    // What the server hears.
-    /// Error: why this agent may not join (said to it).
+    // Messages and events from the server.
+    /// Error: why this agent may not join; the agent is told.
     Status agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello);
     void agent_message(rdzv::AgentId peer, const rdzv::Notice& notice);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started);
@@ -77,36 +77,36 @@ class Controller {
     void agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& standby);
     void agent_lost(rdzv::AgentId peer, const Error& why);
 
-    /// This process becomes the controller of a job that has lost its own; its agents have joined already.
+    /// Makes this the controller of a job that has lost its head. Its agents have joined already.
     void succeed(JobState state, const std::string& why);
 
-    /// The job goes on under another controller. True: this one, which has begun no generation, decides
-    /// nothing any more, its agents hear where to go when their connections close, and this process is to
-    /// join there. False: the job ends here, or this is the successor itself.
+    /// Call it when the job goes on under another controller. True: this one has begun no generation and
+    /// decides nothing any more; its agents are told where to go, and this process has to join there. False:
+    /// the job ends here, or this controller is the successor itself.
     bool meet_successor(const rdzv::Successor& where, bool can_join) {
         feed(succession_event::SuccessorMet{where, can_join});
         return succession_.is_handed_over;
     }
     void stood_still() { feed(succession_event::StoodStill{}); }
 
-    // What the operator and the host want.
-    /// A signal to this process: agents send theirs as a Notice.
+    // Requests of the operator and the host.
+    /// Handles a signal to this process. (Agents send theirs as a Notice.)
     void stop(int signal) { stop(signal, kThisProcess); }
-    /// `left`: until the scheduler ends the job itself; nullopt: not known.
+    /// `left`: the time until the scheduler ends the job itself; nullopt: not known.
     void preempt(int signal, const std::string& why, std::optional<Duration> left = {});
     /// `culprit`: the rank to look at first; -1 none.
     void hang_found(const std::string& what, int culprit);
-    /// When the job will be stopped for its walltime.
+    /// `time_up`: when the job will be stopped for its walltime.
     void walltime_known(TimePoint time_up);
-    /// Hosts that have to be there cannot take part: the job ends before any worker has started.
+    /// Ends the job before any worker has started, because required hosts cannot take part.
     void start_failed(const std::string& why) { feed(job_event::JoinFailed{why}); }
     /// Passes a signal on to all workers of all nodes; the job goes on.
     void forward(int signal);
 
     [[nodiscard]] const JobState& state() const { return state_; }
-    /// The nodes of the world that runs, or ran last; empty before the first.
+    /// The nodes of the current or last world; empty before the first one.
     [[nodiscard]] std::vector<WorldNode> world() const;
-    /// The host of a connected agent; "" for a stranger.
+    /// The host of a connected agent; "" for an unknown one.
     [[nodiscard]] std::string host_of(rdzv::AgentId peer) const;
     /// The node rank that a connected agent asked for, or was given by the head that started it.
     [[nodiscard]] std::optional<int> node_rank_of(rdzv::AgentId peer) const;
@@ -117,7 +117,7 @@ class Controller {
     void on_generation(std::function<void(std::uint64_t)> handler) {
         generation_handler_ = std::move(handler);
     }
-    /// Called with everything that is decided about, before it is.
+    /// Called with each event before the controller decides about it.
     void on_event(std::function<void(const JobEvent&)> handler) { event_handler_ = std::move(handler); }
 
   private:
@@ -179,15 +179,15 @@ class Controller {
     SuccessionState succession_;
     rdzv::Membership membership_;
     std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
-    std::vector<rdzv::AgentId> newcomers_;              ///< who have to be told why they wait
+    std::vector<rdzv::AgentId> newcomers_;              ///< to be told why they wait
     std::vector<Node> nodes_;                           ///< of the running world, by group rank
     std::unordered_map<rdzv::AgentId, int> group_ranks_;
     std::vector<WorkerEnd> ends_;  ///< of the current generation, in order
     std::vector<std::string> notes_;
     std::uint64_t order_ = 0;
     TimePoint oldest_report_ = TimePoint::max();       ///< of the errors in `ends_`
-    std::int64_t steps_before_ = -1;                   ///< the furthest any failed worker has got
-    std::vector<std::function<void()>> ends_to_tell_;  ///< when nobody succeeds
+    std::int64_t steps_before_ = -1;                   ///< the most steps of any failed worker
+    std::vector<std::function<void()>> ends_to_tell_;  ///< called when no standby can take over
     TimePoint begun_;
     std::string said_of_fabric_;
     std::vector<std::string> said_of_seats_;

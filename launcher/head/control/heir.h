@@ -8,7 +8,7 @@
 
 namespace ddprun {
 
-/// Steps a HeirState, by the clock too, on the event loop's thread.
+/// Steps a HeirState by events and by its timer, on the event loop's thread.
 class Heir {
   public:
     Heir(os::EventLoop& loop, HeirState state, std::function<void(const HeirActions&)> perform)

@@ -13,12 +13,12 @@ namespace {
 
 using Phase = HeirState::Phase;
 
-/// Behind the last moment at which the standby waits: for its word on that to arrive.
+/// How long nodes wait for the standby's answer after its own wait is over.
 constexpr Duration kLastWord = std::chrono::seconds(2);
 
 Error stale(const char* why) { return {Errc::StaleGeneration, why, 0}; }
 
-/// One step.
+/// A call of step().
 struct HeirStep {
     HeirState& state;
     TimePoint now;
@@ -28,14 +28,14 @@ struct HeirStep {
         for (const auto& [agent, arrival] : std::exchange(state.arrivals, {}))
             actions.refuse.emplace_back(agent, why);
     }
-    /// Who has come and is not lost itself, with workers of this generation or a later one.
+    /// The number of arrived agents that the head had not lost and that ran this generation or a later one.
     [[nodiscard]] int present(std::uint64_t generation) const {
         return static_cast<int>(std::ranges::count_if(state.arrivals, [&](const auto& one) {
             const rdzv::AgentHello& hello = one.second.hello;
             return hello.kept_generation >= generation && !state.lost_before.contains(hello.instance);
         }));
     }
-    /// A place is theirs who had it last.
+    /// Takes the job over. Of two agents with the same place, the one that had it last joins first.
     void take_over() {
         actions.take_over = inherited(*state.legacy, state.legacy_came);
         for (auto& [agent, arrival] : std::exchange(state.arrivals, {}))
@@ -43,13 +43,13 @@ struct HeirStep {
         std::ranges::stable_sort(actions.joined, std::greater{},
                                  [](const auto& one) { return one.second.kept_generation; });
     }
-    /// Whether the standby takes the job over. While the head may run nobody does: its workers run. Spares,
-    /// whom the standby did not know of, come at once, and others may still stop their workers then.
+    /// Decides whether the standby takes the job over: not while the head, and so its workers, may still run.
+    /// It also waits for agents with workers: spares, unknown to the standby, come before those have stopped.
     void consider() {
         if (state.is_decided || !state.is_orphan() || !state.is_standby()) return;
         const int agents = state.legacy->agents;
         const bool time_is_up = now >= state.until;
-        // Who counts is looked up when all may be there: there can be thousands.
+        // The arrivals, perhaps thousands, are counted only when all may be there.
         if (!time_is_up && static_cast<int>(state.arrivals.size()) < agents - 1) return;
         const int here = present(0);
         const bool all_have_stopped = present(state.legacy->generation) >= state.legacy->running;
@@ -81,9 +81,9 @@ struct HeirStep {
         actions.stop_workers = state.why;
         if (state.is_standby()) state.timer = std::min(state.until, state.head_runs_until);
     }
-    /// A head that says that this node was taken for lost lives, and may still need the node. A head that
-    /// fell silent may come back, as one that was stopped does; without a restart left it ends the job then,
-    /// and nobody waits for it here.
+    /// True when this node may join the lost head again. A head that took this node for lost is alive and may
+    /// still need it. A silent head may come back, as a stopped process does; without restarts it would then
+    /// end the job, so this node does not wait for it.
     [[nodiscard]] bool may_return(const heir_event::LinkLost& event) const {
         const bool is_silent =
             event.why.code == Errc::Timeout || rdzv::outage_of(event.why) == rdzv::Outage::Unreachable;
@@ -98,7 +98,7 @@ struct HeirStep {
         if (!event.legacy.lost.empty()) state.lost_before.insert(event.legacy.lost);
         if (event.port != 0 && !state.is_standby()) actions.send = rdzv::StandbyListens{event.port};
     }
-    /// A spare hears of its next controller by the standby's name only.
+    /// For a spare, a new Successor is the only sign that another head has taken over.
     void on(const rdzv::Successor& successor) {
         const bool was_standby = state.is_standby();
         if (state.phase == Phase::Orphaned) forget_loss(Phase::Following);

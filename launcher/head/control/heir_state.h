@@ -15,9 +15,8 @@
 
 namespace ddprun {
 
-/// How much later than its agents a head can notice that they do not hear each other. A head that hears and
-/// is not heard goes on hearing for up to one heartbeat, and its agents may have lost it up to one heartbeat
-/// before that.
+/// How much later than its agents a head can notice a broken link. A head whose messages do not arrive still
+/// hears its agents for up to one heartbeat, and they may have lost it up to one heartbeat before.
 inline Duration head_notices_within(const rdzv::Heartbeats& limits) { return 2 * limits.interval; }
 
 /// What a node that follows a head does when it loses the head, without acting.
@@ -26,51 +25,51 @@ inline Duration head_notices_within(const rdzv::Heartbeats& limits) { return 2 *
 ///      ^  ^------------ a generation begins, a successor is named ----------------'
 ///      |--- Returning <--head lost, which may live and need this node-- Following, Stopping, Orphaned
 ///
-/// Orphaned: this node has gone to the standby, the standby to itself. From the head's loss on the standby
-/// counts who comes, and takes the job over when all who are left have come or none is waited for any longer,
-/// with more than half of those who may live. Returning: the workers belong to a generation that is over for
-/// the other nodes; when they have ended, this node joins the head as a new one, and is no standby until it
-/// is told again. In all other cases the node leaves.
+/// Orphaned: this node joins the standby; the standby joins itself. After the head's loss the standby counts
+/// the agents that come. When all have come or its wait is over, it takes the job over if they are more than
+/// half of those that may live. Returning: the other nodes have ended this generation; when its workers have
+/// ended, this node joins the head as a new one, and is no standby until the head appoints it again. In all
+/// other cases the node leaves.
 ///
-/// An agent that comes while this node still has the head has lost the head alone: it is no part of the job
-/// any more, and is refused after a while. It is not counted either if the head is lost next (Legacy::lost):
-/// the head may go on without both.
+/// While this node still hears the head, an agent that arrives here was cut off alone: it is refused after a
+/// while. If the head is lost next, that agent does not count (Legacy::lost): the head may go on without
+/// both.
 struct HeirState {
     // Set at the beginning.
     bool has_restarts = false;  ///< a silent head that comes back begins another generation
-    std::string own_address;    ///< where this process reaches what listens here
-    Duration patience{};        ///< from the head's loss on, for all nodes to stop their workers and come
-    Duration head_notices{};    ///< from there on, for a head that lives to notice it
+    std::string own_address;    ///< by which this process reaches its own listener
+    Duration patience{};        ///< after the head's loss, for all nodes to stop their workers and come
+    Duration head_notices{};    ///< after the head's loss, for a living head to notice it
     Duration return_timeout{};  ///< to join the head again
 
     enum class Phase : std::uint8_t { Following, Stopping, Orphaned, Returning };
     Phase phase = Phase::Following;
-    bool has_asked_to_end = false;  ///< the head, which may not have heard it
-    Endpoint head;                  ///< where it was lost
-    std::string why;                ///< it was lost
+    bool has_asked_to_end = false;  ///< this node has asked the head to let it end
+    Endpoint head;                  ///< the address of the lost head
+    std::string why;                ///< why the head was lost
     std::optional<rdzv::Legacy> legacy;
     TimePoint legacy_came{};
-    std::uint16_t port = 0;  ///< where this node listens; 0: it does not
+    std::uint16_t port = 0;  ///< that this node listens on; 0 none
     rdzv::Successor successor;
-    bool head_is_dead = false;    ///< its process has ended: it is not merely cut off
-    bool is_decided = false;      ///< whether this standby takes over
-    TimePoint until = kNever;     ///< others are waited for
-    TimePoint head_runs_until{};  ///< at the latest
+    bool head_is_dead = false;    ///< the head's process has ended: it is not merely cut off
+    bool is_decided = false;      ///< this standby has taken over or given up
+    TimePoint until = kNever;     ///< when the standby stops waiting for other nodes
+    TimePoint head_runs_until{};  ///< the latest time at which the lost head may still run workers
     struct Arrival {
         rdzv::AgentHello hello;
-        TimePoint refused_at;  ///< unless the head is lost by then
+        TimePoint refused_at;  ///< when the agent is refused, unless the head is lost by then
     };
     std::map<rdzv::AgentId, Arrival> arrivals;
     std::set<std::string> lost_before;  ///< instances that the head has lost
     TimePoint timer = kNever;           ///< when TimerFired is due
 
     [[nodiscard]] bool is_orphan() const { return phase == Phase::Stopping || phase == Phase::Orphaned; }
-    /// The other nodes come here when the head is lost.
+    /// True when the other nodes join this node if the head is lost.
     [[nodiscard]] bool is_standby() const { return legacy && port != 0 && successor.port == port; }
 };
 
 namespace heir_event {
-/// By the head, as the standby. `port`: where this node listens; 0: it cannot.
+/// The head has appointed this node as the standby. `port`: the one it listens on; 0: it cannot.
 struct Appointed {
     rdzv::Legacy legacy;
     std::uint16_t port;
@@ -78,12 +77,12 @@ struct Appointed {
 struct LinkLost {
     Endpoint head;
     Error why;
-    bool was_joined;    ///< the link had come about
-    bool head_is_dead;  ///< the standby has seen so
+    bool was_joined;    ///< this node had joined by this link
+    bool head_is_dead;  ///< the standby has seen the head's process end
 };
-/// No worker of this node is left.
+/// All workers of this node have ended.
 struct WorkersEnded {};
-/// A world has been formed, under whatever controller: its loss is another one.
+/// A world has been formed, under the old or a new head: a later loss of that head is a new one.
 struct GenerationBegan {};
 struct AgentCame {
     rdzv::AgentId agent;
@@ -92,8 +91,8 @@ struct AgentCame {
 struct AgentGone {
     rdzv::AgentId agent;
 };
-/// This node is asked to end. The head decides; a node without one leaves. So does a node that loses its head
-/// before that has answered: nobody else knows what was asked.
+/// This node is asked to end. The head decides. A node without a head leaves, and so does a node that loses
+/// its head before the answer: no other node knows of the request.
 struct EndAsked {
     rdzv::Notice how;
     bool is_connected;
@@ -107,18 +106,18 @@ using HeirEvent = std::variant<heir_event::Appointed, rdzv::Successor, heir_even
 
 struct HeirActions {
     std::optional<rdzv::FromAgent> send;
-    std::string stop_workers;  ///< why, as survivors of any failure; "" no. Feed WorkersEnded
+    std::string stop_workers;  ///< why to stop them as after any failure; "" no. Feed WorkersEnded
     std::vector<std::pair<rdzv::AgentId, Error>> refuse;
-    /// Kill the workers, without a grace: the other nodes may have begun the next generation. This node is a
-    /// new one from now on. Feed WorkersEnded.
+    /// Kill the workers without a grace, because the other nodes may have begun the next generation. From now
+    /// on this node is a new one. Feed WorkersEnded.
     std::optional<Error> renew;
-    std::vector<Endpoint> join;  ///< the controller by whichever of these, until `join_by`
+    std::vector<Endpoint> join;  ///< dial the head at these until `join_by`
     TimePoint join_by{};
     std::optional<JobState> take_over;
-    std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>> joined;  ///< these, in this order
+    std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>> joined;  ///< in this order
     std::string give_up;                                             ///< why; "" no
     bool leave = false;
-    std::optional<Error> lost;  ///< with `leave`: the link's end, where that is why
+    std::optional<Error> lost;  ///< why the link ended, after LinkLost; with `leave` it is the reason
 };
 
 /// Pure: changes `state`, returns what to do, in the order of the members.

@@ -6,7 +6,7 @@
 namespace ddprun {
 namespace {
 
-/// Behind a refusal: another job has this endpoint now, whose head logs each of our visits.
+/// The least pause after a refusal: another job's head has this endpoint now and logs each of our dials.
 constexpr Duration kPauseBehindRefusal = std::chrono::minutes(1);
 
 }  // namespace

@@ -10,18 +10,18 @@
 
 namespace ddprun {
 
-/// On a head that was the standby: tells whoever begins to listen where the lost head did, and proves that it
-/// knows the job's token, that the job goes on here (rdzv::JobMoved). The lost head's ddprun may be started
-/// again, and would run the job a second time. Looks again and again, for as long as this object lives. On
-/// the event loop's thread; never blocks.
+/// On a head that was the standby: dials the lost head's endpoint. A process that listens there and proves
+/// that it knows the job's token is told that the job goes on here (rdzv::JobMoved); else a restarted ddprun
+/// of the lost head would run the job a second time. Dials again and again for as long as this object lives,
+/// on the event loop's thread; never blocks.
 class Herald final : private rdzv::ConnectionOwner {
   public:
     struct Parts {
         os::EventLoop& loop;
         rdzv::DialOptions where;
         rdzv::JobMoved moved;
-        Duration pause;  ///< between two looks: shorter than a head waits for nodes before it begins
-        std::function<void()> told;  ///< somebody was, and nobody at the look before
+        Duration pause;              ///< between two dials; shorter than a head's last call for nodes
+        std::function<void()> told;  ///< called when a process was told and none was at the dial before
     };
     explicit Herald(Parts parts);
     ~Herald() override;
@@ -31,15 +31,14 @@ class Herald final : private rdzv::ConnectionOwner {
   private:
     void look();
     void tell(rdzv::Dialled dialled);
-    void on_frame(rdzv::Connection&, rdzv::Frame) override {}  // of one that does not know the message
+    void on_frame(rdzv::Connection&, rdzv::Frame) override {}  // the peer does not know JobMoved
     void on_closed(rdzv::Connection&, const Error&) override {}
 
     Parts parts_;
     std::unique_ptr<rdzv::Dial> dial_;
-    std::unique_ptr<rdzv::Connection>
-        connection_;  ///< to the one that was told last; closed at the next look
+    std::unique_ptr<rdzv::Connection> connection_;  ///< to the process told last; closed at the next dial
     os::EventLoop::TimerId timer_ = 0;
-    bool has_told_ = false;  ///< at the last look
+    bool has_told_ = false;  ///< at the last dial
 };
 
 }  // namespace ddprun

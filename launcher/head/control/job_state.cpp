@@ -15,7 +15,7 @@
 namespace ddprun {
 namespace {
 
-/// Restarts that count against the budget now.
+/// The number of restarts that count against the budget now.
 int spent(const RestartSpec& spec, const RestartHistory& history, TimePoint now) {
     if (!spec.window) return static_cast<int>(history.restarts.size());
     return static_cast<int>(std::count_if(history.restarts.begin(), history.restarts.end(),
@@ -32,7 +32,7 @@ std::string used_up(const RestartSpec& spec) {
     return fmt::format("all {} restarts{} are used up", spec.max_restarts, within(spec));
 }
 
-/// Doubled for every restart in a row, at most backoff_max, then spread over its upper half.
+/// The back-off: doubled for every restart in a row, at most backoff_max, then spread over its upper half.
 Duration backoff(const RestartSpec& spec, int restarts_in_a_row, double random) {
     if (spec.backoff <= Duration::zero() || restarts_in_a_row == 0) return Duration::zero();
     const double doubled = static_cast<double>(spec.backoff.count()) * std::pow(2.0, restarts_in_a_row - 1);
@@ -57,7 +57,7 @@ void set_timer(JobState& state, TimePoint when, JobActions& actions) {
     actions.emplace_back(job_action::SetTimer{when});
 }
 
-/// "4 workers": those that may be alive.
+/// "4 workers": the number that may be alive.
 std::string alive_elsewhere(const JobState& state) {
     int workers = 0;
     for (const JobState::Node& node : state.nodes) {
@@ -66,7 +66,7 @@ std::string alive_elsewhere(const JobState& state) {
     return fmt::format("{} worker{}", workers, workers == 1 ? "" : "s");
 }
 
-/// Nobody is there to wait for any more. Counted, as `unfinished` is: each of a large job's nodes asks.
+/// Counts a node out of `nodes_there`, a counter because every node's end asks for it in a large job.
 void note_gone(JobState& state, const JobState::Node& before) {
     state.nodes_there -= before.ended || before.lost ? 0 : 1;
 }
@@ -83,7 +83,7 @@ void finish(JobState& state, JobActions& actions) {
 
 bool has_finished(const JobState::Node& node) { return node.ended && node.succeeded == node.workers; }
 
-/// From then on the generation is seen to its end: what has succeeded is not run again for a node that comes.
+/// True when a worker has succeeded: it is not run again for a new node, so this generation runs to its end.
 bool anybody_succeeded(const JobState& state) {
     return std::any_of(state.nodes.begin(), state.nodes.end(),
                        [](const JobState::Node& node) { return node.succeeded > 0; });
@@ -109,7 +109,7 @@ void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     actions.emplace_back(job_action::StartGeneration{state.generation, state.restarts_used});
 }
 
-/// A new generation, on the same nodes or on those that come.
+/// Begins a new generation on the same nodes, or waits for nodes again.
 void start_over(JobState& state, TimePoint now, JobActions& actions) {
     if (state.after != After::Rejoin) return start_generation(state, now, actions);
     state.phase = JobPhase::Joining;
@@ -117,7 +117,7 @@ void start_over(JobState& state, TimePoint now, JobActions& actions) {
     actions.emplace_back(job_action::Rejoin{});
 }
 
-/// All that is left of a generation is gone: what now?
+/// Decides what follows a generation, once no node of it is left.
 void continue_after_end(JobState& state, TimePoint now, JobActions& actions) {
     if (state.nodes_there > 0) return;
     if (state.phase == JobPhase::Succeeded || state.after == After::Finish) return finish(state, actions);
@@ -135,20 +135,20 @@ void stop_generation(JobState& state, int signal, Duration grace, int failed_ran
     continue_after_end(state, now, actions);
 }
 
-/// The cause is no worker. One that came before it (a node was lost, and no other came) stays what workers
-/// reacted to.
+/// Notes a cause that is no worker. The time of an earlier one stays (a node was lost, then no other came),
+/// because workers reacted to that.
 void decide_on_failure(JobState& state, const std::string& why, TimePoint now) {
     state.failure = why;
     if (!state.failure_decided) state.failure_decided = now;
 }
 
-/// The generation ends.
+/// Notes at a generation's end whether it made progress.
 void note_progress(JobState& state, bool made_progress, TimePoint now) {
     const bool progressed = made_progress || now - state.generation_started >= kProgressAge;
     state.history.without_progress = progressed ? 0 : state.history.without_progress + 1;
 }
 
-/// A failure of the running generation: restart or end, and stop what still runs.
+/// Handles a failure of the running generation: decides on a restart and stops what still runs.
 void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std::string& what, After retry,
           const JobPolicy& policy, TimePoint now, JobActions& actions) {
     note_progress(state, facts.made_progress, now);
@@ -166,14 +166,14 @@ void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std
     stop_generation(state, SIGTERM, policy.failure_grace, failed_rank, what, now, actions);
 }
 
-/// What speaks against another generation although it costs no restart.
+/// Decides whether another generation can begin that uses up no restart.
 RestartDecision decide_change(const JobState& state, TimePoint now) {
     RestartSpec unlimited;
     unlimited.max_restarts = std::numeric_limits<int>::max();
     return decide_restart(unlimited, {}, {}, now, 0, state.time_up);
 }
 
-/// The generation ends for one with other nodes, which begins at `when` or later. All workers may save.
+/// Ends the generation for one with other nodes, which begins at `when` or later. All workers may save.
 void change_world(JobState& state, const std::string& why, Duration grace, TimePoint when, TimePoint now,
                   JobActions& actions) {
     note_progress(state, false, now);
@@ -186,8 +186,8 @@ void change_world(JobState& state, const std::string& why, Duration grace, TimeP
     stop_generation(state, SIGTERM, grace, -1, why, now, actions);
 }
 
-/// A node that comes and goes for ever must not stop the others each time: after some generations in a row
-/// without progress the nodes that wait are taken in only when the one that runs has made some.
+/// Takes in the waiting nodes. After kStuckGenerations without progress they wait until this generation has
+/// made some: a node that comes and goes for ever must not stop the others each time.
 void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     if (state.waiting_nodes == 0 || anybody_succeeded(state)) return;
     const TimePoint progress = state.generation_started + kProgressAge;
@@ -256,15 +256,15 @@ JobActions on(JobState& state, const job_event::NodeEnded& event, const JobPolic
     return actions;
 }
 
-/// Before another generation begins than the one that is stopping already.
+/// Delays the generation after the stopping one while more nodes may be noticed as lost.
 void wait_for_others(JobState& state, const job_event::NodeLost& event, TimePoint now, JobActions& actions) {
     if (event.others_may_follow <= Duration::zero()) return;
     const TimePoint until = deadline_after(now, event.others_may_follow);
     set_timer(state, state.timer == kNever ? until : std::max(state.timer, until), actions);
 }
 
-/// A node is gone, and the others are enough without it. Its peers have nothing to save: they hang in a
-/// collective.
+/// Handles the loss of a node without which the others are enough. They get the short grace: they have
+/// nothing to save, because they hang in a collective.
 void lose(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now,
           JobActions& actions) {
     note_progress(state, false, now);
@@ -280,8 +280,8 @@ void lose(JobState& state, const job_event::NodeLost& event, const JobPolicy& po
     stop_generation(state, SIGTERM, policy.failure_grace, -1, event.why, now, actions);
 }
 
-/// Nobody runs any more, or is being stopped, for another world of those who are left; and now these are too
-/// few.
+/// Makes a free change of the world a restart, because another loss has left too few nodes. The workers have
+/// ended or are stopping already.
 void charge(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now,
             JobActions& actions) {
     decide_on_failure(state, event.why, now);
@@ -350,8 +350,8 @@ JobActions on(JobState& state, const job_event::Outnumbered& event, const JobPol
     }
     stop_generation(state, SIGTERM, Duration::zero(), -1, event.why, now, actions);
     if (state.phase != JobPhase::Stopping) return actions;
-    // A generation that was stopping already may have a long grace, for which the others' next one does not
-    // wait.
+    // A generation that was already stopping may have a long grace; the others' next one does not wait for
+    // it.
     state.killing = true;
     actions.emplace_back(job_action::KillGeneration{});
     return actions;
@@ -372,13 +372,13 @@ JobActions finish_early(JobState& state, const std::string& why, JobActions acti
     return actions;
 }
 
-/// What is left of the node's workers has had its notice already.
+/// Kills the node's workers, which have had their notice already.
 JobActions kill_node(JobState& state, int node, JobActions actions) {
     if (!state.nodes[static_cast<std::size_t>(node)].ended) actions.emplace_back(job_action::KillNode{node});
     return actions;
 }
 
-/// One node leaves, politely; see JobState.
+/// Handles SIGTERM at a node that may leave; see JobState.
 JobActions leave(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     const std::string why =
@@ -407,8 +407,7 @@ bool is_leaving(const JobState& state, int node) {
 
 enum class Asked : std::uint8_t { First, Echo, Again };
 
-/// Whether this source asks for the first time, or again; or whether it hears its first request by another
-/// way.
+/// Tells whether this source's request is its first, another one, or the first come by another way (Echo).
 Asked note_stop_source(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy,
                        TimePoint now) {
     const auto known =
@@ -423,16 +422,16 @@ Asked note_stop_source(JobState& state, const job_event::StopAsked& event, const
 
 JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
-    // Too late to stop where all workers have succeeded.
+    // Too late to stop when all workers have succeeded.
     if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded) return actions;
     const Asked asked = note_stop_source(state, event, policy, now);
     if (asked == Asked::Again && is_leaving(state, event.node) && !state.stopped_by)
         return kill_node(state, event.node, std::move(actions));
     if (asked == Asked::Again) return kill_now(state, std::move(actions));
     if (asked == Asked::Echo || state.stopped_by)
-        return actions;  // the same stop, heard again or from another node
+        return actions;  // the same stop by another way or at another node
     if (event.others_go_on && !state.preempted) return leave(state, event, policy, now);
-    // Who has asked to leave has not asked for this yet.
+    // A request to leave is not yet a request to stop.
     state.stop_sources = {{event.source, now}};
     state.stopped_by = event.signal;
     state.after = After::Finish;
@@ -453,7 +452,7 @@ JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolic
 
 JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
-    // Too late to stop where all workers have succeeded.
+    // Too late to stop when all workers have succeeded.
     if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded || state.preempted)
         return actions;
     state.preempted = true;

@@ -10,51 +10,50 @@
 
 namespace ddprun {
 
-/// The end of a generation, as far as it matters for starting another.
+/// The facts about a failed generation that a decision on a restart needs.
 struct FailureFacts {
     bool never_ran = false;  ///< exec failed: wrong program, no permission, missing interpreter
     bool signaled = false;
     int status = 0;             ///< exit code or signal
     bool made_progress = true;  ///< the generation got further than the one before (steps, or time)
-    std::string meaning = {};   ///< what it probably means, said once; "" nothing more than it says itself
+    std::string meaning = {};   ///< what the end probably means; "" no more than it says itself
 };
 
 struct RestartDecision {
     bool restart = false;
-    TimePoint at{};   ///< when; now unless we back off
+    TimePoint at{};   ///< when to restart; later than now with a back-off
     std::string why;  ///< "1 of 3 restarts left", "exit code 64 means wrong usage: a restart cannot help"
-    bool out_of_time =
-        false;  ///< the walltime alone is why there is none: the same job may go on in another run
+    bool out_of_time = false;  ///< no restart because of the walltime alone: the job may go on in another run
 };
 
-/// What has happened so far in this job.
+/// The past of a job that limits further restarts.
 struct RestartHistory {
     std::vector<TimePoint> restarts;  ///< when each restart was decided, oldest first
     int without_progress =
-        0;  ///< generations in a row that got nowhere, whether they failed or nodes came or went
-    std::int64_t furthest_step = -1;  ///< of any worker; -1: none has told one
+        0;  ///< generations in a row without progress, ended by failures or by nodes that came or went
+    std::int64_t furthest_step = -1;  ///< of any worker; -1: no worker has told one
 };
 
-/// Generations in a row without any progress after which restarts stop, whatever the budget, and nodes that
-/// come wait.
+/// After this many generations in a row without progress there are no more restarts, whatever the budget, and
+/// new nodes have to wait.
 inline constexpr int kStuckGenerations = 5;
 
-/// A generation that lived longer than this has made progress, also if it cannot say so. One that cannot live
-/// so long before the walltime ends is not started.
+/// A generation that ran this long counts as having made progress. A generation that has less time left
+/// before the walltime ends is not started.
 inline constexpr Duration kProgressAge = std::chrono::seconds(60);
 
-/// Nodes that come, or leave, within this span make one new generation.
+/// Nodes that come or leave within this span cause one new generation.
 inline constexpr Duration kOneChange = std::chrono::seconds(1);
 
-/// Pure. `random` in [0, 1) spreads the back-off (half to all of it), so that many jobs that lost the same
-/// file server do not come back at the same instant. `time_up`: when the job is stopped for its walltime;
-/// kNever: not known.
+/// Decides whether and when to restart. `random` in [0, 1) spreads the back-off (half to all of it), so that
+/// jobs that lost the same file server do not restart at the same instant. `time_up`: when the job is stopped
+/// for its walltime; kNever: not known. Pure.
 RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history,
                                const FailureFacts& failure, TimePoint now, double random,
                                TimePoint time_up = kNever);
 
-/// Why starting this program again cannot help; "" when it may. EX_USAGE, EX_DATAERR, EX_NOINPUT, EX_CONFIG,
-/// 126, 127 and 93 (do not requeue), and exec failures.
+/// Why a restart of this program cannot help; "" when it may. It cannot after EX_USAGE, EX_DATAERR,
+/// EX_NOINPUT, EX_CONFIG, 126, 127, 93 (do not requeue) and exec failures.
 std::string permanent_failure(const FailureFacts& failure);
 
 /// What the controller decides for the whole job, without acting.
@@ -64,26 +63,26 @@ std::string permanent_failure(const FailureFacts& failure);
 ///      |                        |                        |            +--> Finished            |
 ///      +------------------------+------------------------+--- Finished        new generation <-+
 ///
-/// A generation whose nodes change goes back to Joining, so that a spare or a returning node can take a hole.
-/// Where enough nodes are there this is a change of the world and no restart: it uses up none and does not
-/// back off. Where too few are left it is a restart like any other, also when they become too few while the
-/// generation stops. Several changes are one: so long as kOneChange after a node has come or asked to leave,
-/// or as others may follow one that was lost, no other generation begins.
+/// When the nodes of a generation change, the job goes back to Joining, so that a spare or a returning node
+/// can take a free place. With enough nodes this is no restart: it uses up none and does not back off. With
+/// too few it is a restart like any other, also when nodes become too few while the generation stops. Several
+/// changes are taken as one: the next generation waits for kOneChange after a node has come or asked to
+/// leave, and after a lost node for as long as others may follow.
 ///
-/// SIGTERM at the ddprun of one node is that node's leave where the others are enough without it, else a stop
-/// of the job. Which of the two is meant when every node gets one (scancel, mpirun, qdel), nobody can know at
-/// the first. So both begin alike: all workers get a notice, SIGTERM and the whole grace. Each further node
-/// that is signalled leaves too, until too few would be left or the head's own ddprun is signalled: then the
-/// leave has become a stop, and the grace runs on. Should a generation have begun in between, it is stopped
-/// with a whole grace as well.
+/// SIGTERM at the ddprun of one node means that the node leaves if the others are enough without it, else
+/// that the job stops. When every node gets SIGTERM (scancel, mpirun, qdel), the first one does not tell
+/// which is meant. So both begin alike: all workers get a notice, SIGTERM and the whole grace. Each further
+/// signalled node leaves too, until too few would be left or the head's own ddprun is signalled: then the
+/// leave becomes a stop, and the grace runs on. A generation that began in between is stopped with a whole
+/// grace as well.
 struct JobState {
     enum class Phase : std::uint8_t { Joining, Running, Succeeded, Stopping, BackingOff, Finished };
-    /// What follows when a stopping generation has ended.
+    /// What follows the end of a stopping generation.
     enum class After : std::uint8_t { Finish, Restart, Rejoin };
     struct Node {
         int workers = 0;
         int succeeded = 0;
-        bool ended = false;  ///< nobody is left on it
+        bool ended = false;  ///< no worker is left on it
         bool lost = false;
         std::optional<std::uint64_t> leaving =
             {};  ///< the number of its ddprun, which ends when no worker is left on it
@@ -91,33 +90,33 @@ struct JobState {
 
     Phase phase = Phase::Joining;
     After after = After::Finish;
-    std::uint64_t generation = 0;  ///< of the world that runs or ran last; 0 none yet
+    std::uint64_t generation = 0;  ///< the current or last one; 0 none yet
     int restarts_used = 0;
     std::vector<Node> nodes;
-    int nodes_there = 0;  ///< of them, neither ended nor lost
+    int nodes_there = 0;  ///< the number of `nodes` neither ended nor lost
     int unfinished = 0;   ///< workers that have not succeeded
     RestartHistory history;
     TimePoint generation_started{};
     TimePoint timer = kNever;       ///< when TimerFired is due
-    int waiting_nodes = 0;          ///< that a world formed now would take in
+    int waiting_nodes = 0;          ///< waiting nodes that a world formed now would take in
     std::optional<int> stopped_by;  ///< the signal that asked us to stop first
     struct StopSource {
         std::uint64_t source = 0;
-        TimePoint since{};  ///< when it asked first
+        TimePoint since{};  ///< its first request
     };
-    std::vector<StopSource> stop_sources;  ///< who has asked for it
-    TimePoint time_up = kNever;  ///< when the walltime's notice is due, or its end where there is no notice
+    std::vector<StopSource> stop_sources;
+    TimePoint time_up = kNever;  ///< the walltime notice, or the walltime's end if there is no notice
     bool out_of_time = false;    ///< there was no time left for a restart
     bool preempted = false;
     bool hung = false;  ///< the generation was stopped because it hung
     bool killing = false;
-    bool is_free = false;                      ///< what follows the stopping generation uses up no restart
-    std::string failure;                       ///< a cause that is no worker: rendezvous, lost node, hang
-    std::optional<TimePoint> failure_decided;  ///< when; what workers do after that, they do because of it
+    bool is_free = false;                      ///< the next generation uses up no restart
+    std::string failure;                       ///< a cause other than a worker: rendezvous, lost node, hang
+    std::optional<TimePoint> failure_decided;  ///< when; later ends of workers are its consequences
 };
 
 namespace job_event {
-/// Enough nodes have joined; workers per node in group-rank order.
+/// Enough nodes have joined. `workers`: per node, by group rank.
 struct WorldFormed {
     std::vector<int> workers;
 };
@@ -132,40 +131,40 @@ struct WorkerEnded {
     bool failed;
     bool by_us;
     std::string what;         ///< "rank 5 on node02, signal 9 (SIGKILL)"
-    std::int64_t steps = -1;  ///< that it has done; -1: it does not say
+    std::int64_t steps = -1;  ///< steps done; -1: the worker does not count them
 };
 struct NodeEnded {
     int node;
 };
-/// `others_go_on`: enough nodes are left, or wait. `others_may_follow`: so long what took this one may be
-/// seen to take more.
+/// A node is lost. `others_go_on`: enough nodes are left or wait. `others_may_follow`: for this long, more
+/// nodes may be noticed as lost by the same cause.
 struct NodeLost {
     int node;
     std::string why;
     bool others_go_on = false;
     Duration others_may_follow{};
 };
-/// So many nodes wait that a world formed now would take in.
+/// The number of waiting nodes that a world formed now would take in has changed.
 struct NodesWaiting {
     int nodes;
 };
-/// So many nodes are silent that they may go on without this controller: its workers are killed, without a
-/// grace in which they would run beside the others' next generation.
+/// The silent nodes are so many that they may go on without this controller: its workers are killed without a
+/// grace, so that they do not run beside the others' next generation.
 struct Outnumbered {
     std::string why;
 };
-/// A signal whose action is Stop. The `source` is the ddprun that got it (a number of its own): what is sent
-/// to the ddprun of every node (scancel, mpirun) is one request to stop, and only who asks for a second time
-/// means "now".
+/// A signal whose action is Stop. `source` is the number of the ddprun that got it: signals to the ddprun of
+/// every node (scancel, mpirun) are one request to stop, and only a second one from the same ddprun means
+/// "now".
 struct StopAsked {
     int signal;
     std::uint64_t source;
-    int node = -1;  ///< of the running world; -1: the head's own ddprun, or one that waits
+    int node = -1;  ///< of the running world; -1: the head's own ddprun or a waiting node's
     std::string host = {};
     bool others_go_on =
-        false;  ///< it is a node's leave: not the head's, and enough nodes are left without it
+        false;  ///< the node leaves: it is not the head's, and enough nodes are left without it
 };
-/// Preemption: a signal with that action, the walltime, `ddprun drain`.
+/// Preemption by a signal with that action, by the walltime or by `ddprun drain`.
 struct PreemptAsked {
     int signal;
     std::string why;
@@ -176,7 +175,7 @@ struct HangFound {
     std::string what;
     int culprit = -1;
 };
-/// When the job is stopped for its walltime, by us or by the scheduler.
+/// `time_up`: when the job is stopped for its walltime, by us or by the scheduler.
 struct WalltimeKnown {
     TimePoint time_up;
 };
@@ -194,7 +193,7 @@ struct StartGeneration {
     std::uint64_t generation;
     int restart_count;
 };
-/// Every node: stop signal, grace, then SIGKILL. `failed_rank`: >= 0 ends collectives at once.
+/// Stop the workers of every node: signal, grace, then SIGKILL. `failed_rank`: >= 0 ends collectives at once.
 struct StopGeneration {
     int signal;
     Duration grace;
@@ -205,15 +204,15 @@ struct KillGeneration {};
 struct KillNode {
     int node;
 };
-/// This node is in no further world.
+/// This node will be in no further world.
 struct NodeLeaves {
     std::uint64_t source;
 };
-/// Nothing of it runs any more: its ddprun ends.
+/// The leaving node has no workers any more: its ddprun ends.
 struct Dismiss {
     std::uint64_t source;
 };
-/// libddp workers are told to save and stop; others get the signal.
+/// Tell libddp workers to save and stop. (Other workers get the signal.)
 struct NotifyPreempt {
     std::string why;
 };
@@ -227,7 +226,7 @@ struct Say {
 };
 /// Wait for nodes again.
 struct Rejoin {};
-/// The job is over; its end is in the state and in the collected worker ends.
+/// The job is over; the state and the collected ends of workers tell how.
 struct Finish {};
 }  // namespace job_action
 
@@ -240,11 +239,11 @@ using JobAction =
 struct JobPolicy {
     RestartSpec restart;
     Duration shutdown_timeout = std::chrono::seconds(30);
-    /// Grace of survivors after a failure: they have nothing to save, most hang in a collective.
+    /// Grace of the survivors of a failure: they have nothing to save, and most hang in a collective.
     Duration failure_grace = std::chrono::seconds(5);
     Duration preempt_grace = std::chrono::seconds(30);
     /// A scheduler's SIGTERM comes by several ways at once (PBS: to every process, and again from pbsdsh or
-    /// mpiexec, which got it too): what the same ddprun hears of it within this span is one request. Zero:
+    /// mpiexec, which got it too): all that the same ddprun gets within this span are one request. Zero:
     /// every signal counts.
     Duration one_stop = Duration::zero();
     Grow grow = Grow::Now;

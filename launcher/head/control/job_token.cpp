@@ -20,7 +20,7 @@ namespace {
 
 std::string directory_of_secret(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
-/// Like make_directories, but what is made is for its owner only, as the XDG directories are.
+/// Like make_directories, but new directories are for their owner only, as XDG's are.
 Status make_private_directories(const std::string& directory) {
     for (std::size_t end = 0; end != std::string::npos;) {
         end = directory.find('/', end + 1);
@@ -30,7 +30,7 @@ Status make_private_directories(const std::string& directory) {
     return {};
 }
 
-/// What is wrong with a file that shall hold our secret; "" nothing. Pure.
+/// What is wrong with the file of our secret; "" nothing. Pure.
 std::string fault_of_secret(const struct stat& status, uid_t us) {
     if (status.st_uid != us)
         return fmt::format("belongs to user {}, not to {}: whoever made it knows it", status.st_uid, us);
@@ -46,9 +46,9 @@ Error refused_secret(const std::string& path, const std::string& fault) {
     return {Errc::Refused, fmt::format("{} {}", path, fault), 0};
 }
 
-/// Whoever can write to the directory can put a file there whose content he knows, so it is judged as sshd
-/// judges ~/.ssh: it is ours or root's and nobody else writes to it; a symbolic link in its place is ours or
-/// root's too. Error: Refused, System.
+/// Checks the directory as sshd checks ~/.ssh, because a user who can write to it can put a known secret
+/// there: the directory, and a symbolic link in its place, is ours or root's, and nobody else can write to
+/// it. Error: Refused, System.
 Status check_directory_of_secret(const std::string& directory) {
     struct stat named {
     }, status{};
@@ -67,7 +67,7 @@ Status check_directory_of_secret(const std::string& directory) {
             status.st_mode & 07777));
 }
 
-/// Error: System with ENOENT when there is none.
+/// Error: System with ENOENT when there is no secret; Refused.
 Result<std::string> read_user_secret(const std::string& path) {
     const Result<UniqueFd> opened = open_regular_file(path);
     if (!opened) return opened.error();
@@ -77,7 +77,7 @@ Result<std::string> read_user_secret(const std::string& path) {
     if (::lstat(path.c_str(), &named) == 0 && S_ISLNK(named.st_mode)) {
         return refused_secret(path, "is a symbolic link: copy the file that it names in its place");
     }
-    // What was opened is what is judged: the name could be another file's by now.
+    // fstat judges the opened file: the name could be another file's by now.
     struct stat status {};
     if (::fstat(opened->get(), &status) != 0) return Error::system("stat " + path);
     if (const std::string fault = fault_of_secret(status, ::geteuid()); !fault.empty())
@@ -108,7 +108,7 @@ bool is_missing(const Error& error) {
     return error.code == Errc::System && (error.sys == ENOENT || error.sys == ESTALE);
 }
 
-/// A file of its own beside the secret's place, complete and on disk.
+/// Writes a secret to a new file beside its final place, and to the disk.
 Status write_candidate(UniqueFd& fd, std::string_view bytes) {
     while (!bytes.empty()) {
         const ssize_t written = ::write(fd.get(), bytes.data(), bytes.size());
@@ -116,16 +116,16 @@ Status write_candidate(UniqueFd& fd, std::string_view bytes) {
         if (written < 0) return Error::system("write");
         bytes.remove_prefix(static_cast<std::size_t>(written));
     }
-    // mkostemp asks for 0600; the server of a shared directory may have had other ideas.
+    // mkostemp asks for 0600, but a file server may set another mode.
     if (::fchmod(fd.get(), 0600) != 0) return Error::system("chmod");
     if (::fsync(fd.get()) != 0) return Error::system("fsync");
     if (::close(fd.release()) != 0) return Error::system("close");  // where NFS reports a full disk
     return {};
 }
 
-/// Below it a warning: 16 random letters and digits are more than 80 bits.
+/// A shorter DDPRUN_TOKEN gives a warning: 16 random letters and digits are more than 80 bits.
 constexpr std::size_t kShortestToken = 16;
-/// The head may have the same secret and not use it: nothing on the wire tells.
+/// The head may have the same secret and not use it: a refused node cannot tell.
 constexpr std::string_view kOrInsecure = "; if the head was started with --insecure, all nodes need it";
 constexpr std::string_view kGiveToken = "set DDPRUN_TOKEN to the same random text on all nodes";
 
@@ -154,7 +154,7 @@ Error without_secret(const Error& why) {
 }  // namespace
 
 Result<std::string> user_secret_path(const EnvironmentLookup& variable) {
-    // The XDG specification: what is not absolute is ignored.
+    // The XDG specification says to ignore a relative path.
     if (const auto config = variable("XDG_CONFIG_HOME"); config && config->starts_with('/'))
         return *config + "/ddprun/secret";
     if (const auto home = variable("HOME"); home && home->starts_with('/'))
@@ -170,9 +170,9 @@ Result<UserSecret> settle_user_secret(const std::string& path, std::string_view 
     UniqueFd fd(::mkostemp(candidate.data(), O_CLOEXEC));
     if (!fd) return Error::system("write " + path);
     const Status written = write_candidate(fd, fresh);
-    // link, not rename: it never replaces, on NFS too, so whoever comes second finds the first one's. A link
-    // whose answer got lost is told as a failure although it was made: what stands there decides, not what we
-    // were told.
+    // link() never replaces a file, on NFS too, as rename() would: a second process finds the first one's.
+    // NFS may report a failure although the link was made (a lost answer), so the file decides, not the
+    // result.
     const int failure = !written ? 0 : ::link(candidate.c_str(), path.c_str()) == 0 ? 0 : errno;
     ::unlink(candidate.c_str());
     if (!written) return written.error().with("write " + path);
@@ -196,7 +196,7 @@ Result<UserSecret> user_secret(const std::string& path) {
 }
 
 std::string derive_job_token(std::string_view secret, std::string_view run_id, std::uint16_t port) {
-    // The id comes last and the port has no separator in it: no two jobs share a text.
+    // The id comes last and the port contains no separator, so no two jobs share a text.
     return to_hex(hmac_sha256(secret, fmt::format("ddprun job token 1\n{}\n{}", port, run_id)));
 }
 

@@ -10,7 +10,7 @@
 namespace ddprun {
 namespace {
 
-/// One step.
+/// A call of step().
 struct HeadStep {
     SuccessionState& state;
     const JobState& job;
@@ -25,7 +25,7 @@ struct HeadStep {
         legacy.lost = lost;
         actions.send.emplace_back(state.standby, std::move(legacy));
     }
-    /// From now on the job ends with this process.
+    /// Takes the standby back: from now on the job ends with this process.
     void end_succession() {
         state.standby = 0;
         if (!state.successor.host.empty()) actions.send.emplace_back(0, state.successor = {});
@@ -44,7 +44,8 @@ struct HeadStep {
         state.heirs.erase(agent);
         actions.tell_end = state.is_last && state.heirs.empty();
     }
-    /// Nodes that have fallen silent may be the larger part of a network in two, and go on without this one.
+    /// Ends the job here if silent nodes may be the larger part of a split network and go on without this
+    /// one.
     void check_majority() {
         const int present = static_cast<int>(state.agents.size());
         const int living = state.electorate - state.known_dead;
@@ -92,7 +93,7 @@ struct HeadStep {
         }
         appoint_standby();
     }
-    /// Once all nodes have heard of a generation, those before it do not count any more.
+    /// Counts the electorate anew once the workers of all nodes have started: earlier generations are over.
     void on(const succession_event::Confirmed&) {
         if (--state.unconfirmed != 0) return;
         state.electorate = static_cast<int>(state.agents.size());
@@ -113,7 +114,7 @@ struct HeadStep {
     void on(const succession_event::StoodStill&) {
         state.sees_no_death_until = deadline_after(now, heartbeats_of(state.spec.rendezvous).timeout);
     }
-    /// A standby that does not answer is lost within the time-out.
+    /// Needs no timer: a standby that does not answer is lost within the heartbeat timeout.
     void on(const succession_event::JobEnds&) {
         state.is_last = true;
         end_succession();
@@ -125,7 +126,7 @@ struct HeadStep {
             actions.await_nodes = state.silent_may_return - now;
         else actions.nobody_comes = true;
     }
-    /// No job runs a second time beside its successor: a ddprun that was started again joins, or ends.
+    /// Keeps a restarted ddprun from running the job a second time: it joins the successor or ends.
     void on(const succession_event::SuccessorMet& event) {
         if (state.is_successor) return;
         const std::string there = fmt::format("the job goes on under {}, which succeeded its lost head",
@@ -165,7 +166,7 @@ JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
     JobState state;
     state.phase = JobState::Phase::Running;
     state.generation =
-        legacy.generation + 1;  // it may have begun one more, of which only others, or nobody, has heard
+        legacy.generation + 1;  // the head may have begun one more that this node was not told of
     state.restarts_used = legacy.restarts_used;
     state.history.without_progress = legacy.without_progress;
     state.history.furthest_step = legacy.steps;
