@@ -7,11 +7,11 @@
 
 namespace ddprun::test {
 
-/// All that is random in one schedule.
+/// The random choices of one schedule.
 class Dice {
   public:
     explicit Dice(std::uint64_t seed) : engine_(seed) {}
-    /// Both may come.
+    /// Both bounds are included.
     int between(int least, int most) {
         return least + static_cast<int>(engine_() % static_cast<std::uint64_t>(most - least + 1));
     }

@@ -16,7 +16,7 @@ bool is_monotonic(clockid_t clock) { return clock == CLOCK_MONOTONIC; }
 
 }  // namespace
 
-// In place of libc's, for this program.
+// Replaces libc's function in this program.
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
     if (!is_simulated || !is_monotonic(clock))
         return static_cast<int>(::syscall(SYS_clock_gettime, clock, time));

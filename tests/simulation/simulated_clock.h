@@ -4,8 +4,8 @@
 
 namespace ddprun::test {
 
-/// While one is there, MonotonicClock tells its time, and event loops neither wait nor ask the kernel for
-/// timers: the whole process lives in simulated time. One at a time.
+/// While an object of this class exists, MonotonicClock tells its time, and event loops neither wait nor ask
+/// the kernel for timers: the whole process runs in simulated time. Only one may exist at a time.
 class SimulatedClock {
   public:
     SimulatedClock();
@@ -15,7 +15,7 @@ class SimulatedClock {
 
     [[nodiscard]] TimePoint now() const;
     void set(TimePoint now);
-    /// What the event loop would be woken for; kNever: nothing. Of the loop that has turned last.
+    /// When the event loop that ran last wants to be woken; kNever: it has no timer.
     [[nodiscard]] TimePoint next_timer() const;
 };
 

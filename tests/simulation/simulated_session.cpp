@@ -34,7 +34,7 @@ void SimulatedSession::say(Way way, rdzv::EncodedMessage message) {
     write(way);
 }
 
-/// As the kernel takes it: now all, now the beginning of a message.
+/// Writes as the kernel does: sometimes all of a message, sometimes only its beginning.
 void SimulatedSession::write(Way way) {
     Side& from = sides_[back(way)];
     while (from.wire && !from.out.is_written()) {
@@ -57,10 +57,10 @@ void SimulatedSession::send(Way way, const WirePtr& wire, Piece piece) {
     parts_.after(last - parts_.now(), [this, way, wire] { arrive(way, wire); });
 }
 
-/// The first piece that is under way: each has one arrival.
+/// Delivers the first piece under way. Called once for each piece.
 void SimulatedSession::arrive(Way way, const WirePtr& wire) {
     if (wire->is_broken || wire->under_way[way].empty() || !parts_.can_arrive()) return;
-    if (is_silent()) {  // it is sent again, later and later
+    if (is_silent()) {  // TCP sends it again after longer and longer pauses
         const Duration again =
             silent_until_ - parts_.now() + parts_.dice.span(0s, std::min<Duration>(silence_, 1500ms));
         return parts_.after(again, [this, way, wire] { arrive(way, wire); });
@@ -99,7 +99,7 @@ void SimulatedSession::hear(Way way, rdzv::Frame frame) {
     way == kToHead ? parts_.head_hears(std::move(frame)) : parts_.agent_hears(std::move(frame));
 }
 
-/// `way`: of what the word is about.
+/// Sends a heartbeat against `way`: about what has arrived that way.
 void SimulatedSession::beat(Way way) {
     Side& side = sides_[way];
     if (side.is_over || !side.wire) return;
@@ -112,7 +112,7 @@ void SimulatedSession::give_up(Way way, Errc code) {
     if (std::exchange(side.is_over, true)) return;
     if (!may_end_ && parts_.is_whole())
         parts_.wrong("a session is over after an outage shorter than the time-out");
-    may_end_ = true;  // of the other side it is over, too
+    may_end_ = true;  // the session ends for the other side, too
     side.out.clear();
     for (const WirePtr& wire : {side.wire, way == kToAgent ? dialled_ : nullptr}) {
         if (!wire) continue;
@@ -124,13 +124,12 @@ void SimulatedSession::give_up(Way way, Errc code) {
     way == kToHead ? parts_.head_loses(code) : parts_.agent_loses(code);
 }
 
-// ---- what goes wrong
+// ---- faults
 
 void SimulatedSession::reset() {
     resets_ = parts_.now() - last_reset_ < wait_for_redial(Outage::Broken, parts_.limits) ? resets_ + 1 : 1;
     last_reset_ = parts_.now();
-    may_end_ =
-        may_end_ || is_silent() || resets_ > 3;  // for longer than a process that has died is waited for
+    may_end_ = may_end_ || is_silent() || resets_ > 3;  // a dead process is not waited for so long
     const bool is_late_to_see = parts_.dice.chance(30);
     for (const WirePtr& wire : {head().wire, agent().wire, dialled_}) {
         if (!wire || wire->is_broken) continue;
@@ -145,7 +144,7 @@ void SimulatedSession::reset() {
 void SimulatedSession::fall_silent(Duration span, bool is_noticed) {
     const bool is_calm = head().wire && head().wire == agent().wire && !head().wire->is_broken &&
                          !head().watch && !agent().watch;
-    may_end_ = may_end_ || !is_calm;  // two outages can be as one that is longer
+    may_end_ = may_end_ || !is_calm;  // two outages can add up to a longer one
     silence_ = span;
     silent_until_ = parts_.now() + span;
     for (const Way way : {kToHead, kToAgent}) {
@@ -163,13 +162,13 @@ void SimulatedSession::fall_silent(Duration span, bool is_noticed) {
                  [this, wire = head().wire] { head_closed(wire, Outage::Unreachable); });
 }
 
-/// What is still under way by it does not come.
+/// Breaks the connection. Pieces on the way are lost.
 void SimulatedSession::close(const WirePtr& wire) {
     wire->is_broken = true;
     for (auto& pieces : wire->under_way) pieces.clear();
 }
 
-// ---- what the server does
+// ---- the server's part
 
 void SimulatedSession::head_closed(const WirePtr& wire, Outage outage) {
     Side& side = head();
@@ -191,7 +190,7 @@ void SimulatedSession::move_to(Side& side, const WirePtr& wire, TimePoint now) {
     ++side.outage;
 }
 
-/// The agent has proved itself, and wants to go on with the session, of which it has received so much.
+/// The agent has proved who it is and wants to go on with the session, after `received` bytes.
 void SimulatedSession::prove(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received) {
     if (agent().is_over || attempt != attempt_ || wire->is_broken || is_silent() || !parts_.is_whole())
         return;
@@ -210,11 +209,11 @@ void SimulatedSession::prove(std::uint64_t attempt, const WirePtr& wire, std::ui
     if (!earlier) return;
     earlier->under_way[kToHead].clear();
     if (parts_.dice.chance(50))
-        earlier->under_way[kToAgent].clear();  // with something unread of it, it is reset
+        earlier->under_way[kToAgent].clear();  // closing with unread bytes resets a connection
     parts_.after(leg(), [this, earlier] { agent_closed(earlier, Outage::Broken); });
 }
 
-// ---- what the agent's link does
+// ---- the agent link's part
 
 void SimulatedSession::agent_closed(const WirePtr& wire, Outage outage) {
     Side& side = agent();
@@ -237,7 +236,7 @@ void SimulatedSession::outage_is_over() {
     if (!is_dialling_ || !has_met_somebody_) give_up(kToAgent, Errc::Closed);
 }
 
-/// For both sides, while they may not hear each other.
+/// Watches for silence, on both sides, while they may not hear each other.
 void SimulatedSession::look(Way way) {
     Side& side = sides_[way];
     if (side.is_over) return;

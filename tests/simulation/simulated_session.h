@@ -13,13 +13,13 @@
 
 namespace ddprun::test {
 
-/// What is between one agent and one head in simulated time. Both ends of the session are those of
-/// rendezvous/wire/session, and what travels are the bytes of the wire, in pieces; what
-/// rendezvous/client/agent_link and rendezvous/serve/server do when a connection is reset or silent is done
-/// here after them, with their time-outs.
+/// A session between one agent and one head in simulated time. Both ends are those of
+/// rendezvous/wire/session, and they exchange the bytes of the wire in pieces. For a reset or silent
+/// connection this class copies what rendezvous/client/agent_link and rendezvous/serve/server do, with their
+/// timeouts.
 ///
-/// Checked: every message is heard once and in order, and an outage that should be survived ends no session.
-/// What was said before the session's end may be lost with it.
+/// It checks that every message arrives once and in order, and that an outage that should be survived ends no
+/// session. Messages on the way may be lost when the session ends.
 class SimulatedSession {
   public:
     struct Parts {
@@ -28,12 +28,13 @@ class SimulatedSession {
         std::function<TimePoint()> now = {};
         std::function<void(Duration, std::function<void()>)> after = {};
         std::function<Duration()> delay = {};  ///< of a piece on its way
-        /// Both processes live, and the network between them: but for what is done here.
+        /// True when both processes and the network between them work, apart from this session's own faults.
         std::function<bool()> is_whole = {};
-        /// What is under way: whoever is to hear it lives, and no cable is cut.
+        /// True when a piece on its way can arrive: the receiver lives, and no cable is cut.
         std::function<bool()> can_arrive = {};
         std::function<void(rdzv::Frame)> head_hears = {}, agent_hears = {};
-        /// The session is over for that side. Timeout, Closed; Refused: for the head it was over before.
+        /// Called when the session is over for that side: Timeout, Closed, or Refused by the head, for which
+        /// it was over before.
         std::function<void(Errc)> head_loses = {}, agent_loses = {};
         std::function<void(const std::string&)> wrong = {};
     };
@@ -43,25 +44,24 @@ class SimulatedSession {
     void say_to_head(Result<rdzv::EncodedMessage> message) { say(kToHead, *std::move(message)); }
     void say_to_agent(Result<rdzv::EncodedMessage> message) { say(kToAgent, *std::move(message)); }
 
-    // What goes wrong.
-    /// All connections that there are, also one that was just made to go on with; what is under way by them
-    /// is lost.
+    // Faults.
+    /// Breaks all connections, also a new one that shall go on with the session. Pieces on the way are lost.
     void reset();
-    /// Nothing passes for a while. `is_noticed`: the kernels say so before the heartbeats do.
+    /// Lets nothing pass for a while. `is_noticed`: the kernels report it before the heartbeats do.
     void fall_silent(Duration span, bool is_noticed);
-    /// From here on who finds the session over may be right.
+    /// From now on a side may take the session for over.
     void may_end() { may_end_ = true; }
-    /// Others are slow to shake hands from here on.
+    /// From now on handshakes are slow.
     void answer_slowly() { slowest_leg_ = std::chrono::milliseconds(30); }
 
-    /// The process on that side is gone: it decides nothing any more.
+    /// The process on that side has ended.
     void agent_ends() { agent().is_over = true; }
     void head_ends() { head().is_over = true; }
     [[nodiscard]] std::uint64_t resumed() const { return resumed_; }
 
   private:
-    enum Way : std::size_t { kToHead, kToAgent };  ///< and whoever hears what goes there
-    /// What arrives at once: bytes, or a word of the handshake.
+    enum Way : std::size_t { kToHead, kToAgent };  ///< a direction, and the side that receives
+    /// What arrives at once: bytes, or a step of the handshake.
     struct Piece {
         std::string bytes;
         std::function<void()> handshake;
@@ -75,12 +75,12 @@ class SimulatedSession {
     struct Side {
         rdzv::Outbox out;
         rdzv::Inbox in;
-        std::deque<std::string> unheard;  ///< what it is still to hear
-        WirePtr wire;                     ///< null: it knows that the connection is lost
+        std::deque<std::string> unheard;  ///< messages that it has still to hear
+        WirePtr wire;                     ///< null: this side knows that the connection is lost
         rdzv::FrameDecoder decoder{rdzv::kPeerLimits};
         TimePoint heard{};
         std::optional<rdzv::SilenceWatch> watch;
-        std::uint64_t outage = 0;  ///< the timer of another one has been cancelled
+        std::uint64_t outage = 0;  ///< the number of the outage; timers of earlier ones do nothing
         bool owes_beat = false, is_over = false;
     };
 
@@ -115,16 +115,16 @@ class SimulatedSession {
     TimePoint silent_until_{};
     Duration silence_{};
     TimePoint last_reset_{};
-    int resets_ = 0;  ///< one right behind the other
+    int resets_ = 0;  ///< the number of resets shortly after one another
     Duration slowest_leg_ = std::chrono::microseconds(400);
     bool may_end_ = false;
     std::uint64_t resumed_ = 0;
-    // The agent's look for another connection.
+    // The agent's attempts to get another connection.
     std::uint64_t attempt_ = 0;
     bool is_dialling_ = false, has_met_somebody_ = false;
     WirePtr dialled_;
     bool redial_is_due_ = false;
-    std::uint64_t redials_ = 0;  ///< the timer of another one has been cancelled
+    std::uint64_t redials_ = 0;  ///< the number of the redial; timers of earlier ones do nothing
     std::optional<rdzv::Outage> outage_;
     bool has_grace_ = false;
 };

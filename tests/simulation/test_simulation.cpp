@@ -1,8 +1,8 @@
-// A whole job in one process and in simulated time: the real controller, the real decisions of every agent
-// and node, and between them sessions over a network that delays, breaks connections and falls silent; nodes
-// that come, leave, crash, are cut off and come back, the head too; workers that fail and hang; signals,
-// preemption, the walltime; questions to the job. What is drawn follows from a seed alone:
-// DDPRUN_SIMULATION_SEED=N runs that one schedule, and tells what happens in it.
+// The simulation of a whole job in one process and in simulated time: with the real controller, the real
+// decisions of every agent and node, and sessions over a network that delays, breaks connections and falls
+// silent. Nodes, also the head, come, leave, crash, are cut off and come back; workers fail and hang; there
+// are signals, preemption, the walltime and questions to the job. A seed determines each schedule:
+// DDPRUN_SIMULATION_SEED=N runs one schedule and prints what happens in it.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ using namespace std::chrono_literals;
 constexpr Duration kStopGrace = 5s, kFailureGrace = 2s, kPreemptGrace = 4s, kHeartbeatTimeout = 3s;
 constexpr Duration kOutageToSurvive = kHeartbeatTimeout * 2 / 3;
 constexpr Duration kQuestionPatience = 3s;
-constexpr Duration kLongestJob = 30min;  ///< a job that has not ended by then never does
+constexpr Duration kLongestJob = 30min;  ///< a longer job counts as stuck
 
 class SimulatedJob {
   public:
@@ -62,7 +62,7 @@ class SimulatedJob {
     }
     SimulatedJob(const SimulatedJob&) = delete;
 
-    /// What is wrong with this schedule; "" nothing.
+    /// Runs the schedule and returns what is wrong with it; "" nothing.
     std::string run() {
         const TimePoint limit = clock_.now() + kLongestJob;
         while (wrong_.empty() && (!is_over() || !events_.empty())) {
@@ -88,21 +88,21 @@ class SimulatedJob {
 
   private:
     struct Agent;
-    /// What listens in a ddprun: a controller's, or that of a standby, which has none yet.
+    /// The listener of a head or a standby.
     struct Head {
-        Agent& agent;  ///< in whose process
+        Agent& agent;  ///< the agent in the same process
         std::unique_ptr<Controller> controller = {};
-        bool is_dead = false;    ///< with its process
-        bool has_ended = false;  ///< the job, for this controller
+        bool is_dead = false;    ///< its process has ended
+        bool has_ended = false;  ///< its controller has ended the job
         bool is_outnumbered = false;
-        std::set<rdzv::AgentId> members = {};  ///< connected, as it sees them
+        std::set<rdzv::AgentId> members = {};  ///< connected as far as it knows
         std::map<rdzv::AgentId, SimulatedSession*> sessions = {};
     };
     /// One ddprun.
     struct Agent {
         int node = 0;
-        std::uint16_t port = 0;  ///< of what listens in it
-        Head* own = nullptr;     ///< null: nothing does
+        std::uint16_t port = 0;  ///< that `own` listens on
+        Head* own = nullptr;     ///< null: it does not listen
         std::unique_ptr<Heir> heir;
         std::unique_ptr<Inquiry> inquiry;
         // Of its session.
@@ -116,8 +116,8 @@ class SimulatedJob {
         rdzv::StartGeneration order;
         ForwardedSignals forwarded;
         std::optional<TimePoint> grace_ends;
-        bool is_running = true;   ///< its process
-        bool is_cut = false;      ///< nothing comes through any more
+        bool is_running = true;   ///< its process lives
+        bool is_cut = false;      ///< its network is down
         bool is_leaving = false;  ///< it ends when it is idle
         bool was_signalled = false;
     };
@@ -125,7 +125,7 @@ class SimulatedJob {
         Agent* agent;
         std::uint64_t generation;
         bool has_exited = false;
-        int signals = 0;  ///< that were passed on to it
+        int signals = 0;  ///< the number passed on to it
     };
 
     void at(TimePoint when, std::function<void()> happen) { events_.emplace(when, std::move(happen)); }
@@ -166,7 +166,7 @@ class SimulatedJob {
             [this, &head] { end(head); });
         head.controller->on_event([this, &head](const JobEvent& event) {
             if (std::holds_alternative<job_event::Outnumbered>(event)) head.is_outnumbered = true;
-            // What it decides now it may have told some nodes only.
+            // The head may crash after it has told its next decision to some nodes only.
             if (std::holds_alternative<job_event::WorkerEnded>(event) && dice_.chance(crashes_percent_))
                 after(dice_.span(0s, 20ms), [this] { crash_head(); });
         });
@@ -181,7 +181,7 @@ class SimulatedJob {
         return *head.controller;
     }
     Head& latest() const { return *latest_; }
-    /// Of the job that goes on; null: nobody decides at the moment.
+    /// The agent beside the current controller; null: there is no controller at the moment.
     Agent* head_agent() const { return latest().is_dead || latest().has_ended ? nullptr : &latest().agent; }
     void end(Head& head) {
         if (head.is_dead) return;
@@ -192,7 +192,7 @@ class SimulatedJob {
         has_succeeded_ = has_succeeded_ || code == 0;
     }
     static bool is_heads(const Agent& agent) { return agent.own != nullptr && agent.own->controller; }
-    /// Nobody is there who could do anything.
+    /// True when the job has no controller and no other ddprun runs.
     bool is_over() const {
         for (const auto& head : heads_) {
             if (head->controller && !head->is_dead && !head->has_ended) return false;
@@ -207,7 +207,7 @@ class SimulatedJob {
         return agent.head != nullptr && agent.head->members.contains(agent.peer);
     }
 
-    // ---- what follows a head's end
+    // ---- succession
 
     std::unique_ptr<Heir> make_heir(Agent& agent) {
         HeirState state;
@@ -246,7 +246,7 @@ class SimulatedJob {
     }
     void take_over(Agent& agent, const HeirActions& actions) {
         tell(fmt::format("node{} takes over", agent.node));
-        stop_asked_.reset();  // who asked the lost head has to ask again
+        stop_asked_.reset();  // a request to the lost head has to be repeated
         Controller& controller = build_controller(*agent.own);
         controller.begin();
         for (const auto& [peer, hello] : actions.joined) {
@@ -264,7 +264,7 @@ class SimulatedJob {
         agent.heir->feed(heir_event::LinkLost{{"", head.agent.port}, {code, "gone", 0}, was_linked, is_dead});
     }
 
-    // ---- what goes wrong
+    // ---- faults
 
     void draw_faults(int first) {
         const TimePoint start = clock_.now();
@@ -298,7 +298,7 @@ class SimulatedJob {
         for (int n = dice_.between(0, 6); n > 0; --n)
             at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] { disturb(one); });
     }
-    /// One whose ddprun dies, or leaves, soon after it has joined, and is started again each time.
+    /// A node whose ddprun dies or leaves soon after it has joined, and is started again each time.
     void flap(int node, int times) {
         if (times == 0 || head_agent() == nullptr) return;
         come(node);
@@ -314,7 +314,7 @@ class SimulatedJob {
             after(dice_.span(0s, 2s), [this, node, times] { flap(node, times - 1); });
         });
     }
-    /// The network between a node and its head, for a while.
+    /// Disturbs the network between a node and its head for a while.
     void disturb(int one) {
         Agent* const agent = other(one);
         if (agent == nullptr || !is_member(*agent) || agent->head->is_dead ||
@@ -322,8 +322,8 @@ class SimulatedJob {
             return;
         SimulatedSession& session = *agent->session;
         const int kind = dice_.between(1, 100);
-        // A head takes a connection that breaks, and is not back in time, for its process's end: with another
-        // loss these are two at a time.
+        // A head takes a connection that breaks and does not come back in time for the process's end. With
+        // another loss these would be two at a time.
         const bool is_taken_for_dead = kind > 93;
         if (kind > 85 && (was_taken_for_dead_ || (is_taken_for_dead && cut_off_ > 0))) return;
         was_taken_for_dead_ = was_taken_for_dead_ || is_taken_for_dead;
@@ -341,12 +341,12 @@ class SimulatedJob {
         for (int again = dice_.between(1, 3); again > 0; --again)
             after(dice_.span(0s, 4ms), [&session] { session.reset(); });
     }
-    /// Those who have lost the head may be the larger part, which goes on.
+    /// The nodes that have lost the head may be the larger part, which goes on.
     void note_lost_session() {
         note_fault();
         if (outlives_head_ && ++cut_off_ > 1) may_fail_ = true;
     }
-    /// One that runs, and is no head's.
+    /// A running node other than the head's.
     Agent* other(int one) {
         std::vector<Agent*> running;
         for (const auto& agent : agents_) {
@@ -372,11 +372,11 @@ class SimulatedJob {
         Agent* const agent = head_agent();
         if (agent == nullptr || agent->is_cut) return;
         tell(fmt::format("node{}, the head, is cut off", agent->node));
-        may_fail_ = true;  // whoever is fewer ends
+        may_fail_ = true;  // the smaller part ends
         agent->is_cut = true;
         fall_silent(latest());
     }
-    /// For those who speak with it, and they for it.
+    /// Lets a head and its agents lose each other by timeouts.
     void fall_silent(Head& head) {
         for (const auto& one : agents_) {
             if (one.get() == &head.agent || one->head != &head) continue;
@@ -386,7 +386,7 @@ class SimulatedJob {
                   [this, &head, other = one.get()] { lose_head(*other, head, Errc::Timeout); });
         }
     }
-    /// A job outlives one loss at a time, once everybody knows the standby.
+    /// Lets the job fail unless it must survive: it outlives one loss at a time once all know the standby.
     void note_head_lost() {
         const bool comes_alone = clock_.now() > last_fault_ + 6s;
         bool all_know = true;
@@ -408,7 +408,7 @@ class SimulatedJob {
         note_fault();
         agent->is_cut = true;
         ++cut_off_;
-        if (outlives_head_ && cut_off_ > 1) may_fail_ = true;  // they may be the larger part, which goes on
+        if (outlives_head_ && cut_off_ > 1) may_fail_ = true;  // the nodes cut off may be the larger part
         if (agent->own != nullptr) fall_silent(*agent->own);
         Head* const head = agent->head;
         after(kHeartbeatTimeout + dice_.span(0s, 500ms),
@@ -433,7 +433,7 @@ class SimulatedJob {
         if (!agent->is_cut) note_stop();
         latest().controller->stop(SIGTERM);
     }
-    /// As a scheduler does: every node, one after the other.
+    /// Signals every node, one after the other, as a scheduler does.
     void signal_all(TimePoint when) {
         at(when, [this] {
             for (std::size_t i = 0; i < agents_.size(); ++i) {
@@ -456,7 +456,7 @@ class SimulatedJob {
         any_failed_ = true;
         latest().controller->hang_found("rank 0 hangs", 0);
     }
-    /// Whatever ends the generation from here on may end the job.
+    /// Sets a walltime. From now on any end of a generation may end the job.
     void set_walltime() {
         may_fail_ = true;
         walltime_ = clock_.now() + dice_.span(1s, 100s);
@@ -468,7 +468,7 @@ class SimulatedJob {
             if (head == &latest()) preempt("walltime", 2s);
         });
     }
-    /// As a scheduler does: every node, at about the same time. Each worker gets the signal once.
+    /// Signals every node at about the same time, as a scheduler does. Each worker gets the signal once.
     void forward_to_all(TimePoint when) {
         at(when, [this] {
             for (const auto& agent : agents_) {
@@ -486,7 +486,7 @@ class SimulatedJob {
                 must(is_disturbed_, fmt::format("a worker of node{} gets a signal twice", agent.node));
         }
     }
-    /// Every question is answered once, whatever becomes of the head, in a time that is known before.
+    /// Checks that a question is answered once and in time, whatever happens to the head.
     void ask(int one) {
         Agent& agent = *agents_[static_cast<std::size_t>(one) % agents_.size()];
         if (!agent.is_running) return;
@@ -580,7 +580,7 @@ class SimulatedJob {
         head.agent.inquiry->agent_lost(peer);
         head.controller->agent_lost(peer, {code, "gone", 0});
     }
-    /// The ddprun itself is gone, and its workers with it.
+    /// Ends a ddprun and its workers at once.
     void end_process(Agent& agent) {
         if (!agent.is_running) return;
         agent.is_running = false;
@@ -597,7 +597,7 @@ class SimulatedJob {
                 after(delay(), [this, other = one.get(), own] { lose_head(*other, *own, Errc::Closed); });
         }
     }
-    /// It ends when its workers have.
+    /// Lets a ddprun end after its workers.
     void leave(Agent& agent) {
         if (!agent.is_running) return;
         agent.is_leaving = true;
@@ -640,7 +640,7 @@ class SimulatedJob {
                  fmt::format("a worker of node{} is killed before its grace is over", agent.node));
             return after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}); });
         }
-        if (action.signal != SIGTERM || dice_.chance(15)) return;  // deaf
+        if (action.signal != SIGTERM || dice_.chance(15)) return;  // the worker ignores the signal
         const bool saves = dice_.chance(70);
         after(saves ? dice_.span(1ms, 3s) : dice_.span(0s, 5ms), [this, pid, saves] {
             exits(pid, {pid, !saves, saves ? 0 : SIGTERM, false});
@@ -699,7 +699,7 @@ class SimulatedJob {
         parts.agent_hears = [this, &agent, &head](rdzv::Frame frame) {
             if (agent.is_running && agent.head == &head) agent_hears(agent, std::move(frame));
         };
-        // That it may be over at all between two that live, it has checked.
+        // The session itself has checked that it may end between two living processes.
         const auto is_a_fault = parts.is_whole;
         parts.head_loses = [this, is_a_fault, &head, peer = agent.peer](Errc code) {
             if (is_a_fault()) note_lost_session();
@@ -749,12 +749,12 @@ class SimulatedJob {
             std::holds_alternative<rdzv::Shutdown>(message) && head.controller->finished();
         const bool is_end = is_last_word || (std::holds_alternative<rdzv::StopGeneration>(message) &&
                                              (state.stopped_by || state.preempted));
-        // What is told beside a larger part, which goes on without this head, that part need not know.
+        // The end that an outnumbered head tells does not count: the larger part goes on without this head.
         if (is_end && !head.agent.is_cut && !head.is_outnumbered) end_was_told_ = true;
         head.sessions.at(peer)->say_to_agent(encode_message(message));
     }
-    /// Ranks of a generation lie side by side, each node has one share, and nothing of the last one runs
-    /// where we hear of it.
+    /// Checks that each node gets the next ranks of a generation, and that no connected node still runs
+    /// workers of the last one.
     void check(const Agent& agent, const rdzv::StartGeneration& start) {
         must(!end_was_told_, "a generation begins though it was told that the job ends");
         must(start.restart_count >= heard_restarts_, "restarts that were used up are counted back");
@@ -783,7 +783,7 @@ class SimulatedJob {
         must(start.first_rank == next_rank_, fmt::format("rank {} is given to node{}, the next is {}",
                                                          start.first_rank, agent.node, next_rank_));
         next_rank_ += start.local_world_size;
-        // But for a new head, which takes the first.
+        // A node keeps its place, except for a new head, which takes the first.
         const bool keeps_place = agent.order.generation == earlier_generation_ && earlier_generation_ > 0 &&
                                  &agent != &latest().agent;
         must(!keeps_place || start.place == agent.order.place,
@@ -824,7 +824,7 @@ class SimulatedJob {
             agent.inquiry->from_controller(message);
     }
 
-    // ---- what must hold
+    // ---- checks
 
     int members() const {
         int count = 0;
@@ -837,7 +837,7 @@ class SimulatedJob {
     void note_stop() {
         if (!stop_asked_) stop_asked_ = clock_.now();
     }
-    /// A job that is told to end does: all graces, a kill, and the ways there and back.
+    /// Checks that a job ends in time when told to: after all graces, a kill, and the messages both ways.
     void look_at_stop() {
         const bool is_late = stop_asked_ && !latest().is_dead && !latest().has_ended &&
                              clock_.now() > *stop_asked_ + kStopGrace + kHeartbeatTimeout + 5s;
@@ -863,12 +863,12 @@ class SimulatedJob {
     std::unique_ptr<os::EventLoop> loop_;
     std::multimap<TimePoint, std::function<void()>> events_;
     std::vector<std::unique_ptr<Agent>> agents_;  ///< by port
-    std::vector<Agent*> by_peer_{nullptr};        ///< from 1: each session is another
+    std::vector<Agent*> by_peer_{nullptr};        ///< from 1, one for each session
     std::map<pid_t, Process> processes_;
     pid_t next_pid_ = 100;
     JobSpec spec_;
     Nodes nodes_;
-    bool outlives_head_ = false;  ///< it was not the head that started the other nodes
+    bool outlives_head_ = false;  ///< the head did not start the other nodes
     Duration work_{};
     int fails_percent_ = 0, crashes_percent_ = 0, cut_off_ = 0;
     bool was_taken_for_dead_ = false, is_disturbed_ = false;
@@ -880,13 +880,12 @@ class SimulatedJob {
     std::uint64_t checked_generation_ = 0;
     int checked_world_ = 0, next_rank_ = 0;
     std::uint64_t heard_generation_ = 0,
-                  earlier_generation_ = 0;  ///< by any agent; when the last world was formed
+                  earlier_generation_ = 0;  ///< by any agent; its value when the last world was formed
     int heard_restarts_ = 0;                ///< by any agent
     bool end_was_told_ = false;             ///< to any agent
     std::vector<std::unique_ptr<SimulatedSession>> sessions_;
-    std::vector<std::unique_ptr<Head>>
-        heads_;               ///< none goes before the end: what it has posted may still come
-    Head* latest_ = nullptr;  ///< with a controller
+    std::vector<std::unique_ptr<Head>> heads_;  ///< all are kept: their posted calls may still come
+    Head* latest_ = nullptr;                    ///< the last one with a controller
 };
 
 constexpr std::uint64_t kSchedules = 3000;
