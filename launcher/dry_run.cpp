@@ -25,7 +25,7 @@ std::string describe_ranks(int first, int count) {
     return count == 1 ? fmt::format("rank {}", first) : fmt::format("ranks {}-{}", first, first + count - 1);
 }
 
-/// Who runs what, a line for each host that ddprun starts.
+/// One line for each host that ddprun starts: its ranks, and what starts its ddprun.
 std::vector<std::string> describe_hosts(const HostStart& start, const std::vector<int>& workers) {
     std::vector<std::string> lines;
     int first = 0;
@@ -43,7 +43,7 @@ std::vector<std::string> describe_hosts(const HostStart& start, const std::vecto
     return lines;
 }
 
-/// The torchrun way: where the controller is, as this node finds it.
+/// Says where the controller is, as this node finds it the way torchrun does.
 std::string describe_controller(const HeadChoice& choice) {
     const std::string port =
         choice.endpoint.port == 0 ? "any free port" : fmt::format("port {}", choice.endpoint.port);
@@ -52,7 +52,7 @@ std::string describe_controller(const HeadChoice& choice) {
     return fmt::format("at {} ({})", to_string(choice.endpoint), choice.why);
 }
 
-/// "" where it is known only when the nodes have met.
+/// MASTER_ADDR as far as it is known before the nodes have met; its host is "" otherwise.
 MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch,
                                   const std::optional<HeadChoice>& choice, bool is_first) {
     JobSpec spec = setup.spec;
@@ -65,7 +65,7 @@ MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch,
     if (serves_torch && spec.nodes.max == 1) port = rendezvous.master_port.value_or(0);
     const bool others_know_more = !choice->is_head && rendezvous.local_addr && !rendezvous.master_addr;
     const bool first_is_elsewhere = rendezvous.head_is_apart && !serves_torch && !rendezvous.master_addr;
-    // Of another node's controller: as its own command line says it, if that is the same as this one.
+    // The controller is another node's: assume that its command line is the same as this one.
     if (!choice->is_head) rendezvous.local_addr.reset();
     MasterChoice master =
         choose_master(spec, serves_torch, static_cast<std::uint16_t>(port), false, true, {});
@@ -73,8 +73,8 @@ MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch,
     return master;
 }
 
-/// How many workers each node has, by its rank: of hosts that we start as `start` says (a host's slots count
-/// where --nproc-per-node is not given), of others as many as this node.
+/// The number of workers of each node, by node rank. Of hosts that we start: as `start` says (a host's slots
+/// count where --nproc-per-node is not given). Of others: as many as on this node.
 std::vector<int> workers_by_node(const JobSetup& setup, bool workers_are_given) {
     std::vector<int> workers(static_cast<std::size_t>(setup.spec.nodes.max), setup.workers);
     if (!setup.start) return workers;
@@ -85,14 +85,14 @@ std::vector<int> workers_by_node(const JobSetup& setup, bool workers_are_given) 
     return workers;
 }
 
-/// The order that this node would start its workers by, as far as it is known before the nodes have met, and
-/// what surrounds it.
+/// The order by which this node would start its workers, as far as it is known before the nodes have met, and
+/// its surroundings.
 struct DryRun {
     rdzv::StartGeneration order;
     PlanSurroundings around;
 };
 
-/// `choice` says where the controller is; nullopt: the launcher around us will.
+/// `choice` says where the controller is; nullopt: the outer launcher will say it.
 Result<DryRun> plan_dry_run(const JobSetup& setup, const std::vector<int>& workers,
                             const std::optional<HeadChoice>& choice) {
     const JobSpec& spec = setup.spec;

@@ -5,8 +5,8 @@
 
 namespace ddprun {
 
-/// Prints what --dry-run shows: the run's own decisions, taken and not carried out. Error: what the run would
-/// be refused for.
+/// Prints what --dry-run shows: what this run would decide, without doing it. Error: why the run would be
+/// refused.
 Status show_plan(const JobSetup& setup, bool workers_are_given);
 
 }  // namespace ddprun

@@ -20,18 +20,18 @@
 namespace ddprun {
 namespace {
 
-/// torchrun's for --rdzv-endpoint without a port.
+/// torchrun's default port for --rdzv-endpoint without a port.
 constexpr std::uint16_t kDefaultPort = 29400;
 
 constexpr Duration kBehindStart = std::chrono::seconds(5);
 
-/// All of them, or fewer where --nnodes says with how many the job goes on.
+/// Makes all `hosts` the job's nodes; an elastic --nnodes keeps its minimum.
 void be_of_hosts(CommandLine& line, int hosts) {
     const bool is_elastic = line.sources.contains("nnodes") && line.spec.nodes.max == hosts;
     line.spec.nodes = {is_elastic ? line.spec.nodes.min : hosts, hosts};
 }
 
-/// Where several hosts are ours to use: the spec becomes that of their head.
+/// Makes the spec that of the head of several hosts.
 std::optional<HostStart> become_head(CommandLine& line, StartPlan plan,
                                      const std::vector<std::string>& arguments, const StartFacts& facts) {
     RendezvousSpec& rendezvous = line.spec.rendezvous;
@@ -45,7 +45,8 @@ std::optional<HostStart> become_head(CommandLine& line, StartPlan plan,
         if (!rendezvous.endpoint) rendezvous.endpoint = Endpoint{own_name, kDefaultPort};
         return std::nullopt;
     }
-    // The port that a site has opened; the others are told our own name and addresses.
+    // Keep a port that the user gave (a site may have opened it); the other hosts get our own name and
+    // addresses.
     const bool has_port = line.sources.contains("rdzv-endpoint") && rendezvous.endpoint;
     if (has_port && rendezvous.endpoint->host != own_name) {
         line.remarks.push_back(
@@ -53,7 +54,7 @@ std::optional<HostStart> become_head(CommandLine& line, StartPlan plan,
                         to_string(*rendezvous.endpoint), own_name));
     }
     rendezvous.endpoint = Endpoint{own_name, has_port ? rendezvous.endpoint->port : std::uint16_t{0}};
-    // RemoteAgents says by then which host is missing and why; this bound comes a little later.
+    // RemoteAgents reports by then which host is missing and why; this limit comes a little later.
     const auto waves = static_cast<int>(plan.hosts.size() / kMostStarting + 1);
     const Duration one_wave = std::min(rendezvous.join_timeout, line.spec.start.timeout);
     rendezvous.join_timeout = std::min(rendezvous.join_timeout, one_wave * waves + kBehindStart);
@@ -82,7 +83,7 @@ NodesSaid nodes_said(const CommandLine& line) {
     return line.spec.nodes.max == 1 || shared_endpoint(line.spec) ? NodesSaid::ByOthers : NodesSaid::Count;
 }
 
-/// A scheduler's tasks per host, or the slots of a host file, where --nproc-per-node says nothing.
+/// Uses a scheduler's tasks per host, or the slots of a host file, where --nproc-per-node is not given.
 void default_to_slots(CommandLine& line, int slots) {
     if (slots > 1 && !line.sources.contains("nproc-per-node"))
         line.spec.workers = {WorkerCount::Kind::Number, slots};
@@ -153,12 +154,12 @@ Result<CommandLine> take_order(const StartedNode& started) {
     }
     Result<CommandLine> line = parse_command_line(order.arguments, process_environment);
     if (!line) return line.error();
-    line->remarks.clear();  // the head has said them
+    line->remarks.clear();  // the head has printed them
     default_to_slots(*line, order.slots[static_cast<std::size_t>(started.node)]);
     be_of_hosts(*line, static_cast<int>(order.hosts.size()));
     line->spec.rendezvous.node_rank = started.node;
     line->spec.rendezvous.is_host = false;
-    line->spec.rendezvous.local_addr.reset();  // --local-addr names the head's
+    line->spec.rendezvous.local_addr.reset();  // --local-addr is the head's address
     line->spec.rendezvous.head_is_apart = order.head_is_apart;
     line->spec.rendezvous.endpoint = started.head;
     line->spec.rendezvous.run_id = order.run_id;

@@ -16,7 +16,7 @@
 namespace ddprun {
 namespace {
 
-/// Programs are compared by their names: they may lie elsewhere on each node; and per role.
+/// Programs are compared by name, because each node may have them at another path, and per role.
 rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix) {
     const JobSpec& spec = setup.spec;
     const rdzv::Heartbeats heartbeat = heartbeats_of(spec.rendezvous);
@@ -34,7 +34,8 @@ rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix) {
     return terms;
 }
 
-/// To be compared. A digest of the arguments: other nodes hear it, and they can hold secrets.
+/// The command that nodes compare. It has a digest of the arguments, because other nodes receive it and
+/// arguments can hold secrets.
 std::string command_of(const ResolvedProgram& program, std::string_view token) {
     const std::vector<std::string>& all = program.arguments;
     const auto script = std::find(all.begin(), all.end(), program.name);  // behind a Python and its options

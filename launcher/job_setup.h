@@ -26,33 +26,33 @@ struct JobSetup {
     JobSpec spec;
     ResolvedProgram program;
     Machine machine;
-    int workers = 1;                       ///< of this node; 0: a head that is none
+    int workers = 1;                       ///< of this node; 0: a head without workers
     std::vector<std::string> environment;  ///< "NAME=value": what workers inherit
     std::string log_level;                 ///< LOGLEVEL; "" default
-    DescriptorLimit descriptors;           ///< of which workers get the one before back
+    DescriptorLimit descriptors;           ///< workers get the limit `before` back
 
-    // What was settled before; none: the command line says it.
+    // Decisions that were made before; none: the command line decides.
     std::optional<HeadChoice> head;
-    std::vector<Endpoint> head_elsewhere;  ///< where the controller may be reached besides, if it has told
+    std::vector<Endpoint> head_elsewhere;  ///< other addresses of the controller, if it has sent them
     std::optional<JobToken> token;
-    std::optional<JobMeeting> meeting;  ///< of the several nodes of an outer launcher
+    std::optional<JobMeeting> meeting;  ///< where an outer launcher started several nodes
 
-    // How this ddprun stands to those of other hosts, where they are not each started by somebody else.
-    std::optional<HostStart> start;      ///< it starts them
-    std::optional<StartedNode> started;  ///< it has been started by the head
-    std::optional<OuterTask> task;       ///< mpiexec, srun or their like has started them all
+    // How this ddprun relates to those of other hosts.
+    std::optional<HostStart> start;      ///< this ddprun starts the others
+    std::optional<StartedNode> started;  ///< the head has started this ddprun
+    std::optional<OuterTask> task;       ///< mpiexec, srun or another launcher has started all of them
 
-    /// The end of standard input is the end of what started us.
+    /// True when the end of standard input means that our starter has ended.
     [[nodiscard]] bool has_lifeline() const {
         return started && started->call.secret.kind == SecretWay::Stdin;
     }
-    /// This node's lines go to the head by the session.
+    /// True when this node sends its output to the head over the session.
     [[nodiscard]] bool sends_output() const { return started && started->order.sends_output; }
 };
 
 os::LogOptions log_options(const JobSetup& setup);
-/// What this node says of itself when it joins as `instance`, to a job of this secret. Its terms are what all
-/// nodes have to agree on.
+/// The Hello with which this node joins as `instance`, to the job with the secret `token`. Its terms are what
+/// all nodes have to agree on.
 rdzv::AgentHello hello_of(const JobSetup& setup, const std::string& instance, std::string_view token,
                           bool has_pmix);
 

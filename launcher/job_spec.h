@@ -10,14 +10,14 @@
 
 namespace ddprun {
 
-/// How many workers a node runs, as the user said it.
+/// How many workers a node runs, as the user wrote it.
 struct WorkerCount {
     enum class Kind : std::uint8_t { Number, Auto, Gpu, Cpu } kind = Kind::Number;
     int number = 1;
     bool operator==(const WorkerCount&) const = default;
 };
 
-/// What the program is and how it is run.
+/// The program and how it is run.
 struct ProgramSpec {
     enum class Kind : std::uint8_t {
         Detect,      ///< a .py file is run with Python, anything else directly
@@ -34,7 +34,7 @@ struct Nodes {
     int max = 1;
     bool operator==(const Nodes&) const = default;
 };
-/// As --nnodes takes it: "3", "2:3".
+/// As --nnodes is written: "3", "2:3".
 inline std::string to_string(const Nodes& nodes) {
     return (nodes.min == nodes.max ? "" : std::to_string(nodes.min) + ":") + std::to_string(nodes.max);
 }
@@ -42,30 +42,30 @@ inline std::string to_string(const Nodes& nodes) {
 /// How workers find each other, after --standalone and the defaults have been applied.
 struct RendezvousSpec {
     std::string backend = "static";    ///< static or c10d: accepted, our own server serves both
-    std::optional<Endpoint> endpoint;  ///< where the controller is; none: this node, any free port
+    std::optional<Endpoint> endpoint;  ///< of the controller; none: this node, any free port
     std::string run_id = "none";
-    std::optional<bool> is_host;  ///< --rdzv-conf: this node is the head, or is not
+    std::optional<bool> is_host;  ///< --rdzv-conf: whether this node is the head
     std::optional<Duration>
-        heartbeat_timeout;  ///< a node that is silent for so long is lost; before the next two
-    std::optional<Duration> keep_alive_interval;  ///< between two heartbeats of a node
-    std::optional<int> keep_alive_attempts;       ///< a node that misses so many in a row is lost
+        heartbeat_timeout;  ///< a node that is silent for this long is lost; wins over the next two
+    std::optional<Duration> keep_alive_interval;  ///< time between two heartbeats of a node
+    std::optional<int> keep_alive_attempts;       ///< a node that misses so many heartbeats in a row is lost
     Duration join_timeout = std::chrono::seconds(600);
     Duration last_call = std::chrono::seconds(30);  ///< wait for more nodes once min has joined
     std::optional<int> node_rank;
-    std::optional<std::string> master_addr;  ///< what workers get; none: the address that worked
+    std::optional<std::string> master_addr;  ///< MASTER_ADDR of the workers; none: the address that worked
     std::optional<int> master_port;          ///< none: a free port, reserved until the workers start
     std::optional<std::string> local_addr;
     std::string iface;           ///< --iface as given; "" none
-    std::string listen_on;       ///< this node's address on it: it listens there only; "" on all
+    std::string listen_on;       ///< this node's address on `iface`: it listens on this one only; "" on all
     bool insecure = false;       ///< several nodes without a secret (job_token.h)
-    bool tls = false;            ///< what goes from host to host to and from the controller is sealed
-    bool head_is_apart = false;  ///< it is on a host that is none of the nodes, and runs no workers
+    bool tls = false;            ///< --tls: connections between hosts and the controller are encrypted
+    bool head_is_apart = false;  ///< the head's host is none of the nodes, and runs no workers
 };
 
-/// What starts the ddprun of the other hosts.
+/// What starts ddprun on the other hosts.
 enum class Starter : std::uint8_t {
-    Auto,  ///< what the source of the hosts has
-    None,  ///< nothing of ours: others do
+    Auto,  ///< the one that belongs to the source of the hosts
+    None,  ///< this ddprun starts none: somebody else does
     Pbsdsh,
     Tm,  ///< pbs_tmrsh
     Mpiexec,
@@ -74,7 +74,7 @@ enum class Starter : std::uint8_t {
     Ssh,
 };
 
-/// Where one command is to start all nodes.
+/// How one command starts all nodes.
 struct StartSpec {
     Starter starter = Starter::Auto;
     std::string hosts, hostfile;                  ///< as given; "" none: the scheduler's
@@ -83,13 +83,13 @@ struct StartSpec {
         environment;  ///< --env, as given: "NAME" (sent to the other hosts) or "NAME=VALUE"
 };
 
-/// When nodes that come to a running elastic job are taken in.
+/// When nodes that join a running elastic job become part of it.
 enum class Grow : std::uint8_t {
-    Now,      ///< the running generation is stopped for it
-    Restart,  ///< when there is another generation for another reason
+    Now,      ///< at once: the running generation is stopped for it
+    Restart,  ///< when another generation starts for another reason
 };
 
-/// When a failed gang is started again.
+/// When the workers are started again after a failure.
 struct RestartSpec {
     int max_restarts = 0;
     std::optional<Duration> window;                   ///< "3/1h": at most max_restarts within any such span
@@ -97,16 +97,16 @@ struct RestartSpec {
     Duration backoff_max = std::chrono::seconds(60);
 };
 
-/// Whether a batch job that ran out of time is put back into its queue.
+/// Whether a batch job whose time ran out is put back into its queue.
 struct RequeueSpec {
     enum class Mode : std::uint8_t {
         No,
         Auto,  ///< where we can
-        Self,  ///< by us: the job does not start where we cannot
+        Self,  ///< by ddprun: the job does not start where ddprun cannot
     } mode = Mode::No;
-    int limit = 10;  ///< times that it is put back, in all
+    int limit = 10;  ///< how often the job is put back, in all
     std::string
-        script;  ///< PBS: the job script, as its user knows it; relative to where the job was submitted
+        script;  ///< PBS: the job script as its user named it, relative to the directory of submission
 };
 
 /// Streams of a worker, as torchrun's Std bit mask.
@@ -127,13 +127,14 @@ struct StreamsMap {
 
 /// Where the workers' output goes.
 struct OutputSpec {
-    std::string log_dir;                                      ///< "" none; per-rank files are kept below it
-    StreamsMap redirects;                                     ///< these streams go to files only
-    StreamsMap tee;                                           ///< these go to files and to the console
-    std::vector<int> local_ranks;                             ///< console shows only these; empty all
-    std::vector<std::string> stdout_filters, stderr_filters;  ///< lines with one of them are copied to a file
+    std::string log_dir;           ///< "" none; per-rank files are kept below it
+    StreamsMap redirects;          ///< these streams go to files only
+    StreamsMap tee;                ///< these go to files and to the console
+    std::vector<int> local_ranks;  ///< console shows only these; empty all
+    std::vector<std::string> stdout_filters,
+        stderr_filters;  ///< matching lines are copied to a file
     std::optional<std::string>
-        prefix;  ///< template of what stands before each line; none: default_prefix (lines.h)
+        prefix;  ///< template of the prefix of each line; none: default_prefix (lines.h)
     enum class Color : std::uint8_t { Auto, Always, Never } color = Color::Auto;
     std::uint64_t max_file_bytes = 0;                    ///< rotation; 0 never
     Duration half_line_after = std::chrono::seconds(2);  ///< an unfinished line is shown, marked, after this
@@ -144,7 +145,7 @@ enum class SignalAction : std::uint8_t { Forward, Stop, Preempt, Ignore };
 
 enum class NumaBinding : std::uint8_t { None, Auto, Node, Socket, Exclusive, CoreComplex };
 
-/// What connects the nodes of a job, as NCCL's and libfabric's settings go by it (fabric.h).
+/// The network between the nodes, which decides NCCL's and libfabric's settings (fabric.h).
 enum class Fabric : std::uint8_t { None, Ethernet, Infiniband, Efa, Slingshot };
 
 /// Whether workers get a PMIx server (pmix/wish.h).
@@ -153,10 +154,10 @@ enum class PmixUse : std::uint8_t { Auto, On, Off };
 /// Whether the controller serves PyTorch's TCPStore clients (plan/head_choice.h).
 enum class TorchStoreUse : std::uint8_t { Auto, On, Off };
 
-/// What follows from the health of the GPUs before anything is started (gpu_health.h).
+/// What happens, before the start, when a GPU is not healthy (gpu_health.h).
 enum class GpuCheck : std::uint8_t { Auto, Off, Warn, Refuse };
 
-/// Where an outer launcher put the one process that a ddprun stands for.
+/// The place that an outer launcher gave to the process that a ddprun stands for.
 struct OuterRank {
     int local_rank = 0;
     int local_size = 1;
@@ -164,7 +165,7 @@ struct OuterRank {
     int nodes = 1;
 };
 
-/// A whole command line, checked. Nothing in it depends on this machine: detect_machine resolves it.
+/// A whole checked command line. Nothing in it depends on this machine: detect_machine resolves it.
 struct JobSpec {
     ProgramSpec program;
     WorkerCount workers;
@@ -178,35 +179,35 @@ struct JobSpec {
     std::string role = "default";
     std::map<int, SignalAction> signals;  ///< by signal number; see default_signals() in signals.h
     std::string signals_to_handle =
-        "SIGTERM,SIGINT,SIGHUP,SIGQUIT";                   ///< as given; workers are told, as by torchrun
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT";                   ///< as given; workers see it, as under torchrun
     Duration shutdown_timeout = std::chrono::seconds(30);  ///< grace between the stop signal and SIGKILL
-    /// The same for the survivors of a failure; never longer than shutdown_timeout.
+    /// The same for the survivors of a failure; at most shutdown_timeout.
     Duration failure_grace = std::chrono::seconds(5);
-    Duration walltime_notice = Duration::zero();  ///< preempt so long before the walltime ends; zero: never
-    Duration preempt_grace = std::chrono::seconds(30);  ///< the same after a preemption notice
+    Duration walltime_notice = Duration::zero();  ///< preempt this long before the walltime ends; zero: never
+    Duration preempt_grace = std::chrono::seconds(30);  ///< the grace after a preemption notice
     NumaBinding binding = NumaBinding::Auto;
-    std::optional<Fabric> fabric;  ///< none: by what the node has, where the job has several
+    std::optional<Fabric> fabric;  ///< none: chosen by the node's hardware, where the job has several nodes
     bool virtual_local_rank = false;
     bool per_rank = false;  ///< --per-rank: this ddprun stands for one process of an outer launcher
-    /// It does: said, or because the launcher put several ddpruns on this node. It runs one worker, whose
-    /// place the launcher gave.
+    /// Set when this ddprun stands for one process: by --per-rank, or because the launcher put several
+    /// ddpruns on this node. It runs one worker, at the place that the launcher gave.
     std::optional<OuterRank> outer_rank;
     bool pass_mpi_env = false;  ///< the worker gets the outer launcher's variables and PMI descriptor
-    bool use_cgroup = true;     ///< workers get a cgroup of their own, where one can be had
+    bool use_cgroup = true;     ///< workers get their own cgroup, where possible
     PmixUse pmix = PmixUse::Auto;
     TorchStoreUse torch_store = TorchStoreUse::Auto;
     bool narrow_gpus = false;  ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES
     GpuCheck gpu_check = GpuCheck::Auto;
-    std::optional<int> stdin_rank;                      ///< none: nobody reads our stdin
+    std::optional<int> stdin_rank;                      ///< none: no worker reads our stdin
     std::optional<std::pair<int, std::string>> attach;  ///< run this rank under a debugger command
     Duration gpu_memory_wait =
-        std::chrono::seconds(30);  ///< before a restart, for the last workers' GPU memory; zero: none
-    Duration hang_timeout = Duration::zero();  ///< zero: hangs are not looked for
+        std::chrono::seconds(30);  ///< the longest wait for GPU memory before a restart; zero: none
+    Duration hang_timeout = Duration::zero();  ///< zero: hangs are not detected
     std::string report_file;
     std::string events_file;
     std::optional<int> metrics_port;
     bool dry_run = false;
-    bool quiet = false;  ///< no lines of our own but errors
+    bool quiet = false;  ///< ddprun writes no lines of its own but errors
 };
 
 }  // namespace ddprun

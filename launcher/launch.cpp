@@ -36,7 +36,7 @@ int refuse(const std::string& why, ExitCode code) {
     return static_cast<int>(code);
 }
 
-/// A job that did not come about is a failure to whoever started us, as one that failed.
+/// Reports that no job began: to our starter this is a failure, as a job that failed.
 int tell_that_nothing_began(const std::string& why, ExitCode code) {
     const LauncherFailure failure{
         .message = why, .error_code = static_cast<int>(code), .unix_seconds = ::time(nullptr)};
@@ -61,7 +61,7 @@ ExitCode exit_code_for(const Error& error) {
     return ExitCode::Internal;
 }
 
-/// Our own workers stand in libexec beside an installed ddprun, and in the build tree beside a built one.
+/// Our own workers are in libexec beside an installed ddprun, and in the build tree beside a built one.
 ProgramSearch search_paths() {
     ProgramSearch search;
     std::error_code ignored;
@@ -77,7 +77,7 @@ ProgramSearch search_paths() {
     return search;
 }
 
-/// Values that were read well and cannot work here. Error: InvalidArgument, each naming option, value and
+/// Checks values that are well-formed but cannot work here. Error: InvalidArgument, with option, value and
 /// remedy.
 Status check_values(const JobSetup& setup) {
     const JobSpec& spec = setup.spec;
@@ -88,7 +88,7 @@ Status check_values(const JobSetup& setup) {
     return check_ranks_exist(spec, setup.workers);
 }
 
-/// False: the job must not start, and why has been said.
+/// Returns false, and has printed why, when the job must not start.
 bool gpus_are_fit(const JobSetup& setup) {
     if (!checks_gpus(setup.spec, setup.machine.gpus)) return true;
     const GpuVerdict verdict =
@@ -105,8 +105,8 @@ bool gpus_are_fit(const JobSetup& setup) {
 
 std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
-/// Without the variables by which an outer launcher told us our rank (a worker that speaks MPI would take our
-/// place there), and with those of --env NAME=VALUE.
+/// Our environment with the variables of --env NAME=VALUE, and without those by which an outer launcher told
+/// us our rank: a worker that uses MPI would take our rank.
 std::vector<std::string> workers_environment(const JobSpec& spec) {
     std::vector<std::string> environment = os::own_environment();
     if (!spec.pass_mpi_env)
@@ -121,7 +121,7 @@ std::vector<std::string> workers_environment(const JobSpec& spec) {
     return environment;
 }
 
-/// The names of --env NAME, which the other hosts get.
+/// The names of --env NAME, whose values the other hosts get.
 std::vector<std::string> variables_to_send(const StartSpec& start) {
     std::vector<std::string> names;
     for (const std::string& given : start.environment) {
@@ -134,12 +134,12 @@ std::vector<std::string> variables_to_send(const StartSpec& start) {
     return names;
 }
 
-/// Fills in where the nodes meet, as the launcher around us carries it. 0, or the exit code of a ddprun that
-/// cannot go on.
+/// Fills in where the nodes meet, which the outer launcher carries. Returns 0, or the exit code when this
+/// ddprun cannot go on.
 int settle_meeting(JobSetup& setup) {
     OuterTask& task = *setup.task;
     const std::string who = describe(task);
-    // Of hundreds of ranks one speaks for all; of each node its own.
+    // Where each rank has a ddprun, only the first one prints; where each node has one, all print.
     const bool speaks = !task.place.is_rank || task.place.node_rank == 0;
     if (shared_endpoint(setup.spec)) {
         if (speaks) ddprun::print(stderr, "ddprun: {}\n", printable(who));
@@ -170,25 +170,25 @@ int settle_meeting(JobSetup& setup) {
     const Result<OuterRank> rank = outer_rank_of(task);
     if (!rank) return tell_that_nothing_began(rank.error().what, ExitCode::Usage);
     setup.spec.outer_rank = *rank;
-    if (!wants_fabric(setup.spec)) setup.machine.fabric = {};  // several ddpruns, and all on this host
+    if (!wants_fabric(setup.spec)) setup.machine.fabric = {};  // several ddpruns, all on this host
     return 0;
 }
 
-/// The address of a node of several that --iface names: it listens there, and tells the others of it. Error:
+/// Finds the address of --iface: this node, one of several, listens there and sends it to the others. Error:
 /// as address_on.
 Status settle_address(RendezvousSpec& rendezvous, bool starts_others, bool speaks) {
     Result<std::string> address = address_on(rendezvous.iface, list_interfaces());
     if (!address) return address.error().with("--iface");
     rendezvous.listen_on = *std::move(address);
     if (!rendezvous.local_addr) rendezvous.local_addr = rendezvous.listen_on;
-    if (starts_others) rendezvous.endpoint->host = rendezvous.listen_on;  // they are told
+    if (starts_others) rendezvous.endpoint->host = rendezvous.listen_on;  // the other nodes get this address
     if (speaks)
         ddprun::print(stderr, "ddprun: the other nodes reach {} at {} (--iface={})\n", host_name(),
                       printable(*rendezvous.local_addr), printable(rendezvous.iface));
     return {};
 }
 
-/// `setup` has how this ddprun stands to those of other hosts.
+/// `setup` already says how this ddprun relates to those of other hosts.
 int run(CommandLine line, JobSetup setup) {
     for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", printable(remark));
     const auto give_up = [&](const std::string& why, ExitCode code) {
@@ -196,16 +196,16 @@ int run(CommandLine line, JobSetup setup) {
         return tell_that_nothing_began(why, code);
     };
     setup.spec = std::move(line.spec);
-    // mpirun gives its processes terminals that nobody looks at.
+    // mpirun gives its processes terminals that nobody reads.
     OutputSpec::Color& color = setup.spec.output.color;
     if (setup.task && color == OutputSpec::Color::Auto) color = OutputSpec::Color::Never;
     const Probe probe = probe_for(setup.spec);
-    // NVML counts its users, and its first one may wait a second for the driver: held here, all who ask find
-    // it awake.
+    // NVML counts its users, and the first one may wait a second for the driver: this session keeps it open
+    // for all later users.
     std::optional<Result<nvml::Session>> awake;
     if (probe.gpus == Probe::Gpus::Yes) awake.emplace(nvml::Session::open());
     setup.machine = detect_machine(process_environment, probe);
-    // A head on a host of its own has no workers; a dry run shows those of a host like this one.
+    // A head on its own host has no workers; a dry run shows those of a host like this one.
     const bool has_workers = !setup.start || !setup.spec.rendezvous.head_is_apart || setup.spec.dry_run;
     const Result<int> workers = has_workers ? resolve_worker_count(setup.spec.workers, setup.machine) : 0;
     if (!workers)
@@ -264,8 +264,8 @@ int run(CommandLine line, JobSetup setup) {
     }
 }
 
-/// One ddprun per node or per rank under mpirun, mpiexec or srun: which one this is comes from there, unless
-/// the user said it. As variables, so that what the user said wins and the whole is checked again.
+/// Takes this ddprun's node rank from mpirun, mpiexec or srun, unless the user gave it. It is passed as PET_
+/// variables, so that the user's own options win and everything is checked again.
 Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std::string>& arguments,
                                         JobSetup& setup) {
     Result<std::optional<OuterTask>> task = find_outer_task(line, process_environment);
@@ -277,7 +277,7 @@ Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std:
         return line;
     }
     const NodePlace place = (*task)->place;
-    if (place.nodes == 1) return line;  // its hosts are its launcher's, whatever is allocated
+    if (place.nodes == 1) return line;  // the hosts are the launcher's, whatever is allocated
     setup.task = *std::move(task);
     const auto with_place = [&](std::string_view name) -> std::optional<std::string> {
         if (name == "PET_NNODES") return fmt::format("{}", place.nodes);
@@ -287,7 +287,7 @@ Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std:
     return parse_command_line(arguments, with_place);
 }
 
-/// `ddprun agent`: what a head starts on the other hosts.
+/// `ddprun agent`: the command that a head starts on the other hosts.
 int launch_agent(const std::vector<std::string>& words) {
     const Result<AgentCall> call = parse_agent_words(words);
     if (!call) return refuse("agent: " + call.error().what, ExitCode::Usage);
@@ -306,7 +306,7 @@ int launch_agent(const std::vector<std::string>& words) {
 }  // namespace
 
 void open_standard_streams() {
-    // open gives the lowest free number, so this ends at the first descriptor that is none of the three.
+    // open returns the lowest free number, so this ends at the first descriptor above 2.
     int fd = 0;
     while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
     if (fd > 2) ::close(fd);

@@ -2,7 +2,7 @@
 #include "launcher/signals.h"
 
 int main(int argc, char** argv) {
-    // Before anything else: a Ctrl-C from here on is heard by the event loop, not by a default handler.
+    // First of all: from here on the event loop, not a default handler, gets a Ctrl-C.
     ddprun::block_handled_signals();
     ddprun::open_standard_streams();
     return ddprun::launch({argv + 1, argv + argc});

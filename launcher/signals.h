@@ -12,14 +12,13 @@
 
 namespace ddprun {
 
-/// The signals that a running job reads from its event loop. Blocked in this thread from now on, or heard
-/// again as any other program hears them.
+/// The signals that a running job reads from its event loop, and functions that block them in this thread or
+/// unblock them.
 const std::vector<int>& handled_signals();
 void block_handled_signals();
 void unblock_handled_signals();
 
-/// While it lives TERM, INT, HUP and QUIT end this process, as any other program: for a wait before there is
-/// anything to end.
+/// Lets TERM, INT, HUP and QUIT end this process while the object lives: for a wait before the job has begun.
 class StoppableWait {
   public:
     StoppableWait();
