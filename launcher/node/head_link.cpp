@@ -119,7 +119,7 @@ void HeadLink::keep_alive() {
     if (link_) link_->keep_alive();
 }
 
-// ---- what the link's handler hears
+// ---- events of the link
 
 void HeadLink::connected() {
     has_joined_ = true;
@@ -145,8 +145,9 @@ void HeadLink::lost(const Error& why) {
     heir_.feed(heir_event::LinkLost{head_, why, has_joined_, is_dead});
 }
 
-/// True when nothing listens where the head did: its process has ended, it is not merely cut off. A host that
-/// lives refuses at once. Not only by another try: a ddprun that was started again may listen there by now.
+/// True when nothing listens at the head's address: its process has ended, rather than being cut off. A
+/// living host refuses at once. The first refusal counts too: a ddprun that was started again may listen
+/// there now.
 bool HeadLink::head_is_dead() const {
     if (link_->was_refused()) return true;
     constexpr Duration kRefusal = std::chrono::milliseconds(100);
@@ -154,7 +155,7 @@ bool HeadLink::head_is_dead() const {
     return !again && again.error().sys == ECONNREFUSED;
 }
 
-/// Nothing here asks the name server, which may have gone with the head.
+/// Asks no name server: it may have been lost with the head.
 void HeadLink::stop_workers(const std::string& why) {
     const HeirState& state = heir_.state();
     node_.log.warning("{}; this node's workers are stopped, then {}", why,
@@ -173,7 +174,7 @@ void HeadLink::stop_workers(const std::string& why) {
 void HeadLink::renew(const Error& why) {
     node_.log.warning("the controller: {}; {}joining again", why.what,
                       node_.agent->idle() ? "" : "killing the workers of this node and ");
-    // A standby does not count what its head has lost, so this node is not to be taken for that one.
+    // A standby does not count nodes that its head has lost, so this node takes a new instance name.
     node_.hello.rejoins =
         std::exchange(node_.hello.instance, fmt::format("{}.{}", node_.guards.id, ++joins_));
     if (node_.agent->idle()) workers_ended();

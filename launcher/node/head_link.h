@@ -17,43 +17,43 @@
 
 namespace ddprun {
 
-/// This node's part in the job, under one head after the other: joins, joins again where that head takes it
-/// for lost, and goes to the standby, or becomes it, where the head is lost. A head on a host of its own
-/// never joins. On the event loop's thread.
+/// This node's membership in the job under one head after another. Joins; joins again when the head takes
+/// this node for lost; when the head is lost, goes to the standby or becomes the head. A head on its own host
+/// never joins. Runs on the event loop's thread.
 class HeadLink {
   public:
-    /// What the node does when the head is lost: it becomes the head, or ends, which `why` or the link's end
-    /// explains, or neither where the user has asked for the end.
+    /// What the node does when the head is lost: it becomes the head, or it ends. `why` or the link's end
+    /// explains the end; neither does when the user has asked for it.
     struct Ways {
         std::function<void(Standby&, const std::string& why, Inheritance)> take_over;
         std::function<void(const std::string& why)> give_up;
         std::function<void(const std::optional<Error>& lost, ExitCode)> leave;
     };
-    /// `handler` hears of the link, whichever there is.
+    /// `handler` gets the events of every link, one after another.
     HeadLink(NodeParts& node, rdzv::AgentLinkHandler& handler, Ways ways);
     HeadLink(const HeadLink&) = delete;
     HeadLink& operator=(const HeadLink&) = delete;
 
-    /// Where the controller is, as it was named.
+    /// The controller's address, as the user or the old head named it.
     [[nodiscard]] const Endpoint& head() const { return head_; }
-    /// It is on loopback, so that nothing leaves this host.
+    /// True when the head is on loopback, so that nothing leaves this host.
     [[nodiscard]] bool head_stays_here() const;
 
-    /// Serves this host's workers from the head's store. For every node but the first head, whose server they
-    /// reach themselves. Error: System.
+    /// Serves this host's workers from the head's store, on every node but the first head's, whose workers
+    /// reach the server directly. Error: System.
     Status relay_store();
-    /// Becomes part of the job at its controller, here or by whichever of the others of its addresses that
-    /// were told. `is_ours`: it is in this process.
+    /// Joins the controller at this address, or at one of `head_elsewhere`. `is_ours`: the controller is in
+    /// this process.
     void join(const Endpoint& controller, bool is_ours);
-    /// False: there is no session; nothing is sent.
+    /// Returns false, and sends nothing, when there is no session.
     bool send(rdzv::FromAgent message) { return link_ && link_->send(std::move(message)); }
     [[nodiscard]] bool is_connected() const { return link_ && link_->is_connected(); }
-    /// Asks the controller to end the job. Without one the node leaves.
+    /// Asks the controller to end the job. Without a controller the node leaves.
     void ask_to_end(const char* how, int signal);
-    /// A heartbeat by a Keepalive's thread.
+    /// Sends a heartbeat, on a Keepalive's thread.
     void keep_alive();
 
-    // What the link's handler hears.
+    // Events that the link's handler passes on.
     void connected();
     void generation_began(const rdzv::StartGeneration& start);
     void obey(const rdzv::Legacy& legacy);
@@ -64,9 +64,9 @@ class HeadLink {
     void on_acknowledged() {
         if (relay_) relay_->on_acknowledged();
     }
-    /// The link is over, whatever follows: the workers' requests are answered.
+    /// Answers the workers' requests with `why`: the link has ended.
     void end_requests(const Error& why);
-    /// The head is lost, and is another process: this node goes on under it or another one, or ends.
+    /// The head, another process, is lost: this node goes on under the same or another head, or ends.
     void lost(const Error& why);
     /// No worker of this node is left.
     void workers_ended() { heir_.feed(heir_event::WorkersEnded{}); }
@@ -85,14 +85,14 @@ class HeadLink {
     rdzv::AgentLinkHandler& handler_;
     const Ways ways_;
     Heir heir_;
-    std::unique_ptr<Standby> standby_;         ///< null until the head wants this node to be it
+    std::unique_ptr<Standby> standby_;         ///< null until the head appoints this node its standby
     std::unique_ptr<rdzv::StoreRelay> relay_;  ///< null: the workers reach the server in this process
-    std::unique_ptr<rdzv::AgentLink> link_;    ///< null until it joins
+    std::unique_ptr<rdzv::AgentLink> link_;    ///< null until this node joins
     Endpoint head_;
-    Endpoint head_address_;        ///< the same, numeric: names may be unknown when the head is lost
-    std::size_t head_places_ = 1;  ///< by which it was looked for
-    bool has_joined_ = false;      ///< by the link there is
-    int joins_ = 1;                ///< so many times this node has joined its controller
+    Endpoint head_address_;        ///< the same, numeric: names may not resolve once the head is lost
+    std::size_t head_places_ = 1;  ///< number of addresses at which the head was tried
+    bool has_joined_ = false;      ///< over the current link
+    int joins_ = 1;                ///< how often this node has joined its controller
 };
 
 }  // namespace ddprun

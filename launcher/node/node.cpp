@@ -12,13 +12,13 @@
 namespace ddprun {
 namespace {
 
-/// How long other nodes may keep us from being suspended.
+/// The longest time that other nodes delay our suspension.
 constexpr Duration kSuspension = std::chrono::seconds(1);
 
-/// A file system may hold up a node for so long before the others give it up.
+/// The longest time that a file system may block a node before the others give the node up.
 constexpr Duration kLongestBlockingCall = std::chrono::minutes(1);
 
-/// How long the loop's end waits for the console: what is lost there stands in the report.
+/// How long the end waits for the console; output lost by then is named in the report.
 constexpr Duration kFlushLook = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -26,7 +26,7 @@ constexpr Duration kFlushLook = std::chrono::milliseconds(100);
 Node::~Node() {
     if (parts_.loop) parts_.loop->set_keepalive(nullptr);
     keepalive_.reset();
-    parts_.pmix.reset();  // it speaks with the agent and the link to its last moment
+    parts_.pmix.reset();  // the PMIx server uses the agent and the link until its end
     parts_.log.write_through(nullptr);
 }
 
@@ -34,7 +34,7 @@ Status Node::build() {
     const Status room = check_descriptor_limit(
         spec_.output, setup_.workers, static_cast<int>(open_descriptors().size()), setup_.descriptors.now);
     if (!room) return room;
-    // What can be refused is refused before anything is touched.
+    // Refuse what can be refused before anything is created.
     Result<HeadChoice> choice = choose_head();
     if (!choice) return choice.error();
     Result<JobToken> token = setup_.token ? *setup_.token : choose_job_token(spec_, process_environment);
@@ -47,7 +47,7 @@ Status Node::build() {
         if (!begun) return begun.error();
         run = *std::move(begun);
     }
-    // Not through the log: --quiet does not hide who else can join.
+    // Not through the log: --quiet must not hide a warning about who can join.
     if (!parts_.token.warning.empty()) ddprun::print(stderr, "ddprun: {}\n", parts_.token.warning);
     if (const Status guarded = parts_.build_guards(choice->is_head); !guarded) return guarded;
     Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());
@@ -92,10 +92,11 @@ Status Node::build() {
     return head_->start_others();
 }
 
-/// As it was settled before, or by the command line and what the resolver knows of its endpoint.
+/// Takes the choice made earlier, or decides by the command line and the resolver's answer for the endpoint.
 Result<HeadChoice> Node::choose_head() {
     if (setup_.head) return *setup_.head;
-    // Where it was said which node is the head, its addresses matter only to one that listens on one of them.
+    // Where the user said which node is the head, the endpoint's addresses matter only to a node with
+    // --iface.
     const RendezvousSpec& rendezvous = spec_.rendezvous;
     const bool is_said = rendezvous.is_host && rendezvous.listen_on.empty();
     const HostFacts facts = look_at_host(is_said ? std::nullopt : shared_endpoint(spec_));
@@ -103,7 +104,7 @@ Result<HeadChoice> Node::choose_head() {
     return ddprun::choose_head(spec_, facts);
 }
 
-/// Null where another process is the head: then `choice` says so too, also if that was found out here.
+/// Returns null where another process is the head: then `choice` says so, also if the taken port showed it.
 Result<std::unique_ptr<Standby>> Node::listen_if_head(HeadChoice& choice) {
     if (choice.is_head) {
         Result<std::unique_ptr<Standby>> seat = Standby::listen_first(parts_, choice);
@@ -111,15 +112,15 @@ Result<std::unique_ptr<Standby>> Node::listen_if_head(HeadChoice& choice) {
         choice = {false, *shared_endpoint(spec_), ""};
         parts_.log.info("port {} is taken on this host: joining the controller there", choice.endpoint.port);
     } else if (!spec_.outer_rank && !setup_.sends_output()) {
-        // Of the ranks of an outer launcher the first speaks for all. Where lines go to the head by the
-        // session, there is none yet.
+        // Only the first rank of an outer launcher prints this. Nor is it printed where lines go to the head,
+        // as there is no session yet.
         parts_.log.info("the controller is at {} ({})", to_string(choice.endpoint), choice.why);
     }
     return std::unique_ptr<Standby>();
 }
 
-/// What started us is gone: as if it had asked us to end. Before any worker has run the head names who is
-/// missing.
+/// Stops as after SIGTERM when our starter has ended. Before any worker has run the node leaves, and the head
+/// names it as missing.
 Status Node::watch_starter() {
     if (!setup_.has_lifeline()) return {};
     return parts_.loop->watch(0, EPOLLIN, [this](std::uint32_t) {
@@ -132,13 +133,13 @@ Status Node::watch_starter() {
             return leave(ExitCode::Unavailable);
         }
         parts_.log.info("what started this ddprun has ended: stopping");
-        link_->send(rdzv::Notice{
-            "remark", "what started this ddprun has ended"});  // by which our lines went to the head
+        link_->send(
+            rdzv::Notice{"remark", "what started this ddprun has ended"});  // the starter carried our lines
         act_on(SIGTERM, SignalAction::Stop);
     });
 }
 
-/// What a batch job's last run has left.
+/// Reads what a batch job's last run has left.
 Result<std::optional<RequeueRun>> Node::begin_run(RequeueRun::Head head) {
     return RequeueRun::begin(spec_.requeue, spec_.output.log_dir, head,
                              [this](const std::string& line) { parts_.log.info("{}", line); });
@@ -151,7 +152,8 @@ void Node::take_over(Standby& standby, const std::string& why, Inheritance inher
                                    std::move(inherited));
 }
 
-/// The other nodes hear from this one, and its warden does, while a file system holds up the loop's thread.
+/// Starts a thread that sends heartbeats to the other nodes and the warden while a file system blocks the
+/// loop's thread.
 void Node::keep_alive() {
     const rdzv::Heartbeats limits = heartbeats_of(spec_.rendezvous);
     const auto beat = [this] {
@@ -166,7 +168,7 @@ void Node::keep_alive() {
                                   keepalive.error().what);
     keepalive_ = *std::move(keepalive);
     parts_.loop->set_keepalive(keepalive_.get());
-    // Later than the others give this node up, and before their next generation begins.
+    // The warden acts after the others have given this node up, and before their next generation begins.
     parts_.guards.warden->watch_for_stalls(limits.timeout + limits.interval);
     note_alive();
 }
@@ -185,7 +187,7 @@ Result<std::optional<int>> Node::run() {
     }
     if (spec_.nodes.max > 1) keep_alive();
     if (const Status ran = parts_.loop->run(); !ran) {
-        parts_.guards.warden->end_all();  // no end of a worker is seen any more
+        parts_.guards.warden->end_all();  // the loop no longer sees a worker's end
         flush_output();
         return ran.error();
     }
@@ -235,8 +237,8 @@ void Node::act_on(int signal, SignalAction action) {
     link_->ask_to_end(is_stop ? "stop" : "preempt", signal);
 }
 
-/// Ctrl-Z: the workers have been stopped; now ourselves, as a shell expects, once the other nodes have been
-/// told. Its `fg` sends SIGCONT.
+/// Ctrl-Z: stops the workers, then ourselves, as a shell expects, once the other nodes have been told. The
+/// shell's `fg` sends SIGCONT.
 void Node::suspend() {
     parts_.agent->forward_signal(SIGTSTP, SignalFrom::Here);
     const auto stop = [] { ::kill(::getpid(), SIGSTOP); };
@@ -244,7 +246,7 @@ void Node::suspend() {
     else stop();
 }
 
-// ---- what the agent and the controller say
+// ---- messages of the agent and the controller
 
 void Node::agent_says(rdzv::FromAgent message) {
     parts_.observation->agent_says(message);
@@ -255,7 +257,7 @@ void Node::agent_says(rdzv::FromAgent message) {
     else if (is_last) link_->workers_ended();
 }
 
-/// One look for the job: in the memory of the head's first worker.
+/// Looks once per job, in the memory of the head's first worker.
 void Node::look_for_mpi_of_workers() {
     const bool may_lack_server = !parts_.pmix && spec_.pmix == PmixUse::Auto && !spec_.pass_mpi_env &&
                                  parts_.pmix_wish.warning.empty();
@@ -280,7 +282,7 @@ void Node::obey(const rdzv::Shutdown& shutdown) {
     const bool is_fixed = spec_.nodes.min == spec_.nodes.max;
     if (shutdown.exit_code != 0 || parts_.agent->generation() > 0 || !is_fixed)
         return leave(static_cast<ExitCode>(shutdown.exit_code));
-    // Not 0: whoever meant another job than the one that had this endpoint has to notice.
+    // Not 0: a user who meant another job than the one at this endpoint has to notice.
     failure_ = fmt::format("the job '{}' at {} ended without a need for this spare: '{}' did not run here",
                            spec_.rendezvous.run_id, to_string(link_->head()), parts_.hello.command);
     leave(ExitCode::Unavailable);
@@ -309,11 +311,11 @@ void Node::lose_controller(const Error& why, ExitCode code) {
 
 // ---- the end
 
-/// Ends this node's part; workers that still run are waited for.
+/// Ends this node's part; waits for workers that still run.
 void Node::leave(ExitCode code) {
     exit_code_ = static_cast<int>(code);
     if (parts_.agent->idle()) stop();
-    else parts_.agent->kill_all();  // its last word stops the loop
+    else parts_.agent->kill_all();  // its GenerationEnded stops the loop
 }
 
 void Node::stop() {
@@ -322,11 +324,10 @@ void Node::stop() {
 }
 
 int Node::say_how_it_ended() {
-    parts_.output->flush(
-        deadline_after(MonotonicClock::now(), kFlushLook));  // what is lost there stands in the report
+    parts_.output->flush(deadline_after(MonotonicClock::now(), kFlushLook));  // the report names lost output
     parts_.connections->sum_up();
     if (head_ && !exit_code_) return head_->report_end();
-    // A head without a link to itself has left, too.
+    // A head without a link to itself has left the job, too.
     if (!failure_.empty() && !is_failure_said_) {
         for (const std::string_view line : split(failure_, '\n')) parts_.log.error("{}", line);
     }

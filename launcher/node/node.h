@@ -18,8 +18,8 @@
 
 namespace ddprun {
 
-/// This process's part of one job: what every node has, and the job's head, where this node is it. Builds the
-/// parts and is the way from each to the others; decides nothing. Every signal that ddprun handles must be
+/// This process's part of one job: the parts that every node has, and the job's head where this node is the
+/// head. Builds the parts and connects them; decides nothing. Every signal that ddprun handles must be
 /// blocked already.
 class Node final : public rdzv::AgentLinkHandler {
   public:
@@ -29,10 +29,10 @@ class Node final : public rdzv::AgentLinkHandler {
     Node(const Node&) = delete;
     Node& operator=(const Node&) = delete;
 
-    /// Runs the job on this node to its end, the head too, when this node is it. Blocks. Returns the exit
-    /// code; nullopt: this process was to be a head, and has heard before any worker was started that the job
-    /// goes on under another one. Then the setup says where, for the node that joins there. Error: what kept
-    /// the job from beginning (a port in use, no descriptors).
+    /// Runs the job on this node, and its head when this node is the head, to the end. Blocks. Returns the
+    /// exit code; nullopt: this process was to be a head, and learnt before it started any worker that the
+    /// job goes on under another head. Then the setup has that head's addresses, for a new Node to join.
+    /// Error: why the job could not begin (a port in use, no descriptors).
     Result<std::optional<int>> run();
 
   private:
@@ -88,10 +88,10 @@ class Node final : public rdzv::AgentLinkHandler {
     NodeParts parts_;
     std::unique_ptr<HeadLink> link_;
     std::unique_ptr<Head> head_;                ///< null: another process is the head
-    std::unique_ptr<os::Keepalive> keepalive_;  ///< null: one node, whom nobody waits for
-    std::optional<int> exit_code_;  ///< of a node that leaves before, or without, a head of its own
+    std::unique_ptr<os::Keepalive> keepalive_;  ///< null: the job has one node
+    std::optional<int> exit_code_;              ///< of a node that ends before, or without, a head of its own
     std::string failure_;
-    bool is_failure_said_ = false;  ///< the log has it already
+    bool is_failure_said_ = false;  ///< the log has `failure_` already
 };
 
 }  // namespace ddprun
