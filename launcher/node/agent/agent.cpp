@@ -14,7 +14,7 @@
 namespace ddprun {
 namespace {
 
-constexpr std::size_t kMaxStacks = 512 * 1024;  ///< of one worker, that nobody has taken
+constexpr std::size_t kMaxStacks = 512 * 1024;  ///< of one worker, until take_stacks()
 
 }  // namespace
 
@@ -61,8 +61,8 @@ void Agent::handle(const rdzv::StartGeneration& order) {
     feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size()), await_gpus});
 }
 
-/// A generation that was stopped before it had any (it waited for the GPUs) leaves those before it to be
-/// waited for.
+/// Keeps the older workers where the last generation was stopped before it had any (while it waited for the
+/// GPUs).
 void Agent::remember_last_workers() {
     std::vector<pid_t> pids;
     for (const AgentState::Worker& worker : state_.workers) {
@@ -71,7 +71,7 @@ void Agent::remember_last_workers() {
     if (!pids.empty()) last_workers_ = std::move(pids);
 }
 
-/// The node cannot start its workers for a reason that is none of theirs.
+/// Reports that this node cannot start its workers, for a reason that is not theirs.
 void Agent::fail_start(const std::string& why) {
     rdzv::WorkerExited failure{};
     failure.generation = order_.generation;
@@ -95,8 +95,8 @@ void Agent::handle(const rdzv::StopGeneration& order) {
     feed(agent_event::StopRequested{order.signal, Duration(order.grace_ns)});
 }
 
-/// From now on workers that report errors do so because of us: their collectives end, their peers are
-/// signalled before they are.
+/// Notes the time: a worker that reports an error from now on does so because of us (its collectives end, its
+/// peers are signalled first).
 void Agent::stop_begins() {
     const TimePoint now = MonotonicClock::now();
     for (Worker& worker : workers_) worker.stop_asked = std::min(worker.stop_asked, now);

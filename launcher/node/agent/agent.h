@@ -28,26 +28,26 @@
 
 namespace ddprun {
 
-/// What the agent of this node needs to know for the whole job.
+/// What this node's agent needs to know for the whole job.
 struct AgentConfig {
     JobSpec spec;
     ResolvedProgram program;
     Machine machine;
     std::string host;
-    int store = -1;  ///< descriptor of the socket by which workers reach the store (listen_unix), borrowed
+    int store = -1;  ///< descriptor of the socket over which workers reach the store (listen_unix), borrowed
     std::string token;
-    JobMark mark;                          ///< that every worker carries
+    JobMark mark;                          ///< the mark that every worker carries
     std::vector<std::string> environment;  ///< "NAME=value": what the workers inherit
     std::uint64_t open_files = 0;          ///< soft limit on descriptors that workers get; 0 inherits ours
-    std::optional<int> passed_descriptor;  ///< of ours, that workers get under the same number
-    JobCgroup* cgroup = nullptr;           ///< where the workers live; null: there is none
-    PmixServer* pmix = nullptr;            ///< that the workers' MPI finds; null: there is none
+    std::optional<int> passed_descriptor;  ///< workers get this descriptor of ours under the same number
+    JobCgroup* cgroup = nullptr;           ///< the workers' cgroup; null: there is none
+    PmixServer* pmix = nullptr;            ///< the server of the workers' MPI; null: there is none
 };
 
 /// Starts, watches and stops the workers of one node: performs what agent_state decides.
 ///
-/// Lives on the event loop's thread. Borrows its parts for its whole life. Everything the controller wants
-/// comes in through handle(); everything it has to know goes out through `send`.
+/// Runs on the event loop's thread. Borrows its parts for its whole life. The controller's messages come in
+/// through handle(); messages to the controller go out through `send`.
 class Agent {
   public:
     using Send = std::function<void(rdzv::FromAgent)>;
@@ -59,36 +59,38 @@ class Agent {
     void handle(const rdzv::StartGeneration& order);
     void handle(const rdzv::StopGeneration& order);
     void handle(const rdzv::Notice& notice);
-    /// No grace: the second Ctrl-C, or the controller is gone.
+    /// Kills all workers without grace: after the second Ctrl-C, or when the controller is lost.
     void kill_all();
-    /// Passes a signal on to every worker's group ("forward and carry on"); once, when it comes from both.
+    /// Passes a signal on to every worker's group ("forward and carry on"). A signal that comes from both
+    /// sides is passed on once.
     void forward_signal(int signal, SignalFrom from);
-    /// The same for one of them. False: it does not run.
+    /// Sends a signal to the group of one worker. False: that worker does not run.
     bool signal_worker(int local_rank, int signal);
-    /// It has called MPI_Abort, and is killed if it goes on for longer than survivors of a failure may.
+    /// Kills a worker that called MPI_Abort if it has not exited after `failure_grace`.
     void worker_aborted(int local_rank) { await_exit(local_rank, "called MPI_Abort"); }
-    /// Some child has ended (SIGCHLD): sees to all that have.
+    /// Handles SIGCHLD: all children that have ended.
     void on_child_exits();
 
-    /// The stacks that libddp of this worker has sent since the last call.
+    /// Returns the stacks that this worker's libddp has sent since the last call.
     [[nodiscard]] std::string take_stacks(int local_rank);
 
     [[nodiscard]] bool idle() const { return state_.phase == AgentState::Phase::Idle; }
     [[nodiscard]] const AgentState& state() const { return state_; }
-    /// This generation's segment; null before the first.
+    /// This generation's segment; null before the first generation.
     [[nodiscard]] const SegmentFile* segment() const { return segment_.get(); }
-    /// A worker's line of it, with a share of the segment: for whoever looks again after a restart.
+    /// A worker's line of the segment, which it keeps alive: for a caller that reads it again after a
+    /// restart.
     [[nodiscard]] std::shared_ptr<const RankLine> share_line(int local_rank) const {
         return {segment_, &segment_->line(local_rank)};
     }
     [[nodiscard]] int first_rank() const { return order_.first_rank; }
     [[nodiscard]] std::uint64_t generation() const { return order_.generation; }
-    /// A variable of the worker's environment as it was started; nullopt: not set. Ours (RANK, ...) are not
-    /// among them.
+    /// A variable of the worker's environment at its start, without those that ddprun sets (RANK, ...);
+    /// nullopt: not set.
     [[nodiscard]] std::optional<std::string> variable(int local_rank, std::string_view name) const;
-    /// What this node's worker of that rank has left in its error file; "" nothing, or it is none of ours.
+    /// The content of the error file of this node's worker `rank`; "" none, or not this node's worker.
     [[nodiscard]] std::string error_report(int rank) const;
-    /// The first worker of this node that failed by itself in this generation; nullopt: none has.
+    /// The first worker of this node that failed by itself in this generation; nullopt: none.
     [[nodiscard]] const std::optional<rdzv::WorkerExited>& first_failure() const { return first_failure_; }
     /// When this generation's worker was started; TimePoint{}: not yet.
     [[nodiscard]] TimePoint started(int local_rank) const {
@@ -100,12 +102,12 @@ class Agent {
         WorkerPlan plan;
         TimePoint started{};
         TimePoint stop_asked = kNever;  ///< when we began to stop this node's workers
-        bool is_awaited = false;        ///< it has reported its error, and should exit
-        bool killed_failing = false;    ///< it had failed, and did not
+        bool is_awaited = false;        ///< the worker has reported its error, and should exit
+        bool killed_failing = false;    ///< we killed it, because it had failed and did not exit
         UniqueFd lifeline;
         UniqueFd error_file;  ///< a memfd when there is no log directory
         std::string error_path;
-        std::string stacks;  ///< that it has sent
+        std::string stacks;  ///< the stacks that the worker has sent
     };
 
     void feed(const AgentEvent& event);
@@ -159,23 +161,21 @@ class Agent {
     rdzv::StartGeneration order_;
     std::vector<Worker> workers_;
     std::shared_ptr<SegmentFile> segment_;
-    std::unique_ptr<FileWatch> error_files_;  ///< null: nobody tells when one is written
+    std::unique_ptr<FileWatch> error_files_;  ///< null: error files are not watched
     os::EventLoop::TimerId watch_timer_ = 0;
-    std::unique_ptr<NcclWords> nccl_words_;  ///< of the first worker; null: nobody asks
+    std::unique_ptr<NcclWords> nccl_words_;  ///< NCCL's lines of the first worker; null: not read
     UniqueFd null_;
     std::unique_ptr<StdinRelay> stdin_relay_;  ///< while a worker reads our terminal
     ForwardedSignals forwarded_;
     std::vector<pid_t>
-        last_workers_;  ///< of the last generation that had any: their GPUs' memory may not be free yet
+        last_workers_;  ///< of the last generation with workers: their GPUs' memory may not be free yet
     GpuReleaseWait gpu_release_;
     int pending_spawn_ = -1;
     bool slice_posted_ = false;
     DeathWitness witness_;
     std::optional<rdzv::WorkerExited> first_failure_;
-    std::optional<Duration>
-        error_clock_lead_;  ///< of this generation's error files; nullopt: no worker has left one
-    std::vector<rdzv::WorkerExited>
-        exits_;  ///< of the current sweep, sent in the order of their likely causes
+    std::optional<Duration> error_clock_lead_;  ///< lead of the error files' clock; nullopt: not measured
+    std::vector<rdzv::WorkerExited> exits_;     ///< not sent yet; sent in the order of their likely causes
     os::EventLoop::TimerId deadline_timer_ = 0;
 };
 

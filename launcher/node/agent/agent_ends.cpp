@@ -1,4 +1,4 @@
-// How the agent sees to the ends of workers: what they have left, what is said of them, who is killed.
+// How the agent handles the ends of workers: their error files, the reports of their ends, and kills.
 #include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::size_t kMaxErrorFile = 64 * 1024;
 
-/// Which of several exits seen in one sweep came first is not known. A crash explains a sibling's error exit
-/// more often than the other way round: what never ran, then signals, then exit codes.
+/// Sorts exits whose order is not known, as they were seen together. A crash explains a sibling's error exit
+/// more often than the other way round: failed starts first, then signals, then exit codes.
 int likely_order(const rdzv::WorkerExited& exit) {
     if (!exit.exec_failure.empty()) return 0;
     if (exit.signaled) return exit.status == SIGTERM ? 3 : 1;
@@ -36,7 +36,7 @@ std::string how_it_ended(const rdzv::WorkerExited& report) {
     return fmt::format("exited with code {} {} after start", report.status, when);
 }
 
-/// The signal that ended it; a shell that runs the program passes it on as an exit code above 128.
+/// The signal that ended the worker; a shell that runs the program reports it as an exit code above 128.
 int signal_behind(const rdzv::WorkerExited& report) {
     if (report.signaled) return report.status;
     return report.status > 128 && report.status < 128 + SIGRTMIN ? report.status - 128 : 0;
@@ -90,7 +90,7 @@ void Agent::perform(const agent_action::SignalWorker& action) {
 }
 
 void Agent::perform(const agent_action::BuryGroup& action) {
-    // Without /proc nobody can tell later who was in the group.
+    // Without /proc the group's processes cannot be found later.
     const int signal = has_own_proc() ? action.signal : SIGKILL;
     // Signal the group while its leader is still a zombie: after the reap the id may belong to someone else.
     // The warden's table first, for the same reason.
@@ -106,7 +106,7 @@ void Agent::perform(const agent_action::BuryGroup& action) {
         const int rank = order_.first_rank + static_cast<int>(local_rank);
         loop_.call_after(kStrayGrace, [this, group = action.pid, rank] { kill_rest_of_group(group, rank); });
     }
-    // It had the terminal (--attach): take it back, or our next read or write of it stops us.
+    // The worker had the terminal (--attach): take it back, or our next read or write of it stops us.
     if (workers_[local_rank].plan.attached) take_terminal_back();
 }
 
@@ -173,7 +173,7 @@ std::string Agent::read_error_file(const Worker& worker) const {
     return content ? std::move(*content) : std::string();
 }
 
-/// Nothing where they are memory of this host.
+/// Returns zero where the error files are in this host's memory.
 Duration Agent::lead_of_error_files() {
     const std::string directory = output_.attempt_directory();
     if (!error_clock_lead_)
@@ -187,8 +187,8 @@ std::string Agent::error_report(int rank) const {
     return read_error_file(workers_[static_cast<std::size_t>(local_rank)]);
 }
 
-/// The group's number cannot be trusted any more: everybody in it may have ended, and the number may be
-/// another's. Our own descendants in it can.
+/// Kills our own descendants in the group. The group's number cannot be trusted any more: all its processes
+/// may have ended, and the number may belong to another group.
 void Agent::kill_rest_of_group(pid_t group, int rank) {
     if (state_.phase == AgentState::Phase::Sweeping || state_.local_rank_of(group) >= 0) return;
     std::vector<pid_t> rest = strays();
@@ -197,8 +197,8 @@ void Agent::kill_rest_of_group(pid_t group, int rank) {
     if (!rest.empty()) log_.info("killing {} left behind by rank {}", counted(rest.size()), rank);
 }
 
-/// What our workers have started and we have adopted, or still have workers above it. Reads /proc; without it
-/// the mark is looked for.
+/// Finds the descendants of our workers, adopted by us or still below a worker. Reads /proc; without it,
+/// searches for the mark.
 std::vector<pid_t> Agent::strays() {
     std::vector<pid_t> found = has_own_proc() ? system_.descendants() : marked_processes(config_.mark);
     if (warden_ != nullptr) std::erase(found, warden_->pid());
@@ -206,7 +206,7 @@ std::vector<pid_t> Agent::strays() {
 }
 
 void Agent::perform(const agent_action::Sweep& action) {
-    // The cgroup before a last look: that can miss a tree of processes that keeps forking.
+    // Kill the cgroup before a last search, which can miss a tree of processes that keeps forking.
     if (config_.cgroup != nullptr && action.signal == SIGKILL) config_.cgroup->kill();
     std::vector<pid_t> found = strays();
     if (config_.cgroup != nullptr && found.empty()) config_.cgroup->kill();
@@ -262,7 +262,7 @@ void Agent::kill_failing(int local_rank, pid_t pid, const std::string& what_it_d
     if (index >= state_.workers.size() || state_.workers[index].pid != pid ||
         state_.workers[index].state == WorkerState::Ended)
         return;
-    if (is_dumping_core(pid)) return await_exit(local_rank, what_it_did);  // it is on its way
+    if (is_dumping_core(pid)) return await_exit(local_rank, what_it_did);  // it is exiting
     log_.warning("rank {} (pid {}) {} and has not exited {} later (--failure-grace); killing it",
                  order_.first_rank + local_rank, pid, what_it_did,
                  format_duration(config_.spec.failure_grace));

@@ -1,4 +1,4 @@
-// How the agent starts workers: what they are given, and a few of them at a time.
+// How the agent starts workers, a few at a time, and what each worker gets.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <unistd.h>
@@ -17,13 +17,14 @@
 namespace ddprun {
 namespace {
 
-/// Workers started before the loop looks at signals, pipes and exits again: 16 take some 5 ms.
+/// The number of workers started before the loop handles signals, pipes and exits again: 16 take some 5 ms.
 constexpr int kSpawnSlice = 16;
-/// Fewer, where a program comes from a slow file system: a node that says nothing for seconds is lost.
+/// The time after which a slice ends early, as when a slow file system has the program: a node that is silent
+/// for seconds is lost.
 constexpr Duration kSpawnSliceTime = std::chrono::milliseconds(100);
 
-/// Workers are watched for error reports from here on; before, a report is seen when its worker exits. The
-/// watch costs 4 to 16 ms at its end (file_watch.h), which a short job need not pay.
+/// The delay after which error files are watched; before, a report is seen when its worker exits. Closing the
+/// watch costs 4 to 16 ms (file_watch.h), which a short job need not pay.
 constexpr Duration kErrorWatchDelay = std::chrono::seconds(1);
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
@@ -41,7 +42,7 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     {
         const os::BlockingCall makes_directory(loop_.keepalive());
         output_.begin_attempt(static_cast<int>(order.generation) -
-                              1);  // also of those that used up no restart
+                              1);  // also counts generations that used up no restart
     }
 
     Result<std::vector<WorkerPlan>> plans =
@@ -72,8 +73,7 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     return config_.pmix == nullptr ? Status{} : config_.pmix->begin(order);
 }
 
-/// A fabric that NCCL does not use is a job that is slow without a word: the plug-in is not found, and it
-/// takes sockets.
+/// Reads the network that NCCL names: without its plug-in NCCL uses sockets, slowly, and reports nothing.
 void Agent::listen_to_nccl(WorkerPlan& plan) {
     Result<std::unique_ptr<NcclWords>> words = NcclWords::open(loop_, [this](const std::string& network) {
         const TransportVerdict verdict = judge_transport(config_.machine.fabric.fabric, network);
@@ -152,7 +152,7 @@ Status Agent::connect_stdin(const WorkerPlan& plan, os::SpawnSpec& spec, std::ve
     UniqueFd ours(ends[1]);
     spec.descriptors.push_back({ends[0], 0});
     if (const Status set = set_nonblocking(ours.get()); !set) return set;
-    stdin_relay_.reset();  // the last generation's, before the terminal is watched again
+    stdin_relay_.reset();  // end the last generation's relay before the terminal is watched again
     stdin_relay_ = std::make_unique<StdinRelay>(loop_, 0, std::move(ours));
     return {};
 }
@@ -166,8 +166,8 @@ Status Agent::connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<U
     for (const Output::Stream stream : {Output::Stream::Out, Output::Stream::Err}) {
         const int childs_fd = stream == Output::Stream::Out ? 1 : 2;
         if (!output_.needs_pipe(owner, stream)) {
-            // Without the file (a full disk) a pipe it is: the loss is said, the last lines of stderr are
-            // kept.
+            // Without the file (a full disk) use a pipe: the loss is reported, and the last lines of stderr
+            // are kept.
             if (Result<UniqueFd> file = output_.direct_file(owner, stream); file) {
                 spec.descriptors.push_back({file->get(), childs_fd});
                 childs.push_back(std::move(*file));
@@ -189,7 +189,7 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     if (!lifeline) return lifeline.error();
     worker.lifeline = std::move(lifeline->ours);
     const InheritedNumbers numbers = inherited_numbers(config_.open_files);
-    // The ranks of an outer launcher are several agents' on one node: they share memory of their own.
+    // With one ddprun per rank a node has several agents; their workers share memory without our segment.
     const bool has_segment = !config_.spec.outer_rank;
     if (has_segment) spec.descriptors.push_back({segment_->fd(), numbers.segment});
     if (config_.passed_descriptor)
@@ -201,7 +201,7 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     if (const std::string directory = output_.attempt_directory(); !directory.empty()) {
         worker.error_path = fmt::format("{}/{}/error.json", directory, env.rank);
     } else {
-        // A nameless file: a worker opens it by our descriptor, and nothing is left behind whoever is killed.
+        // A nameless file: a worker opens it by our descriptor, and nothing is left behind if we are killed.
         Result<UniqueFd> file = system_.make_error_file();
         if (!file) return file.error();
         worker.error_file = std::move(*file);
@@ -230,7 +230,7 @@ std::vector<std::string> Agent::environment_of(const Worker& worker, const Worke
     for (const std::string& variable : config_.environment) {
         if (!taken.contains(name_of(variable))) result.push_back(variable);
     }
-    // What the user reads first in `env` is what he set; ours comes last, as exported later.
+    // The user's own variables come first in `env`; ours come last, as if exported later.
     std::rotate(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(ours), result.end());
     return result;
 }
@@ -260,7 +260,7 @@ void Agent::watch_error_files() {
         const Status watched = error_files_->add(workers_[static_cast<std::size_t>(local_rank)].error_path,
                                                  [this, local_rank] { error_file_written(local_rank); });
         if (!watched) log_.debug("rank {}: {}", order_.first_rank + local_rank, watched.error().what);
-        else error_file_written(local_rank);  // it may have been faster
+        else error_file_written(local_rank);  // the worker may have written already
     }
 }
 

@@ -29,7 +29,7 @@ void begin_sweep(AgentState& state, TimePoint now, AgentActions& actions) {
     actions.emplace_back(agent_action::Sweep{SIGTERM});
 }
 
-/// Nobody left, and nobody to be started any more: look for strays.
+/// Searches for strays once no worker is left and none is to be started.
 void sweep_if_all_ended(AgentState& state, TimePoint now, AgentActions& actions) {
     const bool spawning = state.phase == AgentPhase::Starting;
     if (state.phase == AgentPhase::Idle || state.phase == AgentPhase::Sweeping || spawning ||
@@ -91,7 +91,7 @@ AgentActions on(AgentState& state, const agent_event::SpawnFailed& event, TimePo
     return actions;
 }
 
-/// What the children of a worker that has ended are sent. No second SIGTERM: a handler may take it for
+/// The signal for the children of a worker that has ended. No second SIGTERM: a handler may take it for
 /// impatience.
 int farewell_signal(const AgentState& state, const AgentState::Worker& worker) {
     if (state.without_grace) return SIGKILL;
@@ -118,7 +118,7 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
     return actions;
 }
 
-/// Stopped before any worker runs.
+/// Ends a generation that was stopped before any worker ran.
 AgentActions stop_waiting(AgentState& state) {
     state.phase = AgentPhase::Idle;
     return {agent_action::ReportEnded{}};
@@ -161,7 +161,8 @@ AgentActions on(AgentState& state, const agent_event::KillRequested&, TimePoint 
     return kill_all(state, now);
 }
 
-/// A process in uninterruptible sleep outlives SIGKILL; the job must not wait for it for ever.
+/// Ends the generation with processes left: one in uninterruptible sleep outlives SIGKILL, and the job must
+/// not wait for it for ever.
 AgentActions give_up(AgentState& state, std::vector<pid_t> unkillable) {
     AgentActions actions;
     for (const AgentState::Worker& worker : state.workers) {
@@ -199,7 +200,7 @@ AgentActions on(AgentState& state, const agent_event::Swept& event, TimePoint no
         actions.emplace_back(agent_action::ReportStrays{event.still_there.size()});
     }
     const bool is_over = event.still_there.empty() || (state.kills_strays && now >= state.deadline);
-    if (!is_over) return actions;  // the next look comes when one of them has been reaped, or at the deadline
+    if (!is_over) return actions;  // the next search follows the end of one of them, or the deadline
     for (AgentAction& action : give_up(state, event.still_there)) actions.push_back(std::move(action));
     return actions;
 }

@@ -12,12 +12,13 @@
 
 namespace ddprun {
 
-/// Life of one worker process as its agent sees it.
+/// The states of one worker process, as its agent sees it.
 ///
 ///   Running --stop--> Stopping --kill--> Killed --exit--> Ended
 ///      \________________ exit ______________________________/
 ///
-/// A stop is sent once however often it is asked for; a kill may follow a stop, never the other way round.
+/// The stop signal is sent once, however often it is requested; a kill may follow a stop, never the other way
+/// round.
 enum class WorkerState : std::uint8_t { Running, Stopping, Killed, Ended };
 
 enum class WorkerEvent : std::uint8_t { StopRequested, KillRequested, Exited };
@@ -26,7 +27,7 @@ enum class WorkerAction : std::uint8_t {
     None,
     SendStop,   ///< the stop signal, to the group
     SendKill,   ///< SIGKILL, to the group
-    BuryGroup,  ///< a signal to what is left of the group, then reap its leader
+    BuryGroup,  ///< a signal to the rest of the group, then reap its leader
 };
 
 struct WorkerStep {
@@ -38,17 +39,16 @@ struct WorkerStep {
 /// Pure. An event that makes no sense in a state (a second exit) changes nothing.
 WorkerStep step(WorkerState state, WorkerEvent event);
 
-/// Whom a signal that is passed on to the workers was given to: this node's ddprun, or the head's, which
-/// tells all nodes.
+/// Which process received a signal for the workers: this node's ddprun, or the head's, which tells all nodes.
 enum class SignalFrom { Here, Head };
 
-/// A scheduler gives a signal to the ddprun of every node: it is one signal then, and no worker gets it
-/// twice. Pure.
+/// Recognises a signal that a scheduler sent to the ddprun of every node: it comes from both sides, and no
+/// worker may get it twice. Pure.
 class ForwardedSignals {
   public:
-    /// How far apart the two may come.
+    /// The longest time between the two.
     static constexpr Duration kApart = std::chrono::seconds(2);
-    /// False: it has come from the other side already, and been passed on.
+    /// False: the signal has come from the other side already, and was passed on.
     bool is_new(int signal, SignalFrom from, TimePoint now);
 
   private:
@@ -57,11 +57,11 @@ class ForwardedSignals {
         SignalFrom from;
         TimePoint when;
     };
-    std::vector<Passed> unanswered_;  ///< that the other side has not brought yet
+    std::vector<Passed> unanswered_;  ///< signals that have come from one side only
 };
 
-/// What the agent of one node decides, without acting: which workers get which signal, when the grace is
-/// over, when a generation has ended.
+/// The decisions of one node's agent, without acting: which workers get which signal, when the grace is over,
+/// when a generation has ended.
 ///
 ///   Idle --start--> [AwaitingGpus -->] Starting --spawned--> Running --stop--> Stopping --grace--> Killing
 ///                                          \________________ last exit _______________________________/
@@ -78,13 +78,13 @@ struct AgentState {
     struct Worker {
         pid_t pid = 0;  ///< 0: not spawned
         WorkerState state = WorkerState::Running;
-        bool asked_to_stop = false;  ///< we signalled it before it ended: its end is our doing
+        bool asked_to_stop = false;  ///< we signalled it before it ended, so its end is ours
     };
 
     Phase phase = Phase::Idle;
-    bool without_grace = false;       ///< KillRequested: what workers leave is killed at once
+    bool without_grace = false;       ///< KillRequested: processes that workers leave are killed at once
     bool kills_strays = false;        ///< Sweeping: the strays' grace is over
-    std::vector<pid_t> asked_strays;  ///< Sweeping: what the last look found; each has had SIGTERM
+    std::vector<pid_t> asked_strays;  ///< Sweeping: those that the last search found; each has had SIGTERM
     bool told_of_strays = false;
     std::uint64_t generation = 0;
     std::vector<Worker> workers;  ///< by local rank
@@ -93,7 +93,7 @@ struct AgentState {
     TimePoint deadline = kNever;  ///< of the grace, or of the sweep
 
     [[nodiscard]] int alive() const;
-    /// Local rank of a pid of this generation; -1 for a stranger.
+    /// The local rank of a pid of this generation; -1: not a worker.
     [[nodiscard]] int local_rank_of(pid_t pid) const;
 };
 
@@ -103,13 +103,13 @@ struct StartRequested {
     int workers;
     bool await_gpus = false;
 };
-/// The GPUs' memory is free, or has been waited for long enough.
+/// The GPUs' memory is free, or the wait for it is over.
 struct GpusFree {};
 struct Spawned {
     int local_rank;
     pid_t pid;
 };
-/// It never ran. No more workers are started; the controller decides about the rest.
+/// The worker never ran. No more workers are started; the controller decides about the rest.
 struct SpawnFailed {
     int local_rank;
     std::string what;
@@ -121,10 +121,10 @@ struct StopRequested {
     int signal;
     Duration grace;
 };
-/// The second Ctrl-C, a lost controller: no grace.
+/// The second Ctrl-C or a lost controller: no grace.
 struct KillRequested {};
 struct DeadlinePassed {};
-/// Result of one look for stray descendants.
+/// The result of one search for stray descendants.
 struct Swept {
     std::vector<pid_t> still_there;
 };
@@ -135,25 +135,25 @@ using AgentEvent = std::variant<agent_event::StartRequested, agent_event::GpusFr
                                 agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
 
 namespace agent_action {
-/// Feed GpusFree when their memory is free, or after a bounded time.
+/// Feed GpusFree when the GPUs' memory is free, or after a bounded time.
 struct AwaitGpus {};
 struct SpawnNext {
     int local_rank;
 };
 struct ReportStarted {};
-/// To a worker with its group, or to the worker alone: what it has started may then still end by itself.
+/// Signal a worker with its group, or the worker alone: its children may then still end by themselves.
 struct SignalWorker {
     pid_t pid;
     int signal;
     bool alone = false;
 };
-/// Signal what is left of the group (0: it has had the signal), then reap the leader: in this order, see
-/// System::next_exit. Who is still in the group after kStrayGrace is killed.
+/// Signal the rest of the group (0: it has had the signal), then reap the leader, in this order (see
+/// System::next_exit). Kill what is still in the group after kStrayGrace.
 struct BuryGroup {
     pid_t pid;
     int signal;
 };
-/// A process that is no worker: an orphaned grandchild.
+/// Reap a process that is no worker: an orphaned grandchild.
 struct ReapStranger {
     pid_t pid;
 };
@@ -163,19 +163,19 @@ struct ReportExit {
     bool by_us;
     std::string exec_failure;
 };
-/// Look for descendants, send them the signal, feed Swept. SIGTERM goes to those alone that no earlier look
-/// has asked.
+/// Find descendants, send them the signal, feed Swept. SIGTERM goes only to those that no earlier search has
+/// signalled.
 struct Sweep {
     int signal;
 };
-/// Say that these processes, which did not end by themselves, are being killed.
+/// Report that these processes, which did not end by themselves, are being killed.
 struct ReportStrays {
     std::size_t count;
 };
 struct SetDeadline {
     TimePoint when;
 };
-/// All is gone (or named in `unkillable` after a bounded wait).
+/// All processes are gone; those that outlived a bounded wait are in `unkillable`.
 struct ReportEnded {
     std::vector<pid_t> unkillable;
 };
@@ -187,9 +187,9 @@ using AgentAction =
                  agent_action::ReportExit, agent_action::Sweep, agent_action::ReportStrays,
                  agent_action::SetDeadline, agent_action::ReportEnded>;
 
-/// How long what a worker leaves may go on after SIGTERM.
+/// How long a worker's descendants may go on after SIGTERM.
 inline constexpr Duration kStrayGrace = std::chrono::seconds(2);
-/// How long processes that were sent SIGKILL are waited for before they are reported as unkillable.
+/// How long processes that got SIGKILL are waited for before they are reported as unkillable.
 inline constexpr Duration kKillPatience = std::chrono::seconds(5);
 
 /// Pure: changes `state`, returns what to do, in order.

@@ -11,8 +11,7 @@
 
 namespace ddprun {
 
-/// Tells when somebody has written a file: closed it after writing, or moved another to its place. On the
-/// event loop.
+/// Reports when a file has been written: closed after writing, or replaced by a rename. On the event loop.
 class FileWatch {
   public:
     /// Error: System (the user's inotify instances are used up).
@@ -21,16 +20,15 @@ class FileWatch {
     FileWatch(const FileWatch&) = delete;
     FileWatch& operator=(const FileWatch&) = delete;
 
-    /// Forgets all files. Cheap; the destructor is not: the kernel waits 4 to 16 ms in the close of the
-    /// descriptor.
+    /// Forgets all files. Cheap, unlike the destructor: the kernel takes 4 to 16 ms to close the descriptor.
     void clear();
-    /// Calls `written` each time. A file that is not there yet has a directory that is. Error: System, naming
-    /// the path.
+    /// Calls `written` each time. The directory of a file that does not exist yet must exist. Error: System,
+    /// naming the path.
     Status add(const std::string& path, std::function<void()> written);
 
   private:
     struct File {
-        std::string name;  ///< in the directory that is watched; "" it is watched itself
+        std::string name;  ///< in the directory that is watched; "": the file itself is watched
         std::function<void()> written;
     };
     FileWatch(os::EventLoop& loop, UniqueFd fd) : loop_(loop), fd_(std::move(fd)) {}
