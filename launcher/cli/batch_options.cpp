@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kMostNodes = 1'000'000;
 
-/// What the options of one command line add up to.
+/// The options of one command line, before they are checked together.
 struct BatchDraft {
     BatchCommand command;
     std::string file;
@@ -110,7 +110,7 @@ void declare_batch_options(OptionList& options, BatchDraft& draft) {
         "-h,--help", [] {}, "This text.");
 }
 
-/// As ddprun will read it on the node: what is wrong with it is better heard before the queue.
+/// Checks the words as ddprun will read them on the node, so that an error shows before the job is queued.
 Status take_ddprun_line(std::vector<std::string> words, JobRequest& request) {
     const EnvironmentLookup nothing = [](std::string_view) { return std::nullopt; };
     const Result<CommandLine> line = parse_command_line(words, nothing);

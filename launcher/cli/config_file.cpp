@@ -9,14 +9,14 @@
 namespace ddprun {
 namespace {
 
-/// Files of this kind are some hundred bytes; a wrong path may name something endless.
+/// Configuration files are some hundred bytes; a wrong path may name an endless file.
 constexpr std::size_t kMaxConfigBytes = 1 << 20;
 
 Error wrong(const std::string& path, const std::string& what) {
     return {Errc::InvalidArgument, fmt::format("{}: {}", path, what)};
 }
 
-/// A scalar as it would be typed; nullopt for objects, arrays and null.
+/// A scalar as a user would type it; nullopt for objects, arrays and null.
 std::optional<std::string> as_text(const Json& value) {
     if (const Result<bool> flag = as<bool>(value)) return *flag ? "1" : "0";
     if (value.is_number()) return to_text(value);

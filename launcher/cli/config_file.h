@@ -11,8 +11,8 @@ namespace ddprun {
 
 /// A job as a JSON file: {"nproc-per-node": 4, "tee": "3", "program": "train", "args": ["--epochs", "2"]}.
 struct ConfigFile {
-    /// Options in the order of the file: name as written, then its values as text ("1" and "0" for true and
-    /// false).
+    /// The options in the order of the file: name as written, then its values as text ("1" and "0" for true
+    /// and false).
     std::vector<std::pair<std::string, std::vector<std::string>>> options;
     std::optional<std::string> program;
     std::vector<std::string> arguments;

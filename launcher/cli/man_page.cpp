@@ -10,8 +10,8 @@
 namespace ddprun {
 namespace {
 
-/// Text as troff prints it: a backslash is no escape, a dash can be copied into a shell, a first dot is a
-/// dot.
+/// Escapes text for troff: backslashes and a leading dot are printed as they are, and a dash can be copied
+/// into a shell.
 std::string troff(std::string_view text) {
     std::string out;
     if (text.starts_with('.') || text.starts_with('\'')) out += "\\&";

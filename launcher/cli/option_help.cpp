@@ -26,7 +26,7 @@ std::vector<CLI::Option*> all_options() {
     return options.list.options();
 }
 
-/// "--redirects", "--log_dir" ...: every way to write the option.
+/// All ways to write the option: "--redirects", "--log_dir" ...
 std::vector<std::string> spellings(const CLI::Option& option) {
     std::string underscored = name_of(option);
     std::replace(underscored.begin(), underscored.end(), '-', '_');
@@ -39,7 +39,7 @@ std::vector<std::string> spellings(const CLI::Option& option) {
     return all;
 }
 
-/// The words that take a value, for skipping it when looking for the program.
+/// The options that take a value, which completions skip to find the program.
 std::string value_options(char separator) {
     std::string words;
     for (const CLI::Option* option : all_options()) {
@@ -56,12 +56,12 @@ std::string subcommand_names(char separator) {
     return join(names, std::string_view(&separator, 1));
 }
 
-/// What stands beside a completion: the help's first sentence.
+/// The help's first sentence, which is shown beside a completion.
 std::string_view first_sentence(std::string_view help) {
     return help.substr(0, std::min(help.find(". "), help.size()));
 }
 
-/// For each subcommand that does not take a job's options: "<name>) <command> <its options>; return;;".
+/// One case for each subcommand without a job's options: "<name>) <command> <its options>; return;;".
 std::string cases_of_subcommands(std::string_view before, std::string_view after) {
     std::string cases;
     for (const SubcommandRow& row : subcommands()) {
@@ -72,7 +72,7 @@ std::string cases_of_subcommands(std::string_view before, std::string_view after
     return cases;
 }
 
-/// Subcommands that take a job's options: "env|doctor".
+/// The subcommands that take a job's options: "env|doctor".
 std::string job_subcommands(char separator) {
     std::vector<std::string> names;
     for (const SubcommandRow& row : subcommands()) {
@@ -131,14 +131,14 @@ complete -o filenames -F _ddprun ddprun
         job_subcommands('|'), cases, names.substr(1), subcommand_names(' '));
 }
 
-/// Inside single quotes, for a shell that has no escapes there.
+/// Escapes text inside single quotes, for a shell that has no escapes there.
 std::string single_quoted(std::string_view text) {
     std::string out;
     for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
     return out;
 }
 
-/// Inside the brackets of zsh's _arguments, where ] : and \ are special.
+/// Escapes text inside the brackets of zsh's _arguments, where ] : and \ are special.
 std::string zsh_text(std::string_view text) {
     std::string out;
     for (const char c : single_quoted(text)) {
@@ -177,7 +177,7 @@ std::string zsh_completion() {
         subcommand_names(' '), cases_of_subcommands("compadd -- ", ""), job_subcommands('|'), lines);
 }
 
-/// Inside single quotes of fish.
+/// Escapes text inside fish's single quotes.
 std::string fish_text(std::string_view text) {
     std::string out;
     for (const char c : text) {

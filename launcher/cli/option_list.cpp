@@ -26,7 +26,7 @@ std::string variable_of(std::string prefix, std::string_view option) {
     return prefix;
 }
 
-/// What is part of the option's own word.
+/// The value inside the option's own word; nullopt: none.
 std::optional<std::string> attached_value(const std::string& word, const std::string& label) {
     if (word.size() == label.size()) return std::nullopt;
     const std::string value = word.substr(label.size());
@@ -65,10 +65,10 @@ CLI::Option* OptionList::flag(const char* names, bool& place, const char* help) 
 CLI::Option* OptionList::value(const char* names, const char* type, TakeValue take, const char* help) {
     constexpr std::size_t kMostTogether = 6;
     std::vector<CLI::Option*>& options = groups_.back().options;
-    // CLI11 compares, and copies, the names of a new option and of all that its group has: small groups of
-    // CLI11's spare each start a tenth of a millisecond.
+    // CLI11 compares and copies the names of a new option and of its whole group: small groups save a tenth
+    // of a millisecond at each start.
     if (options.size() % kMostTogether == 0) group_ = app_.add_option_group(groups_.back().title);
-    // It also copies a callback several times, so that is a pointer.
+    // CLI11 also copies a callback several times, so it captures a pointer.
     const TakeValue* const taker = &takers_.emplace_back(std::move(take));
     const auto take_all = [taker](const CLI::results_t& values) {
         for (const std::string& value : values) {
@@ -129,7 +129,7 @@ std::string OptionList::nearest_to(std::string_view name) const {
     std::vector<std::string> names;
     for (const CLI::Option* option : options()) names.push_back(name_of(*option));
     if (const std::string near = nearest(with_dashes(name), names); !near.empty()) return near;
-    // "nproc" in a configuration file is no typing error but a beginning.
+    // "nproc" in a configuration file is an abbreviation, not a typing error.
     const CLI::Option* const longer = find("--" + std::string(name));
     return longer == nullptr ? "" : name_of(*longer);
 }

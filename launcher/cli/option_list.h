@@ -15,10 +15,10 @@
 
 namespace ddprun {
 
-/// Takes one value of an option to its place. The error does not name the option.
+/// Stores one value of an option. The error does not name the option.
 using TakeValue = std::function<Status(const std::string& value)>;
 
-/// Moves what `parse` makes of the value to `place`.
+/// Returns a TakeValue that stores the parsed value in `place`.
 template <class Place, class Parse>
 TakeValue into(Place& place, Parse parse) {
     return [&place, parse](const std::string& value) -> Status {
@@ -32,44 +32,44 @@ TakeValue into(Place& place, Parse parse) {
 Result<std::string> parse_text(std::string_view text);
 
 enum class Rest {
-    IsTheProgram,  ///< the first word that is no option begins it, and all that follow are its own; "--" does
-                   ///< too
-    StandsBetween  ///< such words stand among the options
+    IsTheProgram,  ///< the program begins at the first word that is no option, or after "--"; all later words
+                   ///< are its own
+    StandsBetween  ///< words that are no options may stand among the options
 };
 
-/// A command line taken apart: "--tee=3", "--tee 3", "-t 3", "-t3" and "-t=3" are an option and its value.
+/// A command line split up: "--tee=3", "--tee 3", "-t 3", "-t3" and "-t=3" are an option and its value.
 struct SplitWords {
     struct Given {
         CLI::Option* option;
-        std::string label;  ///< as it was written: "--log_dir", "--redir", "-r"
-        std::string value;  ///< "1" of a flag
+        std::string label;  ///< as the user wrote it: "--log_dir", "--redir", "-r"
+        std::string value;  ///< "1" for a flag
     };
     std::vector<Given> options;          ///< in the order of the command line
     std::vector<std::string> rest;       ///< the words that are no options
-    std::optional<std::string> unknown;  ///< the first that looks like an option, and is none
+    std::optional<std::string> unknown;  ///< the first word that looks like an option, and is none
     std::optional<Error> wrong;          ///< what is wrong with an option's value
 };
 
-/// The options of a command, declared on a CLI::App: CLI11 keeps their names (the first long one is shown),
-/// variable (envname), kind of value (type_name; "" of a flag), group, text, and the words for completions
-/// (option_text: "auto on off", "@file", "@directory"), collects their values and has them taken. How a
-/// command line is split, and where else values stand, is torchrun's way and not CLI11's: split() and
-/// options.cpp.
+/// The options of a command, declared on a CLI::App. CLI11 keeps their names (the first long one is shown),
+/// variable (envname), kind of value (type_name; "" of a flag), group, text, and words for completions
+/// (option_text: "auto on off", "@file", "@directory"). It also collects the values and calls their
+/// TakeValue. Splitting a command line, and the other sources of values, follow torchrun and not CLI11:
+/// split() and options.cpp.
 class OptionList {
   public:
-    /// Variables are named by the prefix and the option: "PET_NNODES". "": there are none.
+    /// An option's variable is the prefix and the option's name: "PET_NNODES". "": no variables.
     explicit OptionList(std::string variable_prefix = "");
     OptionList(const OptionList&) = delete;
     OptionList& operator=(const OptionList&) = delete;
 
-    /// What is declared from now on stands under this title in --help.
+    /// Options declared from now on stand under this title in --help.
     void begin_group(const char* title);
-    /// `names` as CLI11 writes them: "-r,--redirects".
+    /// `names` are written as for CLI11: "-r,--redirects".
     CLI::Option* flag(const char* names, std::function<void()> switch_on, const char* help);
     CLI::Option* flag(const char* names, bool& place, const char* help);
-    /// The last value counts, unless take_all() is said behind it.
+    /// The last value counts, unless take_all() is called on the returned option.
     CLI::Option* value(const char* names, const char* type, TakeValue take, const char* help);
-    /// One of some words.
+    /// Declares an option whose value is one of `words`.
     template <class Place>
     CLI::Option* choice(const char* names, const char* type, Place& place,
                         std::vector<std::pair<const char*, std::type_identity_t<Place>>> words,
@@ -93,24 +93,25 @@ class OptionList {
     };
     [[nodiscard]] const std::vector<Group>& groups() const { return groups_; }
     [[nodiscard]] std::vector<CLI::Option*> options() const;
-    /// By its whole name or letter, dashes or underscores: "--log_dir", "-r". nullptr: there is none.
+    /// Finds an option by its whole name or letter, with dashes or underscores: "--log_dir", "-r". nullptr:
+    /// none.
     [[nodiscard]] CLI::Option* find_exactly(std::string_view label) const;
-    /// As argparse reads it for torchrun's users: also by any beginning that one option alone has.
+    /// Finds an option as argparse does for torchrun's users: also by a beginning that only one option has.
     [[nodiscard]] CLI::Option* find(std::string_view label) const;
     [[nodiscard]] std::vector<CLI::Option*> beginning_with(std::string_view label) const;
-    /// The name that was meant by this one ("nproc-per-nods", without dashes before it); "": who knows.
+    /// The existing name most similar to this one ("nproc-per-nods", without dashes before it); "": none.
     [[nodiscard]] std::string nearest_to(std::string_view name) const;
 
     [[nodiscard]] SplitWords split(const std::vector<std::string>& words, Rest rest) const;
-    /// Of a command without a program: takes the values of the options, and returns the other words.
-    /// Error: InvalidArgument, with the option.
+    /// Takes the values of the options of a command without a program; returns the other words. Error:
+    /// InvalidArgument, with the option.
     Result<std::vector<std::string>> read(const std::vector<std::string>& words);
 
   private:
     static Status not_one_of(const std::string& value, const std::string& words);
 
     CLI::App app_;
-    CLI::App* group_ = nullptr;  ///< of CLI11
+    CLI::App* group_ = nullptr;  ///< CLI11's group for the next options
     std::deque<TakeValue> takers_;
     std::vector<Group> groups_;
     std::string variable_prefix_;
@@ -122,20 +123,20 @@ inline bool is_flag(const CLI::Option& option) { return option.get_items_expecte
 inline bool is_repeatable(const CLI::Option& option) {
     return option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
 }
-/// Takes the values that the option has been given, the last or all. Error: InvalidArgument, without the
+/// Takes the values that were given to the option, the last or all. Error: InvalidArgument, without the
 /// option.
 Status take_values(CLI::Option& option);
 
-/// The columns of --help, and one entry of it: "  -r, --redirects STREAMS", and a text beside or below it.
+/// The columns of --help, and one entry of it: "  -r, --redirects STREAMS", with a text beside or below it.
 inline constexpr std::size_t kHelpWidth = 100;
 std::string help_entry(std::string left, std::string_view text);
 
-/// The same with one value. Error: InvalidArgument, with the option as it was written.
+/// Takes one value. Error: InvalidArgument, with the option as it was written.
 Status take_value(const SplitWords::Given& given);
 
-/// "-x" and "--x"; "-" alone is a word like any other.
+/// True for "-x" and "--x"; "-" alone is a word like any other.
 bool is_option(std::string_view word);
-/// Of an option word, without its value: "--tee", "-t".
+/// The option of a word, without its value: "--tee", "-t".
 std::string label_of(std::string_view word);
 
 }  // namespace ddprun

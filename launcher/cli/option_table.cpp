@@ -45,7 +45,7 @@ Status set_endpoint(Draft& draft, Text value) {
     return {};
 }
 
-/// Below it every delay of a busy machine would be a lost node.
+/// Refuses a timeout so short that a delay on a busy machine would lose a node.
 Result<Duration> parse_heartbeat_timeout(Text value) {
     const Result<Duration> span = parse_span(value);
     if (!span || *span < std::chrono::milliseconds(100))
@@ -53,14 +53,14 @@ Result<Duration> parse_heartbeat_timeout(Text value) {
     return *span;
 }
 
-/// Keys of torchrun's that have nothing to act on here.
+/// torchrun's keys that have no effect here.
 constexpr std::array<std::pair<const char*, Text>, 3> kConfWithoutEffect = {{
     {"close_timeout", "closing takes no round trip; the job ends when its nodes have been told"},
     {"heartbeat_timeout", "a heartbeat is no store operation that could hang; see --heartbeat-timeout"},
     {"read_timeout", "nodes are told of changes and wait for no read; see join_timeout"},
 }};
 
-/// The values have been checked when they were read.
+/// Applies values that were checked when they were read.
 void apply_conf(const std::map<std::string, std::string>& conf, RendezvousSpec& rdzv) {
     const auto on = [&](const char* key, auto apply) {
         if (const auto found = conf.find(key); found != conf.end()) apply(found->second);
@@ -138,7 +138,7 @@ Status set_start_method(Draft& draft, Text value) {
     return without_effect(draft, "start-method", "it concerns Python functions; ddprun starts programs");
 }
 
-/// torchrun: every listed signal ends the job. Those of our defaults that are not listed still stop it:
+/// In torchrun every listed signal ends the job. Our default signals that are not listed still stop it:
 /// torchrun would die of them and leave its workers behind.
 Status set_stop_signals(Draft& draft, Text value) {
     const Result<std::vector<int>> signals = parse_signal_list(value);
@@ -451,7 +451,7 @@ void output_options(OptionList& options, OptionDraft& draft) {
                   "The same for stderr and filtered_stderr.log.");
     options.value("--max-log-size", "SIZE", into(spec.output.max_file_bytes, parse_bytes),
                   "Rotate each log file at this size, as in 100MiB. Default 0: never.");
-    // Before --prefix, which wins over it.
+    // Declared before --prefix, which wins over it.
     options.value("--log-line-prefix-template", "TEMPLATE", by(draft, set_prefix),
                   "torchrun's name of --prefix.");
     options
@@ -477,7 +477,7 @@ void observation_options(OptionList& options, OptionDraft& draft) {
                  "Print the complete plan (ranks, commands, environment, binding) and exit.");
     options.value("--report", "FILE", into(spec.report_file, parse_text), "Write how the job ended as JSON.")
         ->option_text("@file");
-    // Before --events, which wins over it.
+    // Declared before --events, which wins over it.
     options
         .value("--event-log-handler", "NAME", by(draft, set_event_handler),
                "console writes the job's events to standard error.")

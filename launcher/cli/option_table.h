@@ -10,7 +10,7 @@
 
 namespace ddprun {
 
-/// What the options add up to before they are checked against each other.
+/// The result of all options, before they are checked against each other.
 struct OptionDraft {
     JobSpec spec;
     bool standalone = false;
@@ -22,12 +22,12 @@ struct OptionDraft {
     std::vector<std::string> remarks;
 };
 
-/// Declares ddprun's options, whose values then go to `draft`. Only here is an option known: the command
-/// line, PET_ variables, configuration files, --help, the manual page and shell completions all come from it.
-/// They are declared in the order of --help, which is also the order in which values are applied.
+/// Declares ddprun's options, whose values then go to `draft`. This is the only list of options: the command
+/// line, PET_ variables, configuration files, --help, the manual page and shell completions all use it.
+/// Options are declared in the order of --help, in which their values are also applied.
 void declare_options(OptionList& options, OptionDraft& draft);
 
-/// ddprun's options, where only their names and texts are wanted.
+/// ddprun's options, for callers that need only names and texts.
 struct DdprunOptions {
     OptionDraft draft;
     OptionList list{"PET_"};

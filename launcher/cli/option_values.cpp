@@ -19,7 +19,7 @@ constexpr int kMaxNodes = 1 << 20;
 constexpr int kMaxRank = 1 << 24;
 constexpr int kMaxRestarts = 1'000'000;
 
-/// What a key of --rdzv-conf holds.
+/// The kind of value of a key of --rdzv-conf.
 enum class ConfKind : std::uint8_t { Seconds, Interval, Count, Flag, StoreType, Etcd };
 struct ConfKey {
     std::string_view name;
@@ -75,7 +75,7 @@ Status check_conf_value(const ConfKey& key, std::string_view value) {
     return {};
 }
 
-/// torchrun hands unknown keys to its back end, which overlooks them: a warning, not an error.
+/// A warning, not an error: torchrun passes unknown keys to its back end, which ignores them.
 std::string unknown_conf_key(std::string_view key) {
     std::vector<std::string> names;
     for (const ConfKey& known : kConfKeys) names.emplace_back(known.name);
@@ -86,7 +86,7 @@ std::string unknown_conf_key(std::string_view key) {
                        join(names, ", "));
 }
 
-/// Without the quotes of a pair that encloses all of it, and the blanks inside and outside.
+/// Removes a pair of quotes that encloses the whole text, and the blanks inside and outside.
 std::string_view without_quotes(std::string_view text) {
     text = trim(text);
     const bool is_quoted =
@@ -116,7 +116,7 @@ Result<SignalAction> parse_signal_action(std::string_view text) {
     return invalid(fmt::format("'{}' is not forward, stop, preempt or ignore", excerpt(text)));
 }
 
-/// SIGCHLD is how we learn of a worker's end; the others cannot be caught or mean a bug of ours.
+/// SIGCHLD tells us of a worker's end; the others cannot be caught or mean a bug of ours.
 bool is_ours_to_handle(int signal) {
     constexpr std::array kNot = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS,
                                  SIGILL,  SIGFPE,  SIGABRT, SIGPIPE};

@@ -9,7 +9,7 @@
 #include "env/result.h"
 #include "launcher/job_spec.h"
 
-/// How option values are written. All pure; every error is InvalidArgument, begins with the value in quotes
+/// Parsers of option values. All are pure; every error is InvalidArgument, begins with the value in quotes
 /// and ends with what was expected, ready to follow the option's name.
 namespace ddprun {
 
@@ -23,13 +23,13 @@ Result<Nodes> parse_nodes(std::string_view text);
 Result<StreamsMap> parse_streams(std::string_view text);
 /// "3" or "3/1h".
 Result<RestartSpec> parse_restarts(std::string_view text);
-/// What --rdzv-conf said.
+/// The values of --rdzv-conf.
 struct RendezvousConf {
     std::map<std::string, std::string> values;  ///< by torchrun's keys; checked
-    std::vector<std::string> unknown;           ///< a line for each key that nobody here acts on
+    std::vector<std::string> unknown;           ///< one line for each key that has no effect here
 };
-/// "k=v,k=v" with torchrun's keys; quotes around the whole, a key or a value are those of a job script's
-/// author.
+/// "k=v,k=v" with torchrun's keys. Quotes around the whole, a key or a value come from job scripts and are
+/// removed.
 Result<RendezvousConf> parse_rdzv_conf(std::string_view text);
 /// "0,3,11".
 Result<std::vector<int>> parse_rank_list(std::string_view text);

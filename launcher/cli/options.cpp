@@ -22,24 +22,24 @@ namespace {
 
 /// Where an option was given.
 struct Source {
-    std::string label;  ///< how errors call the option: "--nnodes", "PET_NNODES", "job.json: nnodes"
+    std::string label;  ///< the option's name in errors: "--nnodes", "PET_NNODES", "job.json: nnodes"
     std::string place;  ///< "command line", "PET_NNODES", "job.json"
 };
 
-/// A command line while it is read.
+/// A command line that is being read.
 struct Reading : DdprunOptions {
     std::map<const CLI::Option*, Source> given;
     std::optional<std::string> program;
     std::vector<std::string> arguments;
     CommandLine::Action action = CommandLine::Run;
 
-    /// By its whole name, without dashes.
+    /// `name` is the whole name, without dashes.
     [[nodiscard]] bool is_given(std::string_view name) const {
         return given.contains(list.find_exactly("--" + std::string(name)));
     }
 };
 
-/// What users of mpiexec and srun type: "-n 4", "-np 4", "--ppn=4". nullopt: the option is none of these.
+/// A hint for options of mpiexec and srun: "-n 4", "-np 4", "--ppn=4"; nullopt: the option is none of these.
 std::optional<std::string_view> hint_for_mpi_users(std::string_view label) {
     for (const std::string_view count :
          {"-n", "--nprocs", "--ppn", "--npernode", "--ntasks", "--ntasks-per-node"}) {
@@ -91,7 +91,7 @@ Status read_words(Reading& reading, const std::vector<std::string>& args) {
     return {};
 }
 
-/// Values from a place that is weaker than those read before.
+/// Adds values from a weaker source than those read before.
 void give(Reading& reading, CLI::Option* option, const std::vector<std::string>& values, Source source) {
     if (!values.empty() && reading.given.emplace(option, std::move(source)).second)
         option->add_result(values);
@@ -101,7 +101,7 @@ void add_variables(Reading& reading, const EnvironmentLookup& env) {
     for (CLI::Option* option : reading.list.options()) {
         const std::string variable = option->get_envname();
         const std::optional<std::string> value = ends_reading(*option) ? std::nullopt : env(variable);
-        // Set to nothing is how job scripts say "unset".
+        // Job scripts unset a variable by setting it to "".
         if (value && !value->empty()) give(reading, option, {*value}, {variable, variable});
     }
 }
@@ -136,7 +136,7 @@ Status add_config(Reading& reading, const std::string& path) {
     return {};
 }
 
-/// In the order in which the options are declared.
+/// Applies the values in the order in which the options are declared.
 Status apply_values(Reading& reading, CommandLine& line) {
     for (CLI::Option* option : reading.list.options()) {
         const auto given = reading.given.find(option);
@@ -150,7 +150,7 @@ Status apply_values(Reading& reading, CommandLine& line) {
     return {};
 }
 
-/// Defaults that come from variables without PET_.
+/// Applies defaults from variables without PET_.
 Status apply_environment_defaults(const EnvironmentLookup& env, JobSpec& spec) {
     if (const auto timeout = env("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"); timeout && !timeout->empty()) {
         const Result<Duration> span = parse_span(*timeout);
@@ -165,7 +165,7 @@ Status apply_environment_defaults(const EnvironmentLookup& env, JobSpec& spec) {
     return {};
 }
 
-/// Finds what contradicts; knows how each option was given.
+/// Finds contradictions between options; knows how each option was given.
 class Contradictions {
   public:
     explicit Contradictions(const Reading& reading) : reading_(reading), draft_(reading.draft) {}
@@ -250,8 +250,8 @@ Status settle_rendezvous(Reading& reading) {
         rdzv.backend = "c10d";
         rdzv.endpoint.reset();
     }
-    // Several nodes have to agree on an id; one has its own, so that what is named after it is not another
-    // job's.
+    // Several nodes have to agree on an id. One node makes its own, so that files named after it are not
+    // another job's.
     if (draft.standalone || (draft.spec.nodes.max == 1 && !reading.is_given("rdzv-id"))) {
         Result<std::string> id = random_hex(8);
         if (!id) return id.error();
@@ -259,7 +259,7 @@ Status settle_rendezvous(Reading& reading) {
     }
     if (draft.standalone) return {};
     if (rdzv.endpoint && rdzv.endpoint->port == 0) rdzv.endpoint.reset();  // this node, any free port
-    // torchrun's static rendezvous listens at the master address when it is told no endpoint.
+    // torchrun's static rendezvous listens at the master address when no endpoint is given.
     if (!rdzv.endpoint && rdzv.backend == "static" && draft.spec.nodes.max > 1 && rdzv.master_addr) {
         const int port = rdzv.master_port.value_or(29500);
         rdzv.endpoint = Endpoint{*rdzv.master_addr, static_cast<std::uint16_t>(port)};
@@ -267,8 +267,8 @@ Status settle_rendezvous(Reading& reading) {
     return {};
 }
 
-/// With a log directory and no word about streams, everything is kept and everything is shown. Whoever says
-/// --tee reads what torchrun's --tee writes.
+/// With a log directory and no option about streams, all output is both kept and shown. With --tee, lines
+/// have torchrun's prefix unless --prefix is given.
 void settle_output(const Reading& reading, OutputSpec& output) {
     if (!output.prefix && output.tee != StreamsMap{}) output.prefix = kTorchrunPrefix;
     const bool told = reading.is_given("redirects") || reading.is_given("tee");

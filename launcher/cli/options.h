@@ -13,23 +13,21 @@ namespace ddprun {
 /// What the user asked for.
 struct CommandLine {
     enum Action { Run, Help, Version, PrintCompletion, PrintMan } action = Run;
-    JobSpec spec;      ///< for Run; checked, contradictions have been refused
+    JobSpec spec;      ///< for Run; checked, without contradictions
     std::string text;  ///< for the other actions: print it and exit with 0
-    /// What the user should know though nothing is wrong ("--start-method: accepted, without effect: ...").
+    /// What the user should know although nothing is wrong ("--start-method: accepted, without effect: ...").
     std::vector<std::string> remarks;
-    /// Which options were given, by long name, and where: "command line", "PET_NNODES", "job.json".
+    /// The options that were given, by long name, and their source: "command line", "PET_NNODES", "job.json".
     std::map<std::string, std::string> sources;
-    /// Their values as they were written; of a repeatable option joined with commas.
+    /// The values as they were written; those of a repeatable option are joined with commas.
     std::map<std::string, std::string> values;
 };
 
 /// Reads a command line (without argv[0]): torchrun's flags with torchrun's meaning, and ours.
 ///
-/// The command line wins over PET_<NAME> variables, these over --config, that over the defaults. The first
-/// word that is no option is the program; what follows belongs to it, untouched. Reads nothing but `env` and
-/// the configuration file.
-/// Error: InvalidArgument, one line that names the option and the value, ready to follow "ddprun: ".
-/// The caller exits with ExitCode::Usage. System or NotFound: the configuration file cannot be read.
+/// The command line wins over PET_<NAME> variables, these over --config, and --config over the defaults. The
+/// first word that is no option is the program; all later words are the program's own. Reads nothing but
+/// `env` and the configuration file.
 Result<CommandLine> parse_command_line(const std::vector<std::string>& args, const EnvironmentLookup& env);
 
 }  // namespace ddprun

@@ -17,7 +17,7 @@
 namespace ddprun {
 namespace {
 
-/// Variables by which launchers and batch systems tell what they gave us.
+/// Variables in which launchers and batch systems describe the allocation.
 constexpr std::string_view kAllocation =
     "SLURM_JOB_ID SLURM_STEP_ID SLURM_JOB_NUM_NODES SLURM_JOB_NODELIST SLURM_NTASKS "
     "SLURM_TASKS_PER_NODE SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_GPUS_ON_NODE "
@@ -30,7 +30,7 @@ constexpr std::string_view kDevices =
     "CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES PYTHON_EXEC OMP_NUM_THREADS "
     "TMPDIR LOGLEVEL NO_COLOR";
 
-/// Those of `names`, which are separated by blanks, that are set.
+/// Those of `names` (separated by blanks) that are set.
 std::string variables(std::string_view names) {
     std::string text;
     for (const std::string_view name : split(names, ' ')) {
@@ -73,7 +73,7 @@ std::string option_lines(const CommandLine& line) {
     return text.empty() ? "  none\n" : text;
 }
 
-/// Which hosts a job would have that was started here, as itself and not as a task of another launcher.
+/// The hosts of a job that is started here, not as a task of another launcher.
 std::string hosts_of_a_job(const JobSpec& spec) {
     const Result<StartFacts> facts = look_for_hosts(spec.start);
     if (!facts) return facts.error().what;
@@ -82,7 +82,7 @@ std::string hosts_of_a_job(const JobSpec& spec) {
     return plan->why.empty() ? "this one" : plan->why;
 }
 
-/// `env` needs no program; one that is given, or named in --config, does no harm.
+/// Reads the options of `env`, which needs no program: one that is given, or named in --config, does no harm.
 Result<CommandLine> read_options(std::vector<std::string> options) {
     Result<CommandLine> line = parse_command_line(options, process_environment);
     if (line || !line.error().what.starts_with("no program given")) return line;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kMostTrialSeconds = 30;
 
-/// The value of --seconds.
+/// Checks the value of --seconds.
 Result<std::string> parse_trial_seconds(const std::string& value) {
     const Result<double> seconds = parse_double(value);
     if (!seconds) return seconds.error();
@@ -24,13 +24,13 @@ Result<std::string> parse_trial_seconds(const std::string& value) {
     return invalid(fmt::format("'{}' is not between 0 and {}", value, kMostTrialSeconds));
 }
 
-/// The value of --bytes, as the trial is given it.
+/// Checks the value of --bytes, which the trial gets in this form.
 Result<std::string> parse_trial_bytes(const std::string& value) {
     const Result<std::uint64_t> bytes = parse_bytes(value);
     return bytes ? Result<std::string>(value) : bytes.error();
 }
 
-/// Of a command whose words are all options.
+/// Reads the words of a command that has only options.
 Status read_all(OptionList& list, const std::vector<std::string>& arguments, std::string_view expected) {
     const Result<std::vector<std::string>> rest = list.read(arguments);
     if (!rest) return rest.error();
@@ -139,8 +139,7 @@ Result<CleanOptions> parse_clean_options(const std::vector<std::string>& argumen
 int run_subcommand(const std::vector<std::string>& arguments) {
     const std::string& name = arguments.front();
     const std::vector<std::string> words(arguments.begin() + 1, arguments.end());
-    unblock_handled_signals();  // blocked for a job; here Ctrl-C and a closed pipe end us as any other
-                                // program
+    unblock_handled_signals();  // blocked for a job; here Ctrl-C or a closed pipe ends ddprun
     if (name == "env") return show_environment(words);
     if (name == "pbs") return run_batch_command(Scheduler::Pbs, words);
     if (name == "slurm") return run_batch_command(Scheduler::Slurm, words);
