@@ -29,7 +29,7 @@ Result<Guards> Guards::set_up(int workers, bool use_cgroup, bool keeps_files, co
         own.directory.empty() ? "" : own.directory + "/" + job_cgroup_name(guards.id);
     const std::string files =
         keeps_files ? place_of_job_directories() + "/" + job_directory_name(guards.id) : "";
-    // The warden first: it removes the cgroup if we are killed after we have made it.
+    // Start the warden first: it removes the cgroup if we are killed after we have made it.
     Result<std::unique_ptr<Warden>> warden =
         Warden::start(guards.mark, directory, workers, files, secret_file);
     if (!warden) return warden.error();
@@ -45,8 +45,8 @@ Result<Guards> Guards::set_up(int workers, bool use_cgroup, bool keeps_files, co
     return guards;
 }
 
-/// A socket for this host's workers, in the job's directory until they can have it without a name. With PMIx
-/// the directory stays: MPI has files, too, and the warden removes them if we are killed.
+/// Opens the socket for this host's workers, in the job's directory until they can use it without a name.
+/// With PMIx the directory stays for MPI's files, and the warden removes it if we are killed.
 Status Guards::open_store(bool keeps_files, os::Log& log) {
     const std::string place = place_of_job_directories();
     for (const std::string& name : remove_abandoned_job_directories(place))

@@ -8,8 +8,8 @@
 
 namespace ddprun {
 
-/// Warnings about connections: whoever reaches the port can cause them, so of many only some are written, and
-/// how many there were. Borrows its parts for its whole life.
+/// Writes warnings about connections. Anyone who reaches the port can cause them, so only some of many are
+/// written, with a count of all. Borrows its parts for its whole life.
 class ConnectionLog {
   public:
     ConnectionLog(os::EventLoop& loop, os::Log& log) : loop_(loop), log_(log) {}
@@ -25,7 +25,7 @@ class ConnectionLog {
             write(budget_.sum_up(loop_.now()));
         });
     }
-    /// The last word: how many there were, if not all were written.
+    /// Writes how many warnings there were, if not all were written.
     void sum_up() { write(budget_.total()); }
 
   private:

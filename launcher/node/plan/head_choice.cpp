@@ -79,8 +79,7 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
         if (*configured) return head_at(*endpoint, spec, facts, "is_host=true");
         return HeadChoice{false, *endpoint, "is_host=false"};
     }
-    // torchrun's c10d knows no node rank: it may be that of any order. It counts where the name tells
-    // nothing.
+    // torchrun's c10d knows no node rank, so nodes may have any. It counts only where the name tells nothing.
     const bool name_tells = spec.rendezvous.backend == "c10d" &&
                             (is_this_host(endpoint->host, facts) || !facts.endpoint_addresses.empty());
     if (spec.rendezvous.node_rank && !name_tells) {
@@ -163,7 +162,7 @@ MasterChoice choose_master(const JobSpec& spec, bool serves_torch, std::uint16_t
 
 namespace {
 
-/// What keeps the controller from being where workers are told that the store is; "" nothing.
+/// Why the controller cannot be PyTorch's store at the workers' MASTER_ADDR and MASTER_PORT; "": it can.
 std::string torch_store_obstacle(const JobSpec& spec) {
     const RendezvousSpec& rendezvous = spec.rendezvous;
     if (rendezvous.tls && !is_alone(spec))
