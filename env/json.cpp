@@ -15,11 +15,11 @@ namespace {
 
 constexpr std::size_t kMessageBytes = 200;
 
-/// Members in the order of the text. Not an object_t: that one copies all members when it grows.
+/// The members in the order of the text. Not an object_t: that one copies all members when it grows.
 using Members = std::vector<std::pair<std::string, Json>>;
 
-/// Takes the library's events and builds the value: its own builder throws, follows any depth, and compares
-/// each name of an object with all others.
+/// Builds a value from the library's events. The library's own builder throws, follows any depth, and
+/// compares each name of an object with all others.
 class JsonBuilder {
   public:
     JsonBuilder(std::string_view text, const JsonRules& rules) : text_(text), rules_(rules) {}
@@ -108,8 +108,8 @@ bool needs_no_escape(std::string_view text) {
                        [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
 }
 
-/// Reads what nearly all messages are, at a tenth of the library's cost: one object of plain texts, whole
-/// numbers and true or false, without a blank. Whatever else it meets, and what is wrong, is the library's.
+/// Parses nearly all messages, at a tenth of the library's cost: one object of plain texts, whole numbers and
+/// true or false, without a blank. Everything else, and every error, is left to the library.
 class PlainObject {
   public:
     explicit PlainObject(std::string_view text) : text_(text) {}
@@ -175,7 +175,7 @@ std::string_view expected_of() {
     else return "a whole number";
 }
 
-/// The whole number where it fits.
+/// The whole number, where it fits into a T.
 template <class T>
 Result<T> fitting(const Json& json) {
     if (const auto* natural = json.get_ptr<const std::uint64_t*>()) {
@@ -191,7 +191,7 @@ Result<T> fitting(const Json& json) {
 Result<Json> parse_json(std::string_view text, const JsonRules& rules) {
     if (std::optional<Json> plain = PlainObject(text).read()) return *std::move(plain);
     JsonBuilder builder(text, rules);
-    // Its outcome is the builder's: it stops where the builder, or the text, fails.
+    // The returned value is not needed: the builder knows the outcome.
     (void)Json::sax_parse(text.begin(), text.end(), &builder, Json::input_format_t::json, true,
                           rules.comments);
     return std::move(builder).result();
@@ -203,8 +203,8 @@ Result<Json> parse_json_object(std::string_view text) {
     return json;
 }
 
-/// The library escapes control characters below a blank; a terminal that is shown the text obeys DEL and
-/// U+0080 to U+009F, too.
+/// Also escapes DEL and U+0080 to U+009F, which a terminal obeys; the library escapes only control characters
+/// below a blank.
 std::string to_text(const Json& json, int indent) {
     const std::string text = json.dump(indent, ' ', false, Json::error_handler_t::replace);
     std::string out;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-// No Json becomes a text or a number by itself: such a conversion throws.
+// Forbid implicit conversions of Json to text or number, which throw.
 #define JSON_USE_IMPLICIT_CONVERSIONS 0
 #include <nlohmann/json.hpp>
 
@@ -14,7 +14,7 @@
 
 namespace ddprun {
 
-/// A JSON value whose objects keep the order of their members. What others wrote is read with as() and the
+/// A JSON value whose objects keep the order of their members. Read foreign values with as() and the
 /// functions beside it: unlike the library's own, they do not throw and change nothing.
 using Json = nlohmann::ordered_json;
 
@@ -23,27 +23,27 @@ struct JsonRules {
     bool unique_names = false;  ///< an object with a repeated name is an error; else its last value counts
 };
 
-/// Lists and objects in each other, at most.
+/// The deepest nesting of lists and objects.
 inline constexpr std::size_t kMostJsonDepth = 100;
 
-/// The value that the whole text is. Takes time in proportion to the text, whatever it says.
+/// Parses the whole text. The time is proportional to the text's length.
 /// Error: InvalidArgument, one short line with line and column where they are known.
 Result<Json> parse_json(std::string_view text, const JsonRules& rules = {});
-/// The object that the text is. Error: as above; or it is another value.
+/// Parses a text that has to be an object. Error: as above; or another value.
 Result<Json> parse_json_object(std::string_view text);
 
-/// Without any white space, or with `indent` spaces for each level. Bytes that are not UTF-8 become U+FFFD, a
-/// number that is not finite becomes null.
+/// The JSON text, without white space, or with `indent` spaces for each level. Bytes that are not UTF-8
+/// become U+FFFD; a number that is not finite becomes null.
 std::string to_text(const Json& json, int indent = -1);
 /// Appends a text as JSON: in quotes, escaped.
 void append_json_text(std::string& out, std::string_view text);
 
-/// In time that is proportional to their number. Names are not repeated.
+/// Makes an object, in time proportional to the number of members. Names must not repeat.
 Json json_object(std::vector<std::pair<std::string, Json>> members);
 
-/// The member of that name; a null where there is none, or `json` is no object.
+/// The member of that name; a null where there is none, or where `json` is no object.
 const Json& member(const Json& json, std::string_view name);
-/// Of what is no list, or no object: none.
+/// The elements or members; none where `json` is no list, or no object.
 const Json::array_t& elements(const Json& json);
 const Json::object_t& members(const Json& json);
 
@@ -59,15 +59,15 @@ Result<T> as(const Json& object, std::string_view name) {
 inline std::string text_of(const Json& object, std::string_view name) {
     return as<std::string>(object, name).value_or("");
 }
-/// Reading what another version of a program said: where the member is missing, of another kind or out of
-/// range, `into` stays.
+/// Reads a member that another version of a program wrote: `into` keeps its value where the member is
+/// missing, of another kind or out of range.
 template <class T>
 void take(const Json& object, std::string_view name, T& into) {
     if (Result<T> value = as<T>(object, name)) into = *std::move(value);
 }
 
-/// For a function that names the members of a struct once, for both directions: each_member(struct, field)
-/// calls field("rank", struct.rank) and so on, and is given one of these.
+/// A function each_member(struct, field) names the members of a struct once for both directions: it calls
+/// field("rank", struct.rank) and so on, and `field` is one of these.
 inline auto member_writer(Json& json) {
     return [&json](std::string_view name, const auto& value) { json[name] = value; };
 }
@@ -75,7 +75,7 @@ inline auto member_reader(const Json& json) {
     return [&json](std::string_view name, auto& value) { take(json, name, value); };
 }
 
-/// The list of what `to_json` makes of each.
+/// A list of to_json(element) for each element.
 template <class Range, class ToJson>
 Json json_list(const Range& range, ToJson to_json) {
     Json list = Json::array();

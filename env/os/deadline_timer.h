@@ -6,18 +6,18 @@
 
 namespace ddprun::os {
 
-/// A timer for the earliest of many deadlines, which somebody else keeps. One that is too early costs one
-/// wake-up; moving it whenever a deadline is gone would cost more.
+/// A timer for the earliest of many deadlines, which its owner keeps. A timer that is too early costs one
+/// wake-up; moving it whenever a deadline is removed would cost more.
 class DeadlineTimer {
   public:
-    /// `loop` is borrowed for its life. `expire` is called when the earliest deadline has come, and arms it
-    /// again.
+    /// `loop` is borrowed for the timer's life. `expire` is called at the earliest deadline, and arms the
+    /// timer again.
     DeadlineTimer(EventLoop& loop, EventLoop::Handler expire) : loop_(loop), expire_(std::move(expire)) {}
     ~DeadlineTimer() { loop_.cancel(timer_); }
     DeadlineTimer(const DeadlineTimer&) = delete;
     DeadlineTimer& operator=(const DeadlineTimer&) = delete;
 
-    /// `earliest`: of the deadlines that there are now.
+    /// `earliest` is the earliest of the current deadlines.
     void arm(TimePoint earliest) {
         if (earliest >= at_) return;
         loop_.cancel(timer_);

@@ -34,7 +34,7 @@ Result<LogLevel> parse_log_level(std::string_view text) {
     if (word == "warn" || word == "warning") return LogLevel::Warning;
     if (word == "error" || word == "critical" || word == "fatal") return LogLevel::Error;
     if (word == "quiet" || word == "off") return LogLevel::Quiet;
-    // Python's numbers: a level shows itself and all above it.
+    // Python's numbers: a level shows itself and all levels above it.
     const Result<std::int64_t> number = parse_int_between(word, 0, 1000);
     if (!number) {
         return Error{
@@ -46,7 +46,7 @@ Result<LogLevel> parse_log_level(std::string_view text) {
     return *number <= 30 ? LogLevel::Warning : LogLevel::Error;
 }
 
-/// Hands lines to a writer that does not block, in our pattern.
+/// Hands lines in our pattern to a writer that does not block.
 class Log::Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
   public:
     Sink(int fd, bool color)
@@ -54,7 +54,7 @@ class Log::Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mu
 
     void write_through(Outlet outlet) {
         outlet_ = std::move(outlet);
-        // What the writer could only begin is ended by the one who goes on.
+        // The outlet ends a line that the writer could only begin.
         if (outlet_ && writer_.is_mid_line()) (void)outlet_("\n");
     }
 
@@ -121,8 +121,8 @@ bool Log::is_enabled(LogLevel level) const {
     return level != LogLevel::Quiet && sink_->should_log(spdlog_level(level));
 }
 
-/// A logger keeps its name, so another name is another logger. It is none of spdlog's registry: no global
-/// state, nothing done at exit.
+/// Makes a new logger, as a logger cannot change its name. It is not in spdlog's registry: no global state,
+/// nothing is done at exit.
 void Log::rename() {
     std::vector<std::string> parts;
     if (!prefix_.host.empty()) parts.push_back(prefix_.host);

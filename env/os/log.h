@@ -17,11 +17,11 @@ class logger;
 
 namespace ddprun::os {
 
-/// spdlog's numbers of its levels.
+/// The numbers are those of spdlog's levels.
 enum class LogLevel : std::uint8_t { Debug = 1, Info = 2, Warning = 3, Error = 4, Quiet = 6 };
 
-/// torchrun's LOGLEVEL: a name of Python's logging, any case ("DEBUG", "warn", "CRITICAL"), its number, or
-/// "quiet". Error: InvalidArgument.
+/// Parses torchrun's LOGLEVEL: a name of Python's logging in any case ("DEBUG", "warn", "CRITICAL"), its
+/// number, or "quiet". Error: InvalidArgument.
 Result<LogLevel> parse_log_level(std::string_view text);
 
 struct LogOptions {
@@ -30,7 +30,7 @@ struct LogOptions {
     int fd = 2;  ///< borrowed
 };
 
-/// Who speaks: "[node02 agent g3]". Empty parts are left out.
+/// The prefix of a line: "[node02 agent g3]". Empty parts are left out.
 struct LogPrefix {
     std::string host;
     std::string component;
@@ -39,10 +39,9 @@ struct LogPrefix {
 
 /// Writes one line per fact: "[node02 agent g3] rank 5 (pid 4171) died of SIGKILL".
 ///
-/// Writing takes at most a moment (100 ms, once, until the reader comes back), never raises SIGPIPE, and its
-/// errors are ignored: a launcher must not stop because nobody reads what it says. Lines that could not be
-/// written are counted and the count is said in the next one that can. A text is made printable:
-/// a line stays one line. For one thread.
+/// Writing blocks for at most 100 ms, once, until the reader reads again. It never raises SIGPIPE, and its
+/// errors are ignored: a launcher must not stop because nobody reads its lines. The next line that can be
+/// written tells how many were lost. A text is made printable: a line stays one line. For one thread.
 class Log {
   public:
     explicit Log(LogPrefix prefix, LogOptions options = {});
@@ -50,14 +49,14 @@ class Log {
     Log(Log&& other) noexcept;
     Log& operator=(Log&& other) noexcept;
 
-    /// Another voice on the same descriptor ("job" beside "agent"), with its own generation.
+    /// Another log on the same descriptor ("job" beside "agent"), with its own generation.
     [[nodiscard]] Log with_component(std::string component) const;
     void set_generation(std::uint64_t generation);
-    /// Of all voices on this descriptor.
+    /// Sets the level of all logs on this descriptor.
     void set_level(LogLevel level);
-    /// From now on all voices hand their lines (with newline) to `outlet`, the owner of the descriptor: two
-    /// writers with queues of their own would tear each other's lines. False from it: the line was lost.
-    /// nullptr: write to the descriptor again.
+    /// Makes all logs on this descriptor hand their lines (with newline) to `outlet`, the owner of the
+    /// descriptor: two writers with their own queues would mix their lines. `outlet` returns false when the
+    /// line was lost. nullptr: write to the descriptor again.
     using Outlet = std::function<bool(std::string_view line)>;
     void write_through(Outlet outlet);
     [[nodiscard]] bool is_enabled(LogLevel level) const;
@@ -86,7 +85,7 @@ class Log {
     void rename();
 
     LogPrefix prefix_;
-    std::shared_ptr<Sink> sink_;  ///< of all voices on the descriptor; it has the level
+    std::shared_ptr<Sink> sink_;  ///< of all logs on the descriptor; it has the level
     std::unique_ptr<spdlog::logger> logger_;
 };
 
