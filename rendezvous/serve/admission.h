@@ -7,31 +7,32 @@
 
 #include "env/result.h"
 
-/// Who may speak to the server, and how, before a word of it has been understood. Pure.
+/// Which connections the server accepts, decided by the address and the first byte. Pure.
 namespace ddprun::rdzv {
 
 /// What is known of a connection when its first byte comes.
 struct Arrival {
     std::string from;  ///< the peer's numeric address
-    std::string to;    ///< this side's
+    std::string to;    ///< this side's numeric address
     char first_byte = 0;
-    bool is_sealed = false;  ///< by TLS
+    bool is_sealed = false;  ///< the connection is encrypted by TLS
 };
 
-/// Error: Refused, with the remedy: TLS is for all nodes or for none. What does not leave this host may be
-/// plain.
+/// Checks that the connection uses TLS exactly when the job does; a connection within this host may always be
+/// plain. Error: Refused, with the remedy.
 Status admits_speech(const Arrival& arrival, bool job_has_tls);
 
-/// What decides about PyTorch's clients.
+/// The state of the server that decides whether a client of PyTorch's TCPStore is accepted.
 struct TorchDoor {
-    bool is_open = false;          ///< their store is served here
-    std::uint64_t generation = 0;  ///< the store's; 0: none has begun
-    std::size_t clients = 0;       ///< that there are
+    bool is_open = false;          ///< the server serves PyTorch's TCPStore
+    std::uint64_t generation = 0;  ///< the store's generation; 0: none has begun
+    std::size_t clients = 0;       ///< clients connected now
     std::size_t most = 0;
-    const std::set<std::string>& nodes;  ///< addresses of the job's
+    const std::set<std::string>& nodes;  ///< addresses of the job's nodes
 };
 
-/// They prove nothing: where they come from has to do. Error: Refused, Limit.
+/// Checks the peer's address, because these clients cannot prove that they know the token. Error: Refused,
+/// Limit.
 Status admits_torch(const Arrival& arrival, const TorchDoor& door);
 
 }  // namespace ddprun::rdzv

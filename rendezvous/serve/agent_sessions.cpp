@@ -19,7 +19,7 @@ AgentSessions::~AgentSessions() {
     for (const auto& [key, end] : writing_ends_) loop_.cancel(end.timer);
 }
 
-// ---- one after the other carries it
+// ---- sessions and their connections
 
 AgentSession& AgentSessions::begin(ClientId id, const std::string& name, Connection& connection) {
     connection.keep_messages();
@@ -64,7 +64,7 @@ void AgentSessions::end(AgentSession& session) {
     sessions_.erase(session.id);
 }
 
-// ---- what is said
+// ---- messages
 
 void AgentSessions::join(AgentSession& session, const AgentHello& hello) {
     session.is_joined = true;
@@ -110,9 +110,9 @@ void AgentSessions::answer(AgentSession& session, StoreAnswer answer) {
     if (now) session.connection->send(encode_message(std::move(now->reply), now->request));
 }
 
-// ---- by the clock
+// ---- timers
 
-/// One timer for all agents: says that we live, and what has come.
+/// Sends a heartbeat to all agents; one timer serves all.
 void AgentSessions::beat() {
     heartbeat_timer_ = 0;
     if (joined_ == 0) return;
@@ -128,7 +128,7 @@ void AgentSessions::keep_alive() {
     }
 }
 
-/// Another one, as exact as the limit is.
+/// Fails connections that were silent for the whole timeout; one timer serves all agents.
 void AgentSessions::look_for_silence() {
     silence_timer_ = 0;
     if (joined_ == 0) return;
@@ -147,7 +147,7 @@ void AgentSessions::look_for_silence() {
     silence_timer_ = loop_.call_at(verdict.next, [this] { look_for_silence(); });
 }
 
-// ---- whether it came
+// ---- waiting for acknowledgement
 
 void AgentSessions::when_written(Duration patience, os::EventLoop::Handler handler) {
     const std::uint64_t key = ++last_writing_end_;
@@ -158,7 +158,7 @@ void AgentSessions::when_written(Duration patience, os::EventLoop::Handler handl
 
 void AgentSessions::look_soon_whether_written() {
     if (writing_ends_.empty() || is_looking_) return;
-    is_looking_ = true;  // once for all that the same batch writes
+    is_looking_ = true;  // once for each batch of events
     loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
         if (alive.expired()) return;
         is_looking_ = false;

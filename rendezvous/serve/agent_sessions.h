@@ -20,78 +20,82 @@ namespace ddprun::rdzv {
 
 /// An agent's session (rendezvous/wire/session.h) at the server's side.
 struct AgentSession {
-    ClientId id;             ///< of the connection that it began with
-    std::string name;        ///< the nonce that it began with
-    Connection* connection;  ///< that carries it, or did last
+    ClientId id;             ///< of the session's first connection
+    std::string name;        ///< the nonce of the session's first Hello
+    Connection* connection;  ///< the present connection, or the last one
     HeldAnswers held;
     Inbox inbox = {};
     bool is_joined = false;                   ///< the controller has its AgentHello
-    os::EventLoop::TimerId outage_timer = 0;  ///< its connection is lost, and when this ends the session is
+    os::EventLoop::TimerId outage_timer = 0;  ///< runs while the connection is lost; then the session ends
 
-    /// What is sent reaches the agent, by this connection or by another one.
+    /// True while sent messages are delivered, by this connection or by the next one.
     [[nodiscard]] bool takes_messages() const { return connection->takes_messages(); }
 };
 
-/// The agents' sessions, whichever connections carry them: which go on, which are lost to silence, what has
-/// reached the agents. On the loop's thread; never blocks, and never destroys a connection.
+/// The agents' sessions: moves a session to a new connection, fails connections that are silent for too long,
+/// and tells when all messages have been acknowledged. Runs on the loop's thread; never blocks, and never
+/// destroys a connection.
 class AgentSessions {
   public:
     struct Limits {
         Heartbeats heartbeats;
-        std::size_t held_bytes;  ///< of answers to one worker that its agent does not take
+        std::size_t held_bytes;  ///< of held answers to one worker, at most
     };
     AgentSessions(os::EventLoop& loop, Limits limits);
     ~AgentSessions();
     AgentSessions(const AgentSessions&) = delete;
     AgentSessions& operator=(const AgentSessions&) = delete;
 
-    /// An agent has proved that it knows the token, and wants a session. Valid until it is ended.
+    /// Begins the session of an agent that has proved that it knows the token. The reference is valid until
+    /// end().
     AgentSession& begin(ClientId id, const std::string& name, Connection& connection);
-    /// The session that a Hello wants to go on with; null: it is over, or there never was one.
+    /// The session that this Hello asks to resume; null when the session is over or never existed.
     AgentSession* find(const Hello& hello);
-    /// What the agent of such a Hello is told: what has come of it, and where what it hears goes on.
+    /// The counts with which the agent resumes: how many messages we have received from it, and how many of
+    /// ours it already has.
     [[nodiscard]] static SessionCounts counts(const AgentSession& session, const Hello& hello);
-    /// `connection` carries it from here on; the one before may be destroyed now, with what was still unread
-    /// of it: the agent says that again. Error: Protocol; then nothing has changed.
+    /// Moves the session to `connection`. The previous connection may be destroyed now: the agent sends again
+    /// what we had not read from it. Error: Protocol; then nothing has changed.
     Status go_on(AgentSession& session, const Hello& hello, Connection& connection);
-    /// Its connection is lost. True: the session is not, and the connection is told of again when no other
-    /// one came in time.
+    /// Call it when the session's connection is lost. True: the session waits for another connection; when
+    /// none comes in time, the connection reports its loss again.
     bool waits_for_redial(AgentSession& session, const Error& why);
     void end(AgentSession& session);
 
-    /// From here on it is an agent of the job.
+    /// Marks the session as that of an agent of the job.
     void join(AgentSession& session, const AgentHello& hello);
-    /// Null: it has not joined, or takes no messages any more.
+    /// The session of an agent; null when it has not joined or takes no messages any more.
     AgentSession* joined(AgentId agent);
-    /// To all of them. Error: it cannot be encoded.
+    /// Sends a message to all agents that have joined. Error: the message cannot be encoded.
     Status broadcast(ToAgent message);
-    /// A heartbeat to all of them by a Keepalive's thread, while the loop's is in a BlockingCall.
+    /// Sends a heartbeat to all agents. Call it on a Keepalive's thread, while the loop's thread is in a
+    /// BlockingCall.
     void keep_alive();
-    /// A heartbeat has come. Error: Protocol.
+    /// Processes an agent's heartbeat. Error: Protocol.
     Status take(AgentSession& session, const Heartbeat& heartbeat);
-    /// Counts a message, and says that it came where that has to be soon.
+    /// Counts a received message, and acknowledges it at once when that is due.
     static void count(AgentSession& session, const Frame& frame);
-    /// To one of its workers, or to the agent itself: now, or when there is room.
+    /// Sends an answer to the agent or to one of its workers, now or when there is room.
     static void answer(AgentSession& session, StoreAnswer answer);
 
-    /// Calls `handler` once, later, when all that has been said to agents has reached them; after `patience`
-    /// at the latest.
+    /// Calls `handler` once, later, when the agents have acknowledged all messages; after `patience` at the
+    /// latest.
     void when_written(Duration patience, os::EventLoop::Handler handler);
-    /// Something may have.
+    /// Call it when an agent may have acknowledged something.
     void look_soon_whether_written();
 
-    /// Addresses of all agents that have ever joined: one that was lost may come back.
+    /// Addresses of all agents that have ever joined, because a lost agent may come back.
     [[nodiscard]] const std::set<std::string>& node_addresses() const { return node_addresses_; }
 
   private:
-    /// Whoever waits for the end of the writing.
+    /// One call of when_written() that has not ended.
     struct WritingEnd {
         os::EventLoop::Handler handler;
         os::EventLoop::TimerId timer;
     };
     void beat();
     void look_for_silence();
-    /// Bytes that agents have not said to have.
+    /// Bytes that agents have not acknowledged.
     [[nodiscard]] std::size_t queued_bytes() const;
     void look_whether_written();
     void release(std::uint64_t key);
@@ -107,7 +111,7 @@ class AgentSessions {
     std::map<std::uint64_t, WritingEnd> writing_ends_;
     std::uint64_t last_writing_end_ = 0;
     bool is_looking_ = false;
-    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< for what was posted when we are gone
+    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< expires with us, for posted handlers
 };
 
 }  // namespace ddprun::rdzv

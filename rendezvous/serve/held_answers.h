@@ -9,18 +9,19 @@
 
 namespace ddprun::rdzv {
 
-/// The answers to an agent's workers that wait for room in its session: they take turns with the agent's own
-/// messages. Pure.
+/// The answers to an agent's workers that wait for room in the agent's session, so that they do not delay the
+/// agent's own messages. Pure.
 class HeldAnswers {
   public:
-    /// `most`: bytes that may wait for one client. Beyond them it is told so instead.
+    /// `most`: bytes that may wait for one client. An answer beyond that is replaced by the error Limit.
     explicit HeldAnswers(std::size_t most) : most_(most) {}
 
-    /// What can be said now, when the agent has not acknowledged so many bytes; nullopt: it waits here.
+    /// Returns the answer when it can be sent now, given the session's unacknowledged bytes; nullopt: the
+    /// answer waits here.
     std::optional<StoreAnswer> pass(StoreAnswer answer, std::size_t unacknowledged);
-    /// The next one for which there is room by now.
+    /// The next waiting answer, if there is room for it now.
     std::optional<StoreAnswer> next(std::size_t unacknowledged);
-    /// The client is gone.
+    /// Drops the answers to a client that is gone.
     void forget(std::uint64_t client);
 
   private:

@@ -30,8 +30,8 @@ std::string render(const std::vector<Row>& rows) {
     return table;
 }
 
-/// A table of what the job's head and a node that joins say, and say differently; "" they agree. What only
-/// one of them says is not compared; who says nothing at all does not agree.
+/// A table of the terms in which the job's head and a joining node differ; "" they agree. A term that only
+/// one of them has is not compared; a node without any terms does not agree.
 std::string difference(const MembershipSpec& job, const Joiner& joiner) {
     std::map<std::string_view, std::string_view> said;
     for (const std::string& term : joiner.terms) said.emplace(name_of_term(term), value_of_term(term));
@@ -47,7 +47,7 @@ std::string difference(const MembershipSpec& job, const Joiner& joiner) {
     return rows.size() == 1 ? "" : render(rows);
 }
 
-/// Takes the run of digits at the front; returned without leading zeros.
+/// Takes the digits at the front and returns them without leading zeros.
 std::string_view take_digits(std::string_view& text) {
     const std::size_t end = std::min(text.find_first_not_of("0123456789"), text.size());
     std::string_view digits = text.substr(0, end);
@@ -56,7 +56,7 @@ std::string_view take_digits(std::string_view& text) {
     return digits;
 }
 
-/// Hosts as people count them, numbers as numbers: "node2" < "node10".
+/// Orders host names with numbers compared as numbers: "node2" < "node10".
 bool comes_before(std::string_view a, std::string_view b) {
     const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
     const std::string_view whole_a = a, whole_b = b;
@@ -76,7 +76,7 @@ bool comes_before(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-/// Both ask for the same node rank, and mean it.
+/// Error: another node has asked for the same node rank.
 std::optional<Error> Membership::refuse_twin(const Joiner& joiner) const {
     if (!joiner.node_rank) return std::nullopt;
     const auto twin = asked_.find(*joiner.node_rank);
@@ -206,9 +206,9 @@ TimePoint Membership::next_change(TimePoint now) const {
     return at <= now ? kNever : at;
 }
 
-/// Who has a place keeps it. Then those who have asked for one that is free, those who come back to theirs,
-/// and the others, each kind by arrival; but the others of the first world by their hosts, as that is the
-/// same in every run.
+/// Settled nodes keep their places. Then come nodes that have asked for a free place, nodes that come back to
+/// theirs, and the others, each kind by arrival. In the first world the others are sorted by host, which is
+/// the same in every run.
 std::vector<Membership::Member> Membership::settle() {
     const bool is_first_world = settled_ == 0 && holes_.empty();
     std::map<int, Entry*> by_place;

@@ -14,22 +14,22 @@
 
 namespace ddprun::rdzv {
 
-/// An agent's connection, for as long as it lives. Never used again.
+/// Names an agent for as long as its session lives. Never used again.
 using AgentId = ClientId;
 
-/// What a node says of everything on which the nodes of a job must agree: "name=value", in the order in which
-/// it is shown.
+/// A node's values of the settings on which all nodes must agree: "name=value", in the order in which they
+/// are shown.
 using Terms = std::vector<std::string>;
 
 struct MembershipSpec {
     int min_nodes = 1;
     int max_nodes = 1;
     Duration join_timeout = std::chrono::seconds(600);
-    Duration last_call = std::chrono::seconds(30);  ///< from min_nodes on, how long more nodes are waited for
-    Terms terms = {};                               ///< with which every node must agree; none: not checked
-    bool awaits_head = false;                       ///< no world without the node that `is_head`
-    std::string head = {};                          ///< the host whose terms those are
-    std::vector<std::string> hosts = {};            ///< by node rank, where it is known who is to come
+    Duration last_call = std::chrono::seconds(30);  ///< the wait for more nodes once min_nodes have joined
+    Terms terms = {};                               ///< every node must agree with them; empty: not checked
+    bool awaits_head = false;                       ///< forms no world without the node that `is_head`
+    std::string head = {};                          ///< the host that `terms` come from
+    std::vector<std::string> hosts = {};            ///< the expected hosts by node rank, where known
 };
 
 /// An agent that wants to be part of the job.
@@ -40,12 +40,12 @@ struct Joiner {
     int slots = 0;
     std::string role = "default";
     Terms terms = {};
-    std::optional<int> kept_place = {};  ///< it had under a controller that is lost
-    bool is_head = false;                ///< beside the controller: the first rank's port is held there
+    std::optional<int> kept_place = {};  ///< the place that it had under a lost controller
+    bool is_head = false;                ///< on the controller's host, which holds the first rank's port
 };
 
-/// Whether the world can be formed. `why` explains, also (above all) "not yet"; who is missing is said with a
-/// failure, and else by missing_ranks(), which takes its time.
+/// Whether the world can be formed. `why` explains it, above all for Wait. Only a Failed verdict names the
+/// missing nodes; else call missing_ranks(), which is slower.
 struct Verdict {
     enum Kind : std::uint8_t { Wait, Ready, Failed } kind = Wait;
     std::string why;
@@ -53,54 +53,52 @@ struct Verdict {
 
 /// Which nodes form the next generation, and in which order. Pure.
 ///
-/// In the first world the nodes that ask for no place stand in the order of their host names (numbers as
-/// numbers, those of one host by arrival), whoever comes first: ranks are the same in every run. The head
-/// asks for the first place.
+/// In the first world, nodes that ask for no place are sorted by host name ("node2" before "node10"), and
+/// nodes of the same host by arrival, so that ranks are the same in every run. The head asks for the first
+/// place.
 ///
-/// From then on places stick: a node keeps its place from one generation to the next, whoever else comes.
-/// That of a node which has gone is taken by the agent that comes back from the same host, else by who waits.
-/// Group ranks number the places that are taken, in their order: where one stays empty (fewer than
-/// max_nodes), the nodes behind it move up, and back when it is taken again. Who asks for a place that is
-/// taken, or beyond max_nodes, waits as any spare.
+/// After that a node keeps its place from one generation to the next. The place of a lost node goes to the
+/// agent that comes back from the same host, else to a node that waits. Group ranks number the occupied
+/// places in order: while a place is empty (fewer than max_nodes), the nodes after it move up. A node that
+/// asks for an occupied place, or for one beyond max_nodes, waits like any spare.
 ///
-/// join, leave and decide take the same time however many nodes there are (but for places of lost nodes): all
-/// of a large job's nodes join at once, and each of them is decided about.
+/// join, leave and decide take constant time (but for places of lost nodes), because all nodes of a large job
+/// join at once, and decide() is called for each of them.
 class Membership {
   public:
     Membership(MembershipSpec spec, TimePoint now) : spec_(std::move(spec)), opened_(now) {}
 
-    /// Error: InvalidArgument (a negative node rank, no slots), Mismatch (another node that is there has
-    /// asked for the same node rank, naming both; other terms than the job's: with a table of lines of what
-    /// differs).
+    /// Error: InvalidArgument (a negative node rank, no slots), Mismatch (another present node has asked for
+    /// the same node rank: the error names both; or the terms differ: the error has a table of them).
     Status join(AgentId agent, Joiner joiner, TimePoint now);
-    /// The agent is gone. Unknown agents are ignored.
+    /// Removes an agent that is gone. Unknown agents are ignored.
     void leave(AgentId agent, TimePoint now);
 
     [[nodiscard]] Verdict decide(TimePoint now) const;
-    /// When decide() may change its mind without anybody joining or leaving.
+    /// The time at which decide() may change without a join or leave.
     [[nodiscard]] TimePoint next_change(TimePoint now) const;
-    /// "; missing: node02, node03" by name where the hosts are known, "; missing: node rank 1, 3" where nodes
-    /// have asked for ranks, else "". Goes through all places.
+    /// "; missing: node02, node03" when the hosts are known, else "; missing: node rank 1, 3"; "" when no
+    /// node has a place yet or none is missing. Goes through all places.
     [[nodiscard]] std::string missing_ranks() const;
 
     struct Member {
         AgentId agent;
         Joiner joiner;
-        int place = 0;  ///< of one of the world
+        int place = 0;  ///< set in the members that settle() returns
         bool operator==(const Member& other) const { return agent == other.agent; }
     };
-    /// Forms the world of a Ready verdict: its nodes by group rank. They keep these ranks from now on.
+    /// Forms the world after a Ready verdict and returns its nodes by group rank. They keep their places.
     std::vector<Member> settle();
-    /// Starts a new round: nodes are waited for up to `timeout` from now. Those who are there go on without a
-    /// last call where they are enough: who comes later makes the world form again.
+    /// Starts a new round, which waits for nodes for up to `timeout`. When enough nodes are present they go
+    /// on without a last call: a node that comes later makes the world form again.
     void reopen(TimePoint now, Duration timeout);
 
     [[nodiscard]] int joined() const { return static_cast<int>(members_.size()); }
     [[nodiscard]] bool contains(AgentId agent) const { return arrivals_.contains(agent); }
     [[nodiscard]] bool has_enough() const;
-    /// Whether there would still be enough without one of those who have joined.
+    /// True when min_nodes would still be there if one node left.
     [[nodiscard]] bool can_spare_one() const { return joined() > spec_.min_nodes; }
-    /// How many of those who wait would be part of a world that is formed now.
+    /// How many waiting nodes would be part of a world formed now.
     [[nodiscard]] int admissible() const;
     /// Agents that are not part of the settled world. Goes through all of them.
     [[nodiscard]] std::vector<AgentId> spares() const;
@@ -108,7 +106,7 @@ class Membership {
   private:
     struct Entry {
         Member member;
-        std::optional<int> place;  ///< asked for, or kept from the last generation
+        std::optional<int> place;  ///< the place asked for, or kept from the last generation
         bool settled = false;
     };
     using Arrival = std::uint64_t;
@@ -118,15 +116,15 @@ class Membership {
 
     MembershipSpec spec_;
     TimePoint opened_;
-    std::optional<TimePoint> last_call_ends_;  ///< since min_nodes were reached
-    int settled_ = 0;                          ///< of the members
+    std::optional<TimePoint> last_call_ends_;  ///< nullopt while has_enough() is false
+    int settled_ = 0;                          ///< number of settled members
     bool has_head_ = false;
     Arrival next_arrival_ = 0;
     std::map<Arrival, Entry> members_;
     std::unordered_map<AgentId, Arrival> arrivals_;
-    std::unordered_map<int, Arrival> asked_;  ///< who asked for this node rank
-    std::unordered_map<int, int> claims_;     ///< how many have this place; none is not in it
-    std::map<int, std::string> holes_;        ///< places whose node has gone, and its host
+    std::unordered_map<int, Arrival> asked_;  ///< the node that asked for this node rank
+    std::unordered_map<int, int> claims_;     ///< the number of nodes with this place, never 0
+    std::map<int, std::string> holes_;        ///< places of lost nodes, with the node's host
 };
 
 }  // namespace ddprun::rdzv

@@ -72,13 +72,13 @@ void Peers::on_accepted(UniqueFd fd) {
     peers_.emplace(id, std::move(peer));
 }
 
-/// Who knows the token keeps others out, who has not proved it does not. False: there is no room to be made.
+/// Closes a stranger when there is no room; peers that have proved the token stay. False: there is none.
 bool Peers::make_room() {
     if (!strangers_.is_crowded() && peers_.size() < options_.limits.connections) return true;
     return evict_stranger();
 }
 
-/// False: there is none.
+/// False: there is no stranger.
 bool Peers::evict_stranger() {
     const std::optional<ClientId> id = strangers_.next_to_go();
     if (!id) return false;
@@ -86,7 +86,8 @@ bool Peers::evict_stranger() {
     const Error why{Errc::Limit,
                     fmt::format("{} connections wait for their handshake", strangers_.in_handshake()), 0};
     strangers_.left(*id);
-    if (std::exchange(peer.stage, Peer::Stage::Leaving) == Peer::Stage::Leaving) {  // and has been told why
+    if (std::exchange(peer.stage, Peer::Stage::Leaving) ==
+        Peer::Stage::Leaving) {  // has been told why already
         peer.connection->fail(why);
         return true;
     }
@@ -95,11 +96,11 @@ bool Peers::evict_stranger() {
     return true;
 }
 
-/// Nothing is kept of it but one word, as far as the kernel takes it.
+/// Closes a connection after one Failure, as far as the kernel takes it.
 void Peers::turn_away(UniqueFd fd, const std::string& name) {
     const Failure why{Errc::Limit, fmt::format("there are {} {}", peers_.size(), options_.noun)};
     owner_.on_log(fmt::format("refusing {}: {}", name, why.what));
-    if (options_.tls) return;  // which it may expect, or not
+    if (options_.tls) return;  // unknown whether the peer expects TLS
     if (const Result<EncodedMessage> message = encode_message(why, 0)) {
         static_cast<void>(
             ::send(fd.get(), message->head.data(), message->head.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
@@ -110,7 +111,7 @@ void Peers::stranger_left(ClientId id) {
     if (strangers_.left(id)) acceptor_.room_was_made();
 }
 
-// ---- what they say
+// ---- received bytes and messages
 
 bool Peers::on_first_byte(Connection& connection, char byte) {
     Peer& peer = peer_of(connection);
@@ -130,7 +131,7 @@ void Peers::on_frame(Connection& connection, Frame frame) {
     if (!kept) refuse(peer, request, kept.error());
 }
 
-/// Error: the peer is to be refused, and has not been told why.
+/// Error: the caller must refuse the peer and tell it why.
 Status Peers::shake_hands(Peer& peer, Frame frame) {
     strangers_.spoke(peer.id, loop_.now());
     const std::uint32_t request = frame.request;
@@ -165,9 +166,9 @@ void Peers::take_over(Peer& newcomer, Peer& peer) {
     peers_.erase(newcomer.id);
 }
 
-// ---- their end
+// ---- the end of a peer
 
-/// The last word to a peer that broke the rules; it is logged once, here.
+/// Sends the last message to a peer that broke the protocol, and logs the error once.
 void Peers::refuse(Peer& peer, std::uint32_t request, const Error& why) {
     if (peer.stage == Peer::Stage::Leaving) return;
     if (!peer.is_reported) owner_.on_log(fmt::format("closing {}: {}", peer.name(), why.what));
@@ -184,14 +185,14 @@ void Peers::say_goodbye(Peer& peer, const Failure& last_words, const Error& why)
 void Peers::on_closed(Connection& connection, const Error& why) {
     const auto entry = peers_.find(connection.id());
     if (owner_.waits_for_redial(*entry->second, why)) return;
-    // Taken out before the owner hears of it: from here on the peer does not exist for anybody.
+    // The peer is removed before the owner is called, so that nobody can find it any more.
     const std::unique_ptr<Peer> peer = std::move(entry->second);
     peers_.erase(entry);
     loop_.cancel(peer->handshake_timer);
     stranger_left(peer->id);
     owner_.on_gone(*peer, why);
-    // A worker or tool that closes its connection has simply finished, and a connection that an agent does
-    // not need, for another was faster, may go before it has said a word.
+    // A worker or tool that closes its connection has finished, and an agent may close an unneeded connection
+    // before Hello, because another one was faster: neither is logged.
     const bool has_finished = why.code == Errc::Closed || why.code == Errc::StaleGeneration;
     if (!has_finished && peer->stage != Peer::Stage::Leaving && !peer->is_reported)
         owner_.on_log(fmt::format("closed {}: {}", peer->name(), why.what));

@@ -23,9 +23,9 @@ struct AgentSession;
 struct Peer {
     enum class Stage {
         Handshake,
-        Serving,  ///< it has proved that it knows the token
-        Foreign,  ///< it speaks another protocol, and was let in
-        Leaving,  ///< it has been told why it must go
+        Serving,  ///< the peer has proved that it knows the token
+        Foreign,  ///< the peer speaks another protocol, and was accepted
+        Leaving,  ///< the peer has been told why it is refused
     };
 
     ClientId id;
@@ -34,79 +34,80 @@ struct Peer {
     Stage stage = Stage::Handshake;
     os::EventLoop::TimerId handshake_timer = 0;
 
-    // What its owner knows of it.
-    AgentSession* session = nullptr;  ///< null: it is no agent
+    // Set by the owner.
+    AgentSession* session = nullptr;  ///< null unless the peer is an agent
     std::size_t unanswered = 0;       ///< requests to a store
-    bool is_reported = false;         ///< the owner tells of its end itself: nothing is logged
+    bool is_reported = false;         ///< the owner reports the peer's end itself, so it is not logged
 
     [[nodiscard]] Role role() const { return handshake.peer().role; }
     /// For logs: "worker 'rank 3' (10.0.0.5:41234)".
     [[nodiscard]] std::string name() const;
-    /// Answers a message of a type that is not known here.
+    /// Answers a message of an unknown type.
     void send_unknown(const Frame& frame) const;
-    /// The message is not one that this peer may send.
+    /// The error for a message that this peer may not send.
     [[nodiscard]] Error misplaced(std::uint8_t type) const;
 };
 
-/// Whoever serves the peers. Called on the loop's thread; may call the Peers, but not destroy them.
+/// The owner of Peers, which serves them. Called on the loop's thread; may call the Peers, but not destroy
+/// them.
 class PeersOwner {
   public:
     virtual ~PeersOwner() = default;
-    /// How logs name whoever is at the other end. Error: it is not let in; the error is logged.
+    /// The name of the other end for logs. Error: the connection is closed and the error is logged.
     virtual Result<std::string> identify(int fd) { return peer_name(fd); }
-    /// The first byte of a peer, by TLS or not. True: it does not speak frames, and what it sends, this byte
-    /// too, comes by on_bytes.
+    /// The first byte of a peer, with TLS or without. True: the peer does not send frames; all its bytes,
+    /// this one too, are passed to on_bytes().
     virtual bool on_first_byte(Peer&, char) { return false; }
     virtual void on_bytes(Peer&, std::string_view) {}
-    /// Somebody says this Hello, and the proof of it comes next or is here. The counts of the session with
-    /// which it wants to go on; nullopt: there is none. Error: it is refused.
+    /// Returns the counts of the session that this Hello asks to resume; nullopt when there is none. The
+    /// Hello's proof may not have come yet. Error: the peer is refused.
     virtual Result<std::optional<SessionCounts>> on_hello(const Hello&) {
         return std::optional<SessionCounts>();
     }
-    /// The peer has proved that it knows the token, and is told so. Error: it is refused after all.
+    /// The peer has proved that it knows the token, and was told so. Error: the peer is refused after all.
     virtual Status on_entered(Peer&) { return {}; }
-    /// Error: the peer broke the rules, and is refused.
+    /// Error: the peer broke the protocol, and is refused.
     virtual Status on_frame(Peer&, Frame frame) = 0;
-    /// The connection is lost. True: the peer stays, and is told of again when no other connection came.
+    /// The connection is lost. True: the peer stays, and is reported again if no other connection comes.
     virtual bool waits_for_redial(Peer&, const Error&) { return false; }
-    /// The peer is not listed any more. Once per peer, also of one that was never let in.
+    /// The peer has been removed. Called once per peer, also for peers that were never admitted.
     virtual void on_gone(Peer& peer, const Error& why) = 0;
     /// One line for the operator.
     virtual void on_log(const std::string& line) = 0;
     virtual void on_written() {}
 };
 
-/// The connections of a server, on the event loop: who they are (handshake.h), which of them make room for
-/// others (strangers.h), and how those are refused that break the rules. One thread, the loop's; never
+/// The connections of a server, on the event loop: authenticates them (handshake.h), closes some to make room
+/// for others (strangers.h), and refuses those that break the protocol. Runs on the loop's thread; never
 /// blocks.
 class Peers final : private ConnectionOwner, private os::AcceptorOwner {
   public:
     struct Options {
         Credentials credentials;
         ServerLimits limits;
-        std::string noun = "connections";  ///< what they are called in logs
+        std::string noun = "connections";  ///< their name in logs
         std::shared_ptr<const TlsContext> tls = nullptr;
     };
-    /// `loop` and `owner` are borrowed for its life.
+    /// `loop` and `owner` must outlive the Peers.
     Peers(os::EventLoop& loop, Options options, PeersOwner& owner);
-    /// Closes all connections; tells the owner nothing any more.
+    /// Closes all connections without calling the owner.
     ~Peers() override;
     Peers(const Peers&) = delete;
     Peers& operator=(const Peers&) = delete;
 
-    /// Serves who connects there, too; `listener` listens and does not block. Error: System.
+    /// Also serves the connections to `listener`, a listening, non-blocking socket. Error: System.
     Status listen(UniqueFd listener) { return acceptor_.listen(std::move(listener)); }
 
-    /// Null: it is gone.
+    /// The peer with this id; null when it is gone.
     [[nodiscard]] Peer* find(ClientId id) const;
     [[nodiscard]] const std::unordered_map<ClientId, std::unique_ptr<Peer>>& all() const { return peers_; }
     [[nodiscard]] std::size_t strangers() const { return strangers_.in_handshake(); }
 
-    /// From here on the peer is no stranger.
+    /// Ends the peer's handshake: it is no stranger any more.
     void admit(Peer& peer, Peer::Stage stage);
-    /// The newcomer's connection becomes that of the peer, whose own is closed. Then there is no newcomer.
+    /// Gives the newcomer's connection to the peer, closes the peer's previous one and destroys the newcomer.
     void take_over(Peer& newcomer, Peer& peer);
-    /// Tells the peer why, in answer to `request` unless that is 0, and ends its connection.
+    /// Tells the peer why, also in answer to `request` unless that is 0, and ends its connection.
     void refuse(Peer& peer, std::uint32_t request, const Error& why);
 
   private:
@@ -136,7 +137,7 @@ class Peers final : private ConnectionOwner, private os::AcceptorOwner {
     Strangers strangers_;
     std::unordered_map<ClientId, std::unique_ptr<Peer>> peers_;
     ClientId last_id_ = 0;
-    int last_accept_error_ = 0;  ///< which was told; 0: none since the last connection
+    int last_accept_error_ = 0;  ///< the last one logged; 0: none since the last connection
 };
 
 }  // namespace ddprun::rdzv

@@ -9,7 +9,7 @@
 namespace ddprun::rdzv {
 namespace {
 
-/// No machine is near it; it keeps every sum inside an int.
+/// Larger than any machine; keeps every sum within an int.
 constexpr int kMaxWorldSize = 1 << 24;
 
 }  // namespace

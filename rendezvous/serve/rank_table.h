@@ -7,7 +7,7 @@
 
 namespace ddprun::rdzv {
 
-/// What one node brings into the world.
+/// The host, slots and role of one node of the world.
 struct NodeSlots {
     std::string host;
     int slots = 0;
@@ -15,7 +15,7 @@ struct NodeSlots {
     bool operator==(const NodeSlots&) const = default;
 };
 
-/// Where a node's workers stand.
+/// The ranks of a node's workers.
 struct NodeRanks {
     int group_rank = 0;
     int first_rank = 0;
@@ -25,7 +25,7 @@ struct NodeRanks {
     bool operator==(const NodeRanks&) const = default;
 };
 
-/// Where a worker stands.
+/// The ranks of one worker.
 struct WorkerRanks {
     int rank = 0;
     int local_rank = 0;
@@ -34,10 +34,10 @@ struct WorkerRanks {
     bool operator==(const WorkerRanks&) const = default;
 };
 
-/// Ranks of all workers, as prefix sums over the nodes in group-rank order: its size is the number of nodes.
+/// The ranks of all workers, as prefix sums over the nodes in group-rank order: one row per node.
 class RankTable {
   public:
-    /// Error: InvalidArgument naming the node that brings no worker, or too many in all.
+    /// Error: InvalidArgument, for a node without workers (named), or for too many workers in all.
     static Result<RankTable> from(std::vector<NodeSlots> nodes);
 
     [[nodiscard]] int world_size() const { return world_size_; }

@@ -59,7 +59,7 @@ Status Server::listen_also(const Endpoint& where) {
     return listener ? peers_.listen(std::move(listener->fd)) : Status(listener.error());
 }
 
-// ---- how they speak, and who they are
+// ---- admission and handshake
 
 bool Server::on_first_byte(Peer& peer, char byte) {
     const Arrival arrival = arrival_of(*peer.connection, byte);
@@ -92,7 +92,7 @@ Status Server::on_entered(Peer& peer) {
     return {};
 }
 
-/// The newcomer's connection becomes that of the session's peer; the one before is closed.
+/// Moves the newcomer's connection to the session's peer; the previous one is closed.
 Status Server::go_on(Peer& newcomer, AgentSession& session) {
     const Duration silent_for = loop_.now() - session.connection->last_heard();
     if (Status known = agents_.go_on(session, newcomer.handshake.peer(), *newcomer.connection); !known)
@@ -104,7 +104,7 @@ Status Server::go_on(Peer& newcomer, AgentSession& session) {
     return {};
 }
 
-// ---- what they say
+// ---- received messages
 
 Status Server::on_frame(Peer& peer, Frame frame) {
     const std::uint8_t type = frame.type;
@@ -176,7 +176,7 @@ Status Server::serve_agent(Peer& peer, Frame frame) {
     return Error::protocol(fmt::format("{} {}", message_name(type), when));
 }
 
-// ---- what they are told
+// ---- sent messages
 
 void Server::answer(StoreAnswer answer) {
     Peer* const peer = peers_.find(answer.client.connection);
@@ -206,10 +206,10 @@ void Server::begin_generation(std::uint64_t generation) {
     store_.begin_generation(generation);
 }
 
-// ---- their end
+// ---- the end of a peer
 
 bool Server::waits_for_redial(Peer& peer, const Error& why) {
-    agents_.look_soon_whether_written();  // what it had not taken is waited for no more
+    agents_.look_soon_whether_written();  // its unacknowledged bytes may count no more
     return peer.session != nullptr && agents_.waits_for_redial(*peer.session, why);
 }
 

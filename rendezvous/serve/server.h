@@ -26,70 +26,72 @@ class ServerHandler {
     virtual ~ServerHandler() = default;
     /// An authenticated agent asks to be part of the job. Answer with send() or refuse_agent().
     virtual void on_agent_joined(AgentId agent, const AgentHello& hello) = 0;
-    /// Of an agent that has joined.
+    /// A message from an agent that has joined.
     virtual void on_agent_message(AgentId agent, const FromAgent& message) = 0;
-    /// The connection of an agent that had joined is over, whoever ended it. Once per agent; nothing follows.
+    /// An agent that had joined is gone, whichever side ended the session. Called once per agent, as the last
+    /// call about it.
     virtual void on_agent_lost(AgentId agent, const Error& why) = 0;
-    /// Another controller of this job says that the job goes on there. It has proved that it knows the token.
+    /// Another controller of this job, which has proved that it knows the token, says that the job has moved
+    /// to it.
     virtual void on_job_moved(const JobMoved&) {}
-    /// One line for the operator, about peers that are not, or no longer, part of the job.
+    /// One line for the operator, about peers that are not (or no longer) part of the job.
     virtual void on_log(const std::string& line) = 0;
-    /// One line for who looks closely: an agent's session goes on, on another connection.
+    /// One line of detail: an agent's session has moved to another connection.
     virtual void on_detail(const std::string&) {}
 };
 
 struct ServerOptions {
     Credentials credentials;  ///< an empty token is refused
     Endpoint where;           ///< where to listen; port 0 asks the kernel for one
-    UniqueFd listener;        ///< or an already listening, non-blocking socket, which then is used instead
-    UniqueFd local_listener;  ///< a Unix socket's, for the workers of this host; none
+    UniqueFd listener;        ///< a listening, non-blocking socket to use instead of `where`, if given
+    UniqueFd local_listener;  ///< a Unix socket for the workers of this host, if given
     ServerLimits limits;
     StoreLimits store_limits;
-    bool serves_torch = false;  ///< PyTorch's TCPStore clients too; PROTOCOL.md says which of them
+    bool serves_torch = false;  ///< serve PyTorch's TCPStore clients too; PROTOCOL.md says which of them
     TorchLimits torch_limits;
     Heartbeats heartbeats;
     std::shared_ptr<const TlsContext> tls =
-        nullptr;  ///< a server's: then only this host's own connections may be plain
+        nullptr;  ///< a server's context; if given, only connections within this host may be plain
 };
 
-/// The job's meeting point: serves the store to workers and tools, and carries control messages between the
-/// agents and the controller. One thread, the loop's; never blocks.
+/// The rendezvous server: serves the store to workers and tools, and carries control messages between the
+/// agents and the controller. Runs on the loop's thread; never blocks.
 ///
-/// Knows of each peer how it may speak (admission.h), and to which of the parts below what it says goes.
+/// Decides which connections are accepted (admission.h), and passes each message to one of the parts below.
 class Server final : private PeersOwner {
   public:
-    /// Listens from now on. `loop` and `handler` are borrowed for the server's life.
+    /// Listens from now on. `loop` and `handler` must outlive the server.
     /// Error: System ("listen 0.0.0.0:29500: Address already in use"), InvalidArgument (no token).
     static Result<std::unique_ptr<Server>> create(os::EventLoop& loop, ServerOptions options,
                                                   ServerHandler& handler);
-    /// Its end closes all connections; the handler is told nothing any more.
+    /// The destructor closes all connections without calling the handler.
     Server(const Server&) = delete;
     Server& operator=(const Server&) = delete;
 
-    /// Another handler hears of what happens from now on.
+    /// Replaces the handler.
     void hand_to(ServerHandler& handler) { handler_ = &handler; }
-    /// Where it listens, with the real port.
+    /// The address where the server listens, with the real port.
     [[nodiscard]] const Endpoint& bound() const { return bound_; }
-    /// Listens there too; bound() stays. Error: System.
+    /// Listens at `where` too; bound() stays the same. Error: System.
     Status listen_also(const Endpoint& where);
 
     /// Drops the store's keys and fences off the earlier generations. Call it before workers are started.
     void begin_generation(std::uint64_t generation);
-    /// The controller's own store requests: answered at once; Get, Wait and Barrier that would have to wait
-    /// are answered Timeout.
+    /// Answers a store request of the controller at once. A Get, Wait or Barrier that would have to wait is
+    /// answered Timeout.
     StoreReply ask_store(StoreOp op) { return store_.ask_own(std::move(op)); }
 
-    /// Sends to one agent (false: it is gone; on_agent_lost was or will be called) or to all that have
-    /// joined.
+    /// Sends a message to one agent (false: the agent is gone, and on_agent_lost was or will be called) or to
+    /// all agents that have joined.
     bool send(AgentId agent, ToAgent message);
     void broadcast(ToAgent message);
-    /// A heartbeat to all agents by a Keepalive's thread, while the loop's is in a BlockingCall.
+    /// See AgentSessions::keep_alive().
     void keep_alive() { agents_.keep_alive(); }
     /// Tells the agent why and ends its connection; on_agent_lost follows.
     void refuse_agent(AgentId agent, const Error& why);
 
-    /// Calls `handler` once, later, when all that has been said to agents has reached them; after `patience`
-    /// at the latest, for one may not take it.
+    /// Calls `handler` once, later, when the agents have acknowledged all messages; after `patience` at the
+    /// latest.
     void when_written(Duration patience, os::EventLoop::Handler handler) {
         agents_.when_written(patience, std::move(handler));
     }

@@ -13,7 +13,7 @@ namespace {
 Failure failure(Errc code, std::string what) { return {code, std::move(what)}; }
 
 constexpr std::size_t kKeysShown = 3;
-/// What an agent says of how long a worker has waited is words only.
+/// The limit on a worker's waiting time as its agent tells it, which is for texts only.
 constexpr Duration kLongestWait = std::chrono::hours(24 * 365);
 
 /// "key 'a'", or "keys 'a', 'b' and 3 more": the first kKeysShown of so many.
@@ -25,7 +25,7 @@ std::string list_keys(const std::vector<std::string>& first, std::size_t count) 
     return fmt::format("keys {}{}", shown, more);
 }
 
-/// What a host is told, and tells, before it joins, whichever generation runs by then.
+/// Keys for hosts that have not joined yet, independent of the generation.
 bool is_of_whole_job(std::string_view key) { return key.starts_with("start/"); }
 bool is_of_whole_job(const StoreOp& op) {
     const auto* set = std::get_if<store_op::Set>(&op);
@@ -36,7 +36,7 @@ bool is_of_whole_job(const StoreOp& op) {
 }  // namespace
 
 StoreAnswers Store::apply(StoreClientId client, std::uint32_t request, StoreRequest what, TimePoint now) {
-    // First who has waited too long: a client that comes again must not meet its own earlier self in a
+    // Expired requests go first: a client that comes again must not find its own earlier request in a
     // barrier.
     StoreAnswers expired;
     if (next_deadline() <= now) expired = expire(now);
@@ -160,7 +160,7 @@ void Store::release(const BarrierState& barrier, const std::string& name) {
     }
 }
 
-/// Writes a value within the limits and wakes who waited for the key.
+/// Writes a value within the limits and wakes the requests that waited for the key.
 std::optional<Failure> Store::put(const std::string& key, Blob value) {
     if (const Status named = check_key(key, limits_.key_bytes); !named) return failure_of(named.error());
     if (value.size() > limits_.value_bytes) {
@@ -207,9 +207,9 @@ std::string Store::KeyList::operator[](std::size_t at) const {
     return text_.substr(begin, ends_[at] - begin);
 }
 
-/// The same for as long as it waits, whichever of its keys it is listed under.
+/// The memory that a waiter counts for; it does not change while it waits.
 std::size_t Store::cost_of(const Waiter& waiter) {
-    constexpr std::size_t kNotes = 1024;  // the entries of the lists, and the name that they are found by
+    constexpr std::size_t kNotes = 1024;  // list entries and the key under which it is listed
     return kNotes + waiter.keys.bytes() + 2 * waiter.barrier.size();
 }
 
@@ -247,9 +247,9 @@ std::optional<StoreReply> Store::wait_for(const Asker& asker, std::vector<std::s
     return std::nullopt;
 }
 
-/// Points `at` at a key that does not exist; false: all do. Goes on from where it was, so that N keys
-/// arriving in order cost N look-ups and not N²; a whole round decides, because a key seen earlier may be
-/// erased again.
+/// Points `at` at a key that does not exist; false: all exist. The search goes on from `at`, so that N keys
+/// arriving in order cost N look-ups and not N², and makes a whole round, because an earlier key may have
+/// been erased.
 bool Store::find_missing(Waiter& waiter) const {
     for (std::size_t looked = 0; looked < waiter.keys.size(); ++looked) {
         if (!values_.contains(waiter.keys[waiter.at])) return true;
@@ -273,7 +273,7 @@ Store::WaiterId Store::add_waiter(const Asker& asker, Waiter waiter) {
     return id;
 }
 
-/// Takes the waiter out of every list but the barrier's, which the caller is about to change.
+/// Removes the waiter from every list except the barrier's, which the caller changes.
 Store::Waiter Store::remove_waiter(WaiterId id) {
     const auto node = waiters_.extract(id);
     Waiter waiter = std::move(node.mapped());
@@ -326,7 +326,7 @@ StoreReply Store::timeout_of(const Waiter& waiter, TimePoint now) const {
 StoreAnswers Store::expire(TimePoint now) {
     StoreAnswers told;
     std::vector<WaiterId> late;
-    // All are answered before any is removed: each of several late ones must count the others as arrived.
+    // All are answered before any is removed, so that each late participant counts the others as arrived.
     for (auto it = deadlines_.begin(); it != deadlines_.end() && it->first <= now; ++it) {
         const Waiter& waiter = waiters_.at(it->second);
         told.push_back({waiter.client, waiter.request, timeout_of(waiter, now)});
@@ -336,7 +336,7 @@ StoreAnswers Store::expire(TimePoint now) {
     return told;
 }
 
-/// Removes a waiter that got nothing, from its barrier too.
+/// Removes a waiter without an answer, also from its barrier.
 void Store::leave(WaiterId id) {
     const Waiter waiter = remove_waiter(id);
     const auto barrier = barriers_.find(waiter.barrier);

@@ -16,10 +16,10 @@
 
 namespace ddprun::rdzv {
 
-/// A connection of the server.
+/// The number of a connection of the server.
 using ClientId = std::uint64_t;
 
-/// Who asks the store: a connection, or one of the clients for whom it speaks.
+/// A client of the store: a connection, or one of the workers behind an agent's connection.
 struct StoreClientId {
     StoreClientId(ClientId by, std::uint64_t client = 0) : connection(by), number(client) {}
     ClientId connection;
@@ -27,7 +27,7 @@ struct StoreClientId {
     auto operator<=>(const StoreClientId&) const = default;
 };
 
-/// What one client is told.
+/// The answer to one request of a client.
 struct StoreAnswer {
     StoreClientId client;
     std::uint32_t request;
@@ -38,39 +38,38 @@ using StoreAnswers = std::vector<StoreAnswer>;
 /// The job's key-value store, without connections, clocks or threads.
 ///
 /// Every request is answered exactly once: at once, or, for Get, Wait and Barrier, by a later call (another
-/// client's apply, expire, begin_generation); a client that has disconnected gets no answer any more. All
-/// keys belong to one generation, and a request of another one touches nothing; but keys that begin with
-/// "start/" are the whole job's, and Set and Get of them are answered whatever generation is asked for.
+/// client's apply, expire, begin_generation). A disconnected client gets no answer any more. All keys belong
+/// to one generation, and requests of other generations are refused. Keys that begin with "start/" belong to
+/// the whole job: Set and Get of them are answered in any generation.
 class Store {
   public:
     explicit Store(StoreLimits limits = {}) : limits_(limits) {}
 
     StoreAnswers apply(StoreClientId client, std::uint32_t request, StoreRequest what, TimePoint now);
-    /// Answers whoever has waited until `now` with Timeout, saying what was waited for.
+    /// Answers Timeout to each request whose deadline has passed at `now`, and names what it waited for.
     StoreAnswers expire(TimePoint now);
-    /// When expire() has something to do next; kNever: nobody waits.
+    /// The time of the next expire(); kNever when no request has a deadline.
     [[nodiscard]] TimePoint next_deadline() const {
         return deadlines_.empty() ? kNever : deadlines_.begin()->first;
     }
-    /// Forgets what the client waits for: a barrier it was in waits for one more again.
+    /// Drops the client's waiting requests, also from barriers, which then wait for one more participant.
     void disconnect(StoreClientId client);
-    /// The same for the connection and all clients for whom it speaks.
+    /// The same for a connection and all workers behind it.
     void disconnect_all(ClientId connection);
-    /// Drops all keys but those that begin with "start/" and answers everyone who waits StaleGeneration. A
-    /// number that is not larger than the present one changes nothing.
+    /// Drops all keys except "start/..." and answers StaleGeneration to all waiting requests. A number that
+    /// is not larger than the present one changes nothing.
     StoreAnswers begin_generation(std::uint64_t generation);
 
     [[nodiscard]] std::uint64_t generation() const { return generation_; }
     [[nodiscard]] std::size_t keys() const { return values_.size(); }
     [[nodiscard]] std::size_t bytes() const { return bytes_; }
     [[nodiscard]] std::size_t waiters() const { return waiters_.size(); }
-    /// What is kept of those who wait, as it counts for the limits.
+    /// The memory of the waiting requests, as it counts for the limits.
     [[nodiscard]] std::size_t waiting_bytes() const { return waiting_bytes_; }
 
   private:
     using WaiterId = std::uint64_t;
-    /// The keys of one Wait in one piece: thousands of small strings would leave the heap in pieces when they
-    /// go.
+    /// The keys of one Wait in one string, because thousands of small strings would fragment the heap.
     class KeyList {
       public:
         KeyList() = default;
@@ -84,7 +83,7 @@ class Store {
         std::string text_;
         std::vector<std::uint32_t> ends_;
     };
-    /// Waits for keys (one for Get), or inside a barrier (no keys).
+    /// A request that waits for keys (one for Get), or inside a barrier (no keys).
     struct Waiter {
         StoreClientId client{0};
         std::uint32_t request;
@@ -95,7 +94,7 @@ class Store {
         bool wants_value = false;
         std::string barrier;
     };
-    /// What one client waits for.
+    /// The waiting requests of one client.
     struct Waits {
         std::set<WaiterId> ids;
         std::size_t bytes = 0;

@@ -59,7 +59,7 @@ Result<std::unique_ptr<StoreHost>> StoreHost::start(UniqueFd listener, StoreHost
 }
 
 StoreHost::~StoreHost() {
-    if (impl_->owner != ::getpid()) {  // a forked child has no such thread, and shares what it would close
+    if (impl_->owner != ::getpid()) {  // a forked child has no such thread, and shares the descriptors
         impl_->thread.detach();
         static_cast<void>(impl_.release());
         return;

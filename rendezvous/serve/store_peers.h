@@ -12,33 +12,33 @@
 
 namespace ddprun::rdzv {
 
-/// Whoever answers what StorePeers ask. Called on the loop's thread.
+/// The owner of StorePeers, which answers their requests. Called on the loop's thread.
 class StorePeersHandler {
   public:
     virtual ~StorePeersHandler() = default;
-    /// Answer it once with StorePeers::answer(), at any time.
+    /// A request, to be answered once with StorePeers::answer(), at any time.
     virtual void on_store_request(ClientId client, std::uint32_t number, StoreRequest request) = 0;
-    /// Of one that had proved that it knows the token. Nothing follows.
+    /// A peer that had proved that it knows the token is gone. This is the last call about it.
     virtual void on_store_peer_gone(ClientId client) = 0;
     /// One line for the operator, about peers that broke the rules.
     virtual void on_store_log(const std::string& line) = 0;
 };
 
-/// Peers that speak to a store and to nobody else. By a Unix socket these are workers of this host: processes
-/// of this user, and no agents. On the event loop; never blocks.
+/// Peers that use the store only. On a Unix socket they are workers of this host: processes of this user, no
+/// agents. Runs on the event loop; never blocks.
 class StorePeers final : private PeersOwner {
   public:
-    /// `listener` listens and does not block; `loop` and `handler` are borrowed. Error: System.
+    /// `listener` is a listening, non-blocking socket; `loop` and `handler` are borrowed. Error: System.
     static Result<std::unique_ptr<StorePeers>> serve(os::EventLoop& loop, UniqueFd listener,
                                                      Credentials credentials, ServerLimits limits,
                                                      StorePeersHandler& handler);
 
-    /// To one that is gone: nothing.
+    /// Sends an answer; does nothing when the client is gone.
     void answer(ClientId client, std::uint32_t number, StoreReply reply);
-    /// Nothing more is read from anybody, until it is.
+    /// Stops reading from all peers until resume().
     void pause();
     void resume();
-    /// Somebody is served whose name is another one, or has not taken all that it was answered.
+    /// True while a peer with another name is served, or a peer has not taken all its answers.
     [[nodiscard]] bool is_busy_but_for(const std::string& name) const;
 
   private:
@@ -51,7 +51,7 @@ class StorePeers final : private PeersOwner {
     void on_gone(Peer& peer, const Error& why) override;
     void on_log(const std::string& line) override { handler_.on_store_log(line); }
 
-    bool is_local_;  ///< by a Unix socket
+    bool is_local_;  ///< the listener is a Unix socket
     std::size_t most_unanswered_;
     StorePeersHandler& handler_;
     bool is_paused_ = false;

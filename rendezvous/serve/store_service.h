@@ -14,27 +14,27 @@
 
 namespace ddprun::rdzv {
 
-/// Runs the job's store: for the controller, for those who speak to nobody else (this host's workers, by a
-/// Unix socket), and for those who speak by one of the server's connections. Keeps the time of those who
-/// wait. On the loop's thread; never blocks.
+/// Runs the job's store for the controller, for store-only peers (this host's workers, by a Unix socket) and
+/// for the clients behind the server's connections. Times out waiting requests. Runs on the loop's thread;
+/// never blocks.
 class StoreService final : private StorePeersHandler {
   public:
     struct Parts {
         os::EventLoop& loop;
-        std::function<void(StoreAnswer)> answer;  ///< to one of the server's connections, which may be gone
+        std::function<void(StoreAnswer)> answer;  ///< sends to a server's connection, which may be gone
         std::function<void(const std::string&)> log;
     };
     StoreService(Parts parts, StoreLimits limits) : parts_(std::move(parts)), store_(limits) {}
     StoreService(const StoreService&) = delete;
     StoreService& operator=(const StoreService&) = delete;
 
-    /// Who connects to `listener` speaks to the store only. At most once. Error: System.
+    /// Serves store-only peers that connect to `listener`. Call it at most once. Error: System.
     Status serve(UniqueFd listener, const Credentials& credentials, ServerLimits limits);
-    /// Null: serve() was not called.
+    /// The store-only peers; null unless serve() was called.
     [[nodiscard]] const StorePeers* peers() const { return peers_.get(); }
-    /// It is answered once, now or later.
+    /// Passes a request to the store, which answers it once, now or later.
     void ask(StoreClientId client, std::uint32_t number, StoreRequest request);
-    /// The controller's own request; what would have to wait is answered Timeout.
+    /// Answers a request of the controller at once; Timeout when it would have to wait.
     StoreReply ask_own(StoreOp op);
     void disconnect(StoreClientId client) { store_.disconnect(client); }
     void disconnect_all(ClientId connection) { store_.disconnect_all(connection); }
@@ -48,8 +48,7 @@ class StoreService final : private StorePeersHandler {
     void deliver(StoreAnswers answers);
     void expire();
 
-    /// The controller's own, and that of those who speak to the store only: no connection of the server has
-    /// this number.
+    /// The connection number of the controller and of store-only peers: no connection of the server has it.
     static constexpr ClientId kOwn = 0;
 
     Parts parts_;

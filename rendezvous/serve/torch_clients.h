@@ -15,13 +15,14 @@ class TorchClients {
   public:
     explicit TorchClients(TorchLimits limits) : limits_(limits), store_(limits) {}
 
-    /// One was let in. The connection is borrowed until it left().
+    /// Adds a client that was accepted. The connection is borrowed until left().
     void admit(ClientId id, Connection& connection);
-    /// It said this; answers whoever has waited for it. One that breaks the rules is cut off.
+    /// Processes bytes from a client and sends the answers to all clients. A client that breaks the protocol
+    /// is disconnected.
     void hear(ClientId id, std::string_view bytes);
-    /// Its connection is gone. One that was not admitted: nothing.
+    /// The client's connection is gone. Does nothing for one that was not admitted.
     void left(ClientId id);
-    /// What a world has written is not for the next one, nor are its clients.
+    /// Clears the store and disconnects all clients.
     void end_generation();
 
     [[nodiscard]] std::size_t size() const { return clients_.size(); }

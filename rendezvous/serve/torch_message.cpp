@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::uint32_t kGreeting = 0x3C85F7CE;
 
-/// What belongs to a request: k a key, v a value, i a number of 8 bytes, u one of 4. Where several items may
-/// come, their number is first.
+/// The fields of a request: k a key, v a value, i a number of 8 bytes, u one of 4. Where several items may
+/// come, their number comes first.
 struct Shape {
     std::string_view item;
     bool is_counted = false;
@@ -77,7 +77,7 @@ Result<std::optional<TorchRequest>> TorchParser::next() {
     return std::exchange(open_, std::nullopt);
 }
 
-/// False, here and below: more bytes are needed. What has been read is kept.
+/// False, here and below: more bytes are needed. Fields already read are kept.
 bool TorchParser::read_greeting() {
     std::uint32_t word = 0;
     const bool may_be_greeting = available() > 0 && buffer_[offset_] == '\0';

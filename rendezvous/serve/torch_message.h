@@ -8,23 +8,23 @@
 
 #include "env/result.h"
 
-/// What clients of PyTorch's TCPStore say (the protocol of its libuv server), as values.
+/// The requests of PyTorch's TCPStore clients (the protocol of its libuv server), as values.
 ///
-/// A request is one byte and what belongs to it; nothing frames it. Since PyTorch 2.2 a client begins with a
-/// greeting, the request 0; before, it did not, and counted its requests from SET = 0. Numbers are in the
-/// byte order of the machine, which is that of the clients: little-endian. PROTOCOL.md has the table.
+/// A request is one byte and its fields, without a frame. Since PyTorch 2.2 a client begins with a greeting,
+/// the request 0; earlier clients sent none, and counted requests from SET = 0. Numbers are little-endian.
+/// PROTOCOL.md has the table.
 namespace ddprun::rdzv {
 
-/// Everything such a client can make grow. The first three are PyTorch's own.
+/// The limits for these clients. The first three are PyTorch's own.
 struct TorchLimits {
     std::size_t key_bytes = 8U << 10;
     std::size_t value_bytes = 8U << 20;
     std::size_t keys_per_request = 128U << 10;
-    std::size_t request_bytes = 64U << 20;  ///< of all keys and values of one request; and of one answer
-    std::size_t output_bytes = 80U << 20;   ///< of answers that a client has not read yet
-    std::size_t keys = 1U << 20;            ///< in the store, queued values among them
+    std::size_t request_bytes = 64U << 20;  ///< all keys and values of one request; also of one answer
+    std::size_t output_bytes = 80U << 20;   ///< answers that a client has not read yet
+    std::size_t keys = 1U << 20;            ///< in the store, including queued values
     std::size_t total_bytes = std::size_t{1} << 30;  ///< keys, values and queued values
-    std::size_t waiting_bytes = 512U << 20;          ///< of the names that all clients wait for
+    std::size_t waiting_bytes = 512U << 20;          ///< key names that all clients wait for
     std::size_t clients = 32768;
 };
 
@@ -50,8 +50,8 @@ enum class TorchOp : std::uint8_t {
     ListKeys,
     Barrier,
 };
-/// By what a server tells such a client from ours: 0 (a greeting, or a SET before PyTorch 2.2) to CANCEL_WAIT
-/// of then.
+/// True when the first byte is that of a TCPStore client: 0 (a greeting, or SET before PyTorch 2.2) to the
+/// CANCEL_WAIT of such an older client.
 constexpr bool may_be_torch(char first_byte) {
     return static_cast<unsigned char>(first_byte) < static_cast<unsigned char>(TorchOp::CancelWait);
 }
@@ -60,29 +60,29 @@ struct TorchRequest {
     TorchOp op = TorchOp::Ping;
     std::vector<std::string> keys;
     std::vector<std::string> values;  ///< CompareSet: the expected one, then the desired one
-    std::int64_t number = 0;          ///< Add: what is added; Barrier: how many; Ping: the nonce
+    std::int64_t number = 0;          ///< Add: the addend; Barrier: the participants; Ping: the nonce
     bool operator==(const TorchRequest&) const = default;
 };
 
 /// The bytes of a request, as a client sends it.
 std::string encode_torch(const TorchRequest& request);
-/// The first thing that a client says.
+/// The first bytes of a client since PyTorch 2.2.
 std::string encode_torch_greeting();
 
-/// What answers are made of. A value is its length in 8 bytes, then its bytes.
+/// The parts of answers. A value is its length in 8 bytes, then its bytes.
 void append_number(std::string& out, std::int64_t number);
 void append_value(std::string& out, std::string_view value);
 
-/// Cuts what a client sends, fed in pieces of any size, into requests. Pure; holds at most one request and
-/// one piece.
+/// Parses a client's bytes, fed in pieces of any size, into requests. Pure; holds at most one request and one
+/// piece.
 class TorchParser {
   public:
     explicit TorchParser(TorchLimits limits = {}) : limits_(limits) {}
 
     void feed(std::string_view bytes);
-    /// The next whole request; nullopt: feed more. The greeting is none.
-    /// Error: Protocol (an unknown request, a second greeting), Limit (a length beyond the limits, judged
-    /// before anything is allocated). The stream is then lost: every further call gives the same error.
+    /// The next whole request; nullopt: feed more. The greeting is not returned.
+    /// Error: Protocol (an unknown request, a second greeting), Limit (a length beyond the limits, checked
+    /// before memory is allocated). After an error every call returns the same error.
     Result<std::optional<TorchRequest>> next();
 
   private:
@@ -100,10 +100,10 @@ class TorchParser {
     std::string buffer_;
     std::size_t offset_ = 0;  ///< of the first byte not yet used
     Dialect dialect_ = Dialect::Unknown;
-    std::optional<TorchRequest> open_;  ///< as far as it has come
-    std::string fields_;                ///< of `open_`, still to come for this item
+    std::optional<TorchRequest> open_;  ///< the request of which a part has come
+    std::string fields_;                ///< fields of `open_` that this item still needs
     std::optional<std::uint64_t>
-        items_;  ///< still to come, this one among them; nullopt: their number is to come first
+        items_;  ///< items still to come, including this one; nullopt: their number comes first
     std::size_t open_bytes_ = 0;
     std::optional<Error> broken_;
 };

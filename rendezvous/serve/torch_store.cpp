@@ -10,7 +10,7 @@
 namespace ddprun::rdzv {
 namespace {
 
-// The one byte by which a Wait, a Barrier and a CancelWait are answered, and a Check.
+// The one-byte answers to Wait, Barrier, CancelWait and Check.
 const std::string kStopWaiting(1, '\0');
 const std::string kWaitCanceled(1, '\1');
 const std::string kReady(1, '\0');
@@ -45,7 +45,7 @@ TorchStore::Outcome TorchStore::apply(Client client, TorchRequest request) {
 Reply TorchStore::perform(Client client, TorchRequest& request) {
     const std::string key = request.keys.empty() ? std::string() : request.keys.front();
     switch (request.op) {
-        case TorchOp::Validate: return kNothing;  // the parser's
+        case TorchOp::Validate: return kNothing;  // handled by the parser
         case TorchOp::Ping: return number(request.number).substr(0, 4);
         case TorchOp::Set: return nothing_if(put(key, std::move(request.values.front())));
         case TorchOp::Append: return nothing_if(put(key, get(key) + request.values.front()));
@@ -151,7 +151,7 @@ Result<std::int64_t> TorchStore::add(const std::string& key, std::int64_t delta)
     return sum;
 }
 
-/// What stands there now; of an absent key what was expected, which is PyTorch's answer.
+/// Returns the present value; for an absent key the expected one, as PyTorch does.
 Result<std::string> TorchStore::compare_set(const std::string& key, const std::string& expected,
                                             std::string desired) {
     const auto found = values_.find(key);
@@ -203,7 +203,7 @@ Status TorchStore::push(const std::string& key, std::string value) {
     return {};
 }
 
-/// How many there were, and the first of them.
+/// The number of values in the queue before, and the first value.
 std::string TorchStore::pop(const std::string& key) {
     const auto found = queues_.find(key);
     if (found == queues_.end()) return number(0);
@@ -223,7 +223,7 @@ std::string TorchStore::pop(const std::string& key) {
 
 Reply TorchStore::wait(Client client, std::set<std::string> missing) {
     if (wait_of_.contains(client)) return Error{Errc::Protocol, "waits for two things at once", 0};
-    constexpr std::size_t kNotes = 256;  // the entries of the lists
+    constexpr std::size_t kNotes = 256;  // list entries
     Wait wait{client, std::move(missing), 0};
     for (const std::string& key : wait.missing) wait.bytes += 2 * key.size() + kNotes;
     if (waiting_bytes_ + wait.bytes > limits_.waiting_bytes) {
@@ -239,9 +239,9 @@ Reply TorchStore::wait(Client client, std::set<std::string> missing) {
     return kNothing;
 }
 
-/// A counter whose last client wakes the others. The name serves once: it counts on.
+/// A counter whose last client wakes the others. A name can be used once, because it counts on.
 Reply TorchStore::enter_barrier(Client client, const std::string& key, std::int64_t participants) {
-    // Not by put(): what waits for the key is the barrier, and is woken by the last one alone.
+    // Not by put(): clients that wait for the key are in the barrier, and only the last one wakes them.
     const auto found = values_.find(key);
     const Result<std::int64_t> inside =
         found == values_.end() ? Result<std::int64_t>(0) : parse_int(found->second);
@@ -266,7 +266,7 @@ void TorchStore::wake(const std::string& key) {
     }
 }
 
-/// One of those who wait for this alone: a second one would find the queue empty.
+/// Wakes one client that waits for this key alone: a second one would find the queue empty.
 void TorchStore::wake_one(const std::string& key) {
     const auto listed = waiting_for_.find(key);
     if (listed == waiting_for_.end()) return;

@@ -16,9 +16,9 @@ namespace ddprun::rdzv {
 
 /// The store of PyTorch's TCPStore clients, without connections, clocks or threads.
 ///
-/// Apart from ours, whose keys are text, have an owner's generation, and are there or not: here a key is any
-/// bytes, what is absent reads as empty, a value can be appended to, a key can be a queue, and clients count
-/// the keys. What a request does and answers is what PyTorch's own libuv server does.
+/// It differs from Store: a key is any bytes, an absent key reads as empty, a value can be appended to, a key
+/// can be a queue, and clients can count the keys. Every request has the effect and the answer that it has in
+/// PyTorch's own libuv server.
 class TorchStore {
   public:
     using Client = std::uint64_t;
@@ -26,9 +26,9 @@ class TorchStore {
         Client client;
         std::string bytes;
     };
-    /// What a request leads to: bytes for its client and for those who waited, and, where it cannot be
-    /// served, why. There is no way to say that to a client but to close its connection, as PyTorch's server
-    /// does.
+    /// The result of a request: answers to its client and to clients that waited, and the error when it
+    /// cannot be served. The protocol has no error answer, so the caller closes the connection then, as
+    /// PyTorch's server does.
     struct Outcome {
         std::vector<Answer> answers;
         std::optional<Error> refused;
@@ -37,9 +37,9 @@ class TorchStore {
     explicit TorchStore(TorchLimits limits = {}) : limits_(limits) {}
 
     Outcome apply(Client client, TorchRequest request);
-    /// Forgets what the client waits for.
+    /// Drops the client's wait.
     void disconnect(Client client);
-    /// A new generation: no key, no queue and no wait is left.
+    /// Drops all keys, queues and waits, for a new generation.
     void clear();
 
     [[nodiscard]] std::size_t keys() const { return values_.size(); }
@@ -54,7 +54,7 @@ class TorchStore {
         std::size_t bytes = 0;
     };
 
-    /// The bytes for the client itself; "" none, or none yet.
+    /// The answer to the client itself; "" when there is none, or none yet.
     Result<std::string> perform(Client client, TorchRequest& request);
     Status put(const std::string& key, std::string value);
     Status reserve(std::size_t freed, std::size_t taken, std::size_t entries) const;
@@ -85,7 +85,7 @@ class TorchStore {
     std::unordered_map<std::string, std::set<WaitId>> waiting_for_;  ///< in order of arrival
     std::size_t waiting_bytes_ = 0;
     WaitId next_wait_ = 1;
-    std::vector<Answer> answers_;  ///< of the call in progress, to those who waited
+    std::vector<Answer> answers_;  ///< of the call in progress, to clients that waited
 };
 
 }  // namespace ddprun::rdzv
