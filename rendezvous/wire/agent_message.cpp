@@ -6,7 +6,7 @@
 
 namespace ddprun::rdzv {
 
-// In the order of their names, in which they have been written since the first release.
+// The fields are in the order of their names, as in the first release.
 
 static void fields(Fields& f, AgentHello& m) {
     f("addresses", m.addresses);

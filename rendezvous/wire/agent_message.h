@@ -9,7 +9,7 @@
 #include "env/result.h"
 #include "rendezvous/wire/message.h"
 
-/// What agents and the controller tell each other.
+/// The messages between agents and the controller.
 namespace ddprun::rdzv {
 
 /// An agent's first message: it wants to be part of the job.
@@ -20,22 +20,21 @@ struct AgentHello {
     int slots = 0;                 ///< workers this node runs
     int pid = 0;
     std::string version;                  ///< of ddprun
-    std::vector<std::string> addresses;   ///< where other nodes can reach this one
-    std::vector<std::string> terms = {};  ///< on which all nodes must agree (membership.h)
+    std::vector<std::string> addresses;   ///< addresses at which other nodes reach this one
+    std::vector<std::string> terms = {};  ///< settings on which all nodes must agree (membership.h)
     std::string role = "default";
-    std::string fabric = {};  ///< what connects it with other nodes: "slingshot"; "" it did not look
+    std::string fabric = {};  ///< the network between the nodes: "slingshot"; "" not detected
     std::vector<std::string> seats =
-        {};  ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; none where nobody is bound
+        {};  ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; empty unless workers are bound
     std::string instance =
-        {};  ///< of this process alone: containers share names of hosts, and numbers of processes
-    // Under another controller, which is lost: what this node has been told of the last generation that it
-    // was in.
+        {};  ///< unique to this process, because containers may share host names and process ids
+    // The last generation that this node was in under an earlier, lost controller.
     std::optional<int> kept_place = {};
     std::uint64_t kept_generation = 0;
     int kept_restarts = 0;
-    std::string command = {};  ///< what its workers run, without its arguments' text: two jobs that meet by
-                               ///< mistake differ in it
-    std::string rejoins = {};  ///< its `instance` in a session before, which is over for it; "" none
+    std::string command = {};  ///< the workers' command without the text of its arguments; tells two jobs
+                               ///< apart that meet by mistake
+    std::string rejoins = {};  ///< its `instance` in an earlier session that is over; "" none
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {
@@ -52,17 +51,16 @@ struct WorkerExited {
     bool signaled = false;
     int status = 0;  ///< exit code, or the signal when `signaled`
     bool dumped_core = false;
-    bool by_us = false;  ///< we stopped it: never a cause
+    bool by_us = false;  ///< ddprun stopped it: never the cause of a failure
     std::int64_t after_start_ns = 0;
-    std::string exec_failure;              ///< why it never ran; "" it ran
-    std::vector<std::string> last_stderr;  ///< cut to kReportLines (the last) of kReportLineBytes
+    std::string exec_failure;              ///< why it could not be executed; "" it ran
+    std::vector<std::string> last_stderr;  ///< the last kReportLines lines, cut to kReportLineBytes each
     std::string error_file;                ///< cut to kReportErrorBytes
-    std::string meaning;  ///< what it probably means; as the next and exec_failure cut to kReportTextBytes
-    std::string last_collective;  ///< "in all_reduce #812 (25 MiB)"
-    std::int64_t steps = -1;      ///< training steps done, where the worker says; -1 it does not
-    bool stopped_failing =
-        false;  ///< we stopped it when it had reported its error: its end is its own failure
-    std::int64_t error_age_ns = -1;  ///< how long before this its error report was written; -1 it wrote none
+    std::string meaning;  ///< the probable cause; kReportTextBytes at most, like the next and exec_failure
+    std::string last_collective;   ///< "in all_reduce #812 (25 MiB)"
+    std::int64_t steps = -1;       ///< training steps done; -1 when the worker does not report them
+    bool stopped_failing = false;  ///< ddprun stopped it after it had reported its error: it counts as failed
+    std::int64_t error_age_ns = -1;  ///< the age of its error report; -1 it wrote none
     [[nodiscard]] bool failed() const { return signaled || status != 0 || !exec_failure.empty(); }
     bool operator==(const WorkerExited&) const = default;
 };
@@ -74,7 +72,7 @@ struct GenerationEnded {
     bool operator==(const GenerationEnded&) const = default;
 };
 
-/// Form the world and start the workers. Of one size, however large the job is.
+/// Tells an agent to start its workers. Its size does not depend on the number of nodes.
 struct StartGeneration {
     static constexpr MessageType kType = MessageType::StartGeneration;
     std::uint64_t generation = 0;
@@ -89,17 +87,16 @@ struct StartGeneration {
     int master_port = 0;
     int restart_count = 0;
     int max_restarts = 0;
-    bool agent_store =
-        false;      ///< the store of PyTorch's clients is at master_addr and master_port, and is the server's
-    int place = 0;  ///< this node's, among all that the job can have: group ranks count those that are taken
+    bool agent_store = false;  ///< the server serves PyTorch's TCPStore at master_addr and master_port
+    int place = 0;             ///< this node's place (membership.h); group ranks count the occupied places
     bool operator==(const StartGeneration&) const = default;
 };
 struct StopGeneration {
     static constexpr MessageType kType = MessageType::StopGeneration;
     std::uint64_t generation = 0;
     int signal = 15;
-    std::int64_t grace_ns = 0;  ///< then SIGKILL
-    int failed_rank = -1;       ///< whose end is the cause; its peers' collectives end at once. -1: nobody's
+    std::int64_t grace_ns = 0;  ///< the time until SIGKILL
+    int failed_rank = -1;  ///< the rank whose end is the cause, so that its peers' collectives end; -1: none
     std::string why;
     bool operator==(const StopGeneration&) const = default;
 };
@@ -111,7 +108,7 @@ struct Shutdown {
     bool operator==(const Shutdown&) const = default;
 };
 
-/// Either way: something workers or the controller should know. kind "preempt": stop soon, save first.
+/// Information for workers or for the controller, in either direction. Kind "preempt": save and stop soon.
 struct Notice {
     static constexpr MessageType kType = MessageType::Notice;
     std::string kind;
@@ -119,10 +116,10 @@ struct Notice {
     bool operator==(const Notice&) const = default;
 };
 
-/// Either way: something about the running job. Answered once with the same number, or not at all.
+/// A question about the running job, in either direction. Answered at most once, with the same number.
 struct Question {
     static constexpr MessageType kType = MessageType::Question;
-    std::uint64_t number = 0;  ///< chosen by whoever asks
+    std::uint64_t number = 0;  ///< chosen by the sender
     std::string request;       ///< a line as a job's control socket takes it (docs/events.md)
     bool operator==(const Question&) const = default;
 };
@@ -133,84 +130,83 @@ struct Answer {
     bool operator==(const Answer&) const = default;
 };
 
-// Where the job outlives its head (launcher/head/control/succession.h).
+// Messages for jobs that outlive their head (launcher/head/control/succession.h).
 
-/// To the standby: what it needs to be the controller. Its answer, until it is named as the successor, is
-/// where it listens.
+/// Tells the standby what it needs to become the controller. Until the standby is named as the successor, it
+/// answers with StandbyListens.
 struct Legacy {
     static constexpr MessageType kType = MessageType::Legacy;
     std::uint64_t generation = 0;
     int restarts_used = 0;
-    std::vector<std::string> restart_ages_ns;  ///< how long ago each was decided, oldest first, decimal
+    std::vector<std::string> restart_ages_ns;  ///< the age of each restart, oldest first, decimal
     int without_progress = 0;                  ///< generations in a row
-    std::int64_t age_ns = 0;                   ///< of the generation
-    int agents = 0;                            ///< that have joined, the head's too
-    std::int64_t steps = -1;                   ///< the furthest that any worker has got
-    int running = 0;                           ///< agents with workers of the generation, the head's own not
-    std::string lost =
-        {};  ///< the instance of an agent that the job goes on without, and that is not to be counted
+    std::int64_t age_ns = 0;                   ///< age of the generation
+    int agents = 0;                            ///< agents that have joined, including the head's
+    std::int64_t steps = -1;                   ///< the most steps that a worker has reported
+    int running = 0;                           ///< agents with workers of the generation, except the head's
+    std::string lost = {};                     ///< the instance of a lost agent, which is not to be counted
     bool operator==(const Legacy&) const = default;
 };
 struct StandbyListens {
     static constexpr MessageType kType = MessageType::StandbyListens;
-    int port = 0;  ///< 0: it has heard that it is the standby no more
+    int port = 0;  ///< 0: confirms that it is not the standby any more
     bool operator==(const StandbyListens&) const = default;
 };
-/// Where to go when this controller is lost.
+/// Tells an agent where to connect when this controller is lost.
 struct Successor {
     static constexpr MessageType kType = MessageType::Successor;
-    std::string host;                    ///< the standby's name; "" nobody succeeds
-    std::vector<std::string> addresses;  ///< where it listens, the best first
+    std::string host;                    ///< the standby's name; "" there is no standby
+    std::vector<std::string> addresses;  ///< the standby's addresses, the best first
     int port = 0;
     bool operator==(const Successor&) const = default;
 };
 
-/// From a controller that succeeded a lost one, as a tool, to whoever listens where that one did: the job
-/// goes on here.
+/// A controller that succeeded a lost one sends it, as a tool, to the lost one's address: the job goes on at
+/// the sender.
 struct JobMoved {
     static constexpr MessageType kType = MessageType::JobMoved;
     std::string host;
-    std::vector<std::string> addresses;  ///< where it listens, the best first
+    std::vector<std::string> addresses;  ///< the sender's addresses, the best first
     int port = 0;
-    std::string instance;  ///< of its process, which may meet itself
+    std::string instance;  ///< the sender's process, which may reach itself
     bool operator==(const JobMoved&) const = default;
 };
 
-// Only where the controller shows the lines of an agent that nothing else carries to it
+// Messages for agents whose console output nothing else carries to the controller
 // (launcher/node/output/output_sender.h).
 
-/// A piece of what the agent's console would get.
+/// A piece of the agent's console output.
 struct OutputPiece {
     static constexpr MessageType kType = MessageType::OutputPiece;
     int stream = 1;  ///< 1 standard output, 2 standard error
     Blob bytes;
     bool operator==(const OutputPiece&) const = default;
 };
-/// So many bytes more of these have been shown. At most kOutputWindow are under way.
+/// Tells how many more bytes of OutputPieces have been shown. At most kOutputWindow bytes are under way.
 struct OutputShown {
     static constexpr MessageType kType = MessageType::OutputShown;
     std::uint64_t bytes = 0;
     bool operator==(const OutputShown&) const = default;
 };
 
-// The rest only where the agents are PMIx servers of their workers (launcher/node/pmix/). What workers
-// exchange is opaque here.
+// Messages for agents that are PMIx servers of their workers (launcher/node/pmix/). The workers' data is
+// opaque here.
 
-/// Who the nodes of a generation are; comes before its StartGeneration.
+/// The nodes of a generation; sent before its StartGeneration.
 struct World {
     static constexpr MessageType kType = MessageType::World;
     std::uint64_t generation = 0;
-    std::string job;  ///< unlike any other job's, the same on all nodes
-    Blob nodes;       ///< by group rank, a line for each: "host workers"
+    std::string job;  ///< unique to the job, the same on all nodes
+    Blob nodes;       ///< one line for each node, by group rank: "host workers"
     bool operator==(const World&) const = default;
 };
-/// All workers of this node that take part in a fence are inside.
+/// All workers of this node that take part in a fence have entered it.
 struct FenceEntered {
     static constexpr MessageType kType = MessageType::FenceEntered;
     std::uint64_t generation = 0;
-    std::string ranks;  ///< who takes part, on all nodes: "0-3, 5". Names the fence: of those ranks one is
-                        ///< open at a time
-    Blob data;          ///< what these workers bring; above kFencePartBytes nobody gets it
+    std::string ranks;  ///< the participants on all nodes: "0-3, 5". They name the fence: the same ranks have
+                        ///< at most one open
+    Blob data;          ///< data of this node's workers; not forwarded when above kFencePartBytes
     bool operator==(const FenceEntered&) const = default;
 };
 /// A fence is complete, or never will be.
@@ -219,15 +215,15 @@ struct FenceOver {
     std::uint64_t generation = 0;
     std::string ranks;
     std::string failure;  ///< "" it is complete
-    Blob data;            ///< what all nodes have brought, one behind the other
+    Blob data;            ///< the data of all nodes, one after the other
     bool operator==(const FenceOver&) const = default;
 };
-/// Either way: what has this rank put? To be answered once with the same number, when the rank has put
-/// something.
+/// Asks for the data that a rank has put, in either direction. Answered once with the same number, when the
+/// rank has put something.
 struct ModexRequest {
     static constexpr MessageType kType = MessageType::ModexRequest;
     std::uint64_t generation = 0;
-    std::uint64_t number = 0;  ///< chosen by whoever asks
+    std::uint64_t number = 0;  ///< chosen by the sender
     int rank = 0;
     bool operator==(const ModexRequest&) const = default;
 };
@@ -235,15 +231,15 @@ struct ModexReply {
     static constexpr MessageType kType = MessageType::ModexReply;
     std::uint64_t generation = 0;
     std::uint64_t number = 0;
-    bool found = false;  ///< false: it has nothing, or has ended
+    bool found = false;  ///< false: the rank has no data, or has ended
     Blob data;
     bool operator==(const ModexReply&) const = default;
 };
 
-/// What an agent says once it has joined.
+/// The messages of an agent that has joined.
 using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer,
                                FenceEntered, ModexRequest, ModexReply, StandbyListens, OutputPiece>;
-/// What the controller says to an agent.
+/// The messages of the controller to an agent.
 using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
                              FenceOver, ModexRequest, ModexReply, Legacy, Successor, OutputShown>;
 
@@ -253,7 +249,7 @@ Result<FromAgent> decode_from_agent(Frame frame);
 Result<ToAgent> decode_to_agent(Frame frame);
 Result<EncodedMessage> encode_message(AgentHello hello);
 Result<EncodedMessage> encode_message(JobMoved moved);
-/// A WorkerExited is cut to what protocol_limits.h says.
+/// The texts of a WorkerExited are cut to the limits in protocol_limits.h.
 Result<EncodedMessage> encode_message(FromAgent message);
 Result<EncodedMessage> encode_message(ToAgent message);
 

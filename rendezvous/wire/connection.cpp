@@ -21,9 +21,9 @@ namespace {
 /// Enough for every message but large values; one read per event keeps a busy peer from starving the others.
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr std::size_t kPartsPerWrite = 64;
-/// What TLS is given at once. Its records are of 16 KiB.
+/// The bytes that are given to TLS at once. Its records have 16 KiB.
 constexpr std::size_t kSealBytes = 64 * 1024;
-/// As much is written at once; less waits for what the same batch of events has to say to the same peer.
+/// So many queued bytes are written at once; fewer wait for more messages of the same batch of events.
 constexpr std::size_t kWorthWriting = 64 * 1024;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
@@ -39,7 +39,7 @@ void tune_connection(int fd) {
     set_socket_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeout).count();
     set_socket_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout));
-    // A connection without traffic has nothing unacknowledged: probes give the time-out something to count.
+    // The timeout needs unacknowledged data: keepalive probes are that on an idle connection.
     set_socket_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     set_socket_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
     set_socket_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
@@ -76,7 +76,7 @@ Connection::~Connection() {
     *alive_ = false;
     loop_.cancel(goodbye_timer_);
     if (state_ == State::Closed) return;
-    if (can_write()) static_cast<void>(write_some());  // what the kernel takes; nobody waits for more
+    if (can_write()) static_cast<void>(write_some());  // as much as the kernel takes now
     loop_.unwatch(fd_.get());
 }
 
@@ -86,7 +86,7 @@ Endpoint Connection::remote() const { return remote_endpoint(fd_.get()).value_or
 
 void Connection::on_events(std::uint32_t events) {
     if ((events & EPOLLOUT) != 0) write();
-    // Errors and hang-ups are read as such, behind the last bytes that came before them.
+    // read() finds errors and hang-ups after the last bytes that came before them.
     if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0 && state_ != State::Closed) read();
 }
 
@@ -108,11 +108,11 @@ void Connection::read() {
     }
     last_heard_ = loop_.now();
     if (state_ != State::Open)
-        return;  // saying goodbye: read only so that our last words are not lost in a reset
+        return;  // saying goodbye: read only so that a reset does not drop our last message
     const Result<std::string_view> said = unseal({buffer.data(), static_cast<std::size_t>(got)});
     if (can_write()) write_soon();
     if (!said) {
-        static_cast<void>(write_some());  // an alert: what was wrong, for the peer
+        static_cast<void>(write_some());  // a TLS alert that tells the peer what was wrong
         return fail(said.error());
     }
     if (!tls_) return said->empty() ? void() : hear(*said);
@@ -121,7 +121,7 @@ void Connection::read() {
     if (*alive && !tls_->end() && state_ == State::Open) fail(tls_->end().error().with(peer()));
 }
 
-/// What has come, as it was before TLS; nothing, where that speaks for itself.
+/// Decrypts received bytes if the peer uses TLS; "" when they were TLS's own.
 Result<std::string_view> Connection::unseal(std::string_view bytes) {
     const bool begins_tls =
         !tls_ && speech_ == Speech::Unknown && options_.server_tls && bytes.front() == kTlsFirstByte;
@@ -164,7 +164,7 @@ void Connection::resume_reading() {
     if (!std::exchange(is_paused_, false)) return;
     update_watch();
     loop_.post([this, alive = alive_] {
-        if (*alive) deliver();  // what had come before
+        if (*alive) deliver();  // frames received before the pause
     });
 }
 
@@ -223,17 +223,17 @@ void Connection::write() {
     after_write();
 }
 
-/// There is something that the kernel may take now. Before TLS has its keys, messages wait for them; and a
-/// server cannot know how to speak to who has not begun.
+/// True when there are bytes to write now. Messages wait until TLS has its keys; on a server with TLS, they
+/// wait until the peer's first byte shows whether it uses TLS.
 bool Connection::can_write() const {
     if (!tls_) return !outbox_.is_written() && !(options_.server_tls && speech_ == Speech::Unknown);
     return !tls_->output().empty() || (tls_->is_ready() && !outbox_.is_written());
 }
 
-/// One system call's worth; the errno of its failure.
+/// Writes with one system call; returns its errno when it fails.
 std::optional<int> Connection::write_some() { return tls_ ? write_sealed() : write_parts(); }
 
-/// What was sealed is written before more is: so a slow peer has at most kSealBytes sealed for it.
+/// Sealed bytes are written before more are sealed, so that at most kSealBytes wait sealed for a slow peer.
 std::optional<int> Connection::write_sealed() {
     if (tls_->output().empty() && tls_->is_ready()) {
         std::array<iovec, kPartsPerWrite> parts;
@@ -285,7 +285,7 @@ void Connection::update_watch() {
 // ---- the end
 
 void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) {
-    if (state_ == State::Closed && outbox_.keeps()) {  // what was said last is not to be said again
+    if (state_ == State::Closed && outbox_.keeps()) {  // the kept messages are not sent again
         why_ = std::move(why);
         give_up();
     }
@@ -302,7 +302,7 @@ void Connection::dismiss(const Failure& last_words, Error why) {
     if (encoded && state_ == State::Open) {
         outbox_.push(*std::move(encoded));
         if (can_write()) static_cast<void>(write_some());
-        // With something unread the kernel would reset the connection, and our word would be lost on the way.
+        // With unread bytes the kernel would reset the connection, and the peer would lose our message.
         std::array<char, 4096> unread;
         static_cast<void>(::recv(fd_.get(), unread.data(), unread.size(), MSG_DONTWAIT));
     }
@@ -313,7 +313,7 @@ void Connection::fail(Error why) {
     const bool was_closed = state_ == State::Closed;
     if (was_closed && !outbox_.keeps()) return;
     const bool is_final = state_ == State::SayingGoodbye || outage_of(why) == Outage::Final;
-    // A goodbye's own reason stays the reason, however the connection ends in the meantime.
+    // The reason given to refuse() stays, however the connection ends meanwhile.
     if (!why_ || was_closed) why_ = std::move(why);
     if (is_final || !outbox_.keeps()) outbox_.clear();
     state_ = State::Closed;

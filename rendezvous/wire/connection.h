@@ -19,28 +19,30 @@ namespace ddprun::rdzv {
 
 class Connection;
 
-/// Whoever owns a Connection hears from it. Called on the loop's thread.
+/// The owner of a Connection, which receives its events. Called on the loop's thread.
 class ConnectionOwner {
   public:
     virtual ~ConnectionOwner() = default;
     /// The owner must not destroy the connection in here; fail() and finish() are fine.
     virtual void on_frame(Connection& connection, Frame frame) = 0;
-    /// The first byte that the peer said, by TLS or not. True: it speaks something else than frames, and what
-    /// it sends, this byte too, comes by on_bytes.
+    /// The first byte of the peer, with TLS or without. True: the peer does not send frames; all its bytes,
+    /// this one too, are passed to on_bytes().
     virtual bool on_first_byte(Connection&, char) { return false; }
     virtual void on_bytes(Connection&, std::string_view) {}
-    /// Never from inside a call of the owner; nothing follows, unless the connection still keeps messages:
-    /// then once more when these are given up. The owner may destroy the connection now.
+    /// The connection is closed. Never called from inside a call of the owner. It is the last call, unless
+    /// the connection keeps messages: then it is called again after give_up(). The owner may destroy the
+    /// connection now.
     virtual void on_closed(Connection& connection, const Error& why) = 0;
-    /// All that was to be sent has gone to the kernel. The owner must not destroy the connection in here.
+    /// The kernel has taken all queued bytes. The owner must not destroy the connection in here.
     virtual void on_written(Connection&) {}
 };
 
-/// One connection, of TCP or a Unix socket, on the event loop: frames in, messages out, nothing blocks.
+/// One connection, by TCP or a Unix socket, on the event loop: receives frames and sends messages without
+/// blocking.
 ///
-/// What the peer does not take is queued up to a limit, beyond which the connection fails (Limit). Owns the
-/// socket; destroying it hands what is queued to the kernel as far as it takes it, and closes at once. TLS is
-/// spoken where a context is given: by a client at once, by a server with those who begin so.
+/// Messages that the peer does not take are queued up to a limit, beyond which the connection fails (Limit).
+/// Owns the socket; the destructor writes what the kernel takes of the queue, and closes at once. A client
+/// with a TLS context begins TLS at once; a server with one uses TLS with peers that begin it.
 class Connection {
   public:
     struct Options {
@@ -49,7 +51,7 @@ class Connection {
         std::size_t output_bytes = ServerLimits{}.output_bytes;
         std::shared_ptr<const TlsContext> client_tls = nullptr;
         std::shared_ptr<const TlsContext> server_tls = nullptr;
-        std::uint64_t id = 0;  ///< the owner's, by which it finds what belongs to the connection
+        std::uint64_t id = 0;  ///< for the owner's use
     };
     /// Starts reading. Error: System (epoll, memory).
     static Result<std::unique_ptr<Connection>> adopt(os::EventLoop& loop, UniqueFd fd, Options options,
@@ -58,41 +60,39 @@ class Connection {
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
 
-    /// Sends after the current batch of events, together with what else the batch says to this peer, or as
-    /// soon as the peer takes it. A message that could not be encoded fails the connection.
+    /// Sends a message after the current batch of events, together with the batch's other messages to this
+    /// peer, or as soon as the peer takes it. A message that could not be encoded fails the connection.
     void send(Result<EncodedMessage> message);
-    /// A message that another connection need not repeat.
+    /// Sends a heartbeat, which the session's next connection does not repeat.
     void beat(const Heartbeat& heartbeat);
-    /// The same at once, by a Keepalive's thread (env/os/keepalive.h). Uses nothing of the loop; what fails
-    /// is noticed by the loop's thread later.
+    /// Sends a heartbeat at once, on a Keepalive's thread (env/os/keepalive.h), without using the loop. The
+    /// loop's thread notices a failure later.
     void keep_alive(const Heartbeat& heartbeat);
-    /// Sends what is queued and a last Failure, lets the peer read it, then closes with `why`; nothing more
-    /// is received. Waits for the peer `goodbye` at most.
+    /// Sends the queued messages and a last Failure, lets the peer read them for `goodbye` at most, then
+    /// closes with `why`. Nothing more is received.
     void refuse(const Failure& last_words, Error why, Duration goodbye);
-    /// Says a last Failure as far as the kernel takes it now, and closes: for peers that must not be waited
-    /// for.
+    /// Writes a last Failure as far as the kernel takes it now, and closes without waiting for the peer.
     void dismiss(const Failure& last_words, Error why);
     /// Closes at once.
     void fail(Error why);
-    /// Takes nothing more from the peer until it is resumed, so that the peer has to wait. One that goes
-    /// meanwhile is not waited for: what it had sent may be lost.
+    /// Stops reading until resume_reading(), so that the peer has to wait. If the peer closes meanwhile, its
+    /// unread messages may be lost.
     void pause_reading();
     void resume_reading();
 
-    // An agent's session (session.h) is carried by one connection after the other. From keep_messages() on
-    // what is sent is kept until it is acknowledged, also when this connection was lost, until another one
-    // goes on from it or it is given up.
+    // An agent's session (session.h) uses one connection after the other. After keep_messages() sent messages
+    // are kept until they are acknowledged. If the connection is lost, they are kept until another connection
+    // takes them over (go_on_from) or give_up().
     void keep_messages() { outbox_.keep(); }
     [[nodiscard]] bool keeps_messages() const { return outbox_.keeps(); }
     [[nodiscard]] std::uint64_t acknowledged() const { return outbox_.acknowledged(); }
     /// Error: Protocol.
     Status acknowledge(std::uint64_t received) { return outbox_.acknowledge(received); }
-    /// Takes over from the one that carried the session before; what that one's peer has not acknowledged is
-    /// said again.
+    /// Takes the session over from its earlier connection, and sends the unacknowledged messages again.
     void go_on_from(Connection& earlier);
-    /// No other connection comes: on_closed follows, with the reason for which this one was lost.
+    /// Drops the kept messages of a lost connection; on_closed follows, with the reason of the loss.
     void give_up();
-    /// The owner of the next message.
+    /// Replaces the owner.
     void hand_to(ConnectionOwner& owner) { owner_ = &owner; }
 
     void set_limits(FrameLimits limits) { decoder_.set_limits(limits); }
@@ -102,20 +102,20 @@ class Connection {
     void set_id(std::uint64_t id) { options_.id = id; }
     /// This side's numeric address, without the port; "" when the kernel cannot tell.
     [[nodiscard]] std::string local_host() const;
-    /// The other side's, likewise.
+    /// The peer's numeric address; empty when the kernel cannot tell.
     [[nodiscard]] Endpoint remote() const;
     [[nodiscard]] std::string remote_host() const { return remote().host; }
-    /// What is said here is sealed; then its binding (tls.h), else "".
+    /// True when the connection uses TLS; tls_binding() is then its binding (tls.h), else "".
     [[nodiscard]] bool is_sealed() const { return tls_ != nullptr; }
     [[nodiscard]] std::string tls_binding() const { return tls_ ? tls_->binding() : ""; }
     [[nodiscard]] bool is_open() const { return state_ == State::Open; }
-    /// What is sent reaches the peer, by this connection or by another one.
+    /// True while sent messages are delivered, by this connection or by the session's next one.
     [[nodiscard]] bool takes_messages() const {
         return is_open() || (state_ == State::Closed && outbox_.keeps());
     }
-    /// Not written yet or, of a session, not acknowledged.
+    /// Bytes that are not written yet or, in a session, not acknowledged.
     [[nodiscard]] std::size_t kept_bytes() const { return outbox_.bytes(); }
-    /// When bytes came last, whatever they were.
+    /// The time at which the last bytes were received.
     [[nodiscard]] TimePoint last_heard() const { return last_heard_; }
 
   private:
@@ -146,21 +146,22 @@ class Connection {
     FrameDecoder decoder_;
     Speech speech_ = Speech::Unknown;
     Outbox outbox_;
-    std::unique_ptr<TlsSession> tls_;  ///< null: nothing is sealed
+    std::unique_ptr<TlsSession> tls_;  ///< null without TLS
     State state_ = State::Open;
-    bool said_all_ = false;  ///< saying goodbye, and our side is shut down
+    bool said_all_ = false;  ///< everything is written, and our side is shut down
     std::uint32_t watched_ = 0;
     bool write_posted_ = false;
     bool is_paused_ = false;
     std::optional<Error> why_;
     os::EventLoop::TimerId goodbye_timer_ = 0;
     TimePoint last_heard_;
-    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< for what was posted when we are gone
+    std::shared_ptr<bool> alive_ =
+        std::make_shared<bool>(true);  ///< false after our end, for posted handlers
 };
 
-/// The other end's numeric address, "unknown peer" when the kernel cannot tell.
+/// The peer's numeric address, "unknown peer" when the kernel cannot tell.
 std::string peer_name(int fd);
-/// Small messages at once, and a network that is gone is noticed within kUserTimeout.
+/// Sets a socket to send small messages at once and to notice a lost network within kUserTimeout.
 void tune_connection(int fd);
 
 }  // namespace ddprun::rdzv

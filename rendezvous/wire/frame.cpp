@@ -58,7 +58,7 @@ void FrameDecoder::feed(std::string_view bytes) {
     buffer_.append(bytes);
 }
 
-/// Judges what there is of the fixed first bytes, so that a stranger is known by its first byte.
+/// Checks the fixed first bytes as far as they have come, so that one byte shows another protocol.
 std::optional<Error> FrameDecoder::check_start(std::string_view bytes) {
     const std::string_view magic = bytes.substr(0, kMagic.size());
     if (magic != kMagic.substr(0, magic.size())) {

@@ -14,10 +14,10 @@ inline constexpr std::string_view kMagic = "DDPR";
 inline constexpr std::uint8_t kMajorVersion = 1;
 inline constexpr std::size_t kHeaderBytes = 20;
 
-/// One message as it crosses the wire, not yet understood. PROTOCOL.md has the bytes.
+/// One message as it crosses the wire, not yet decoded. PROTOCOL.md has the bytes.
 struct Frame {
     std::uint8_t type = 0;
-    std::uint32_t request = 0;  ///< chosen by the asking side, echoed by the answer; 0 where nothing is asked
+    std::uint32_t request = 0;  ///< chosen by the asking side and repeated in the answer; 0: no request
     std::string json;
     std::string blob;
     bool operator==(const Frame&) const = default;
@@ -33,17 +33,17 @@ class FrameDecoder {
   public:
     explicit FrameDecoder(FrameLimits limits) : limits_(limits) {}
 
-    /// Holds for frames whose header has not been looked at yet.
+    /// Sets the limits for frames whose header has not been read yet.
     void set_limits(FrameLimits limits) { limits_ = limits; }
     void feed(std::string_view bytes);
-    /// The next whole frame; nullopt: feed more. Lengths are judged as soon as the header is there.
+    /// The next whole frame; nullopt: feed more. Lengths are checked as soon as the header is there.
     /// Error: Protocol (not our magic, another major version, a reserved bit), Limit (a length beyond the
-    /// limits). The stream is then lost: every further call gives the same error.
+    /// limits). After an error every call returns the same error.
     Result<std::optional<Frame>> next();
-    /// Bytes of a frame that is not complete yet. Not 0 at the end of the stream: it was cut in mid-frame.
+    /// Bytes of a frame that is not complete yet.
     [[nodiscard]] std::size_t pending() const { return buffer_.size() - offset_; }
 
-    /// The first byte already was not ours: nobody to explain anything to.
+    /// True when the first byte was not ours: the peer would not understand a Failure.
     [[nodiscard]] bool is_foreign() const { return is_foreign_; }
 
   private:

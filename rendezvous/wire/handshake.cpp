@@ -22,7 +22,7 @@ void append_part(std::string& transcript, std::string_view part) {
     transcript += part;
 }
 
-/// `counts`: in the server's own proof.
+/// `counts`: only in the server's proof.
 std::string mac_of(std::string_view label, const Credentials& credentials, const Hello& hello,
                    std::string_view server_nonce, std::string_view binding,
                    const SessionCounts* counts = nullptr) {
@@ -42,7 +42,7 @@ std::string mac_of(std::string_view label, const Credentials& credentials, const
     return to_hex(hmac_sha256(credentials.token, transcript));
 }
 
-/// A wrong proof may have another reason with TLS.
+/// With TLS a wrong proof may also mean a man in the middle: adds that to the text.
 std::string or_between(std::string what, std::string_view binding) {
     return binding.empty() ? what : what + ", or somebody has come between: its certificate is another one";
 }
@@ -54,7 +54,7 @@ bool equal_macs(std::string_view a, std::string_view b) {
     return equal_digest(bytes(a), bytes(b));
 }
 
-/// A fixed nonce would let an old proof be used again.
+/// Checks a nonce's length: a short one could be repeated, and an old proof used again.
 bool is_nonce(std::string_view nonce) {
     const Result<std::string> bytes = from_hex(nonce);
     return bytes && bytes->size() == kNonceBytes;
@@ -62,7 +62,7 @@ bool is_nonce(std::string_view nonce) {
 
 }  // namespace
 
-// In the order of their names, in which they have been written since the first release.
+// The fields are in the order of their names, as in the first release.
 static void fields(Fields& f, Hello& m) {
     f("job_id", m.job_id);
     f("name", m.name);
@@ -162,7 +162,7 @@ Result<HandshakeMessage> ServerHandshake::on_hello(const Hello& hello) {
         const std::string what = "Hello: 'nonce' is not 32 hexadecimal digits, or 'name' is too long";
         return refuse(Errc::Protocol, what, what);
     }
-    // Said before any proof, because a mistaken job is the likeliest mistake; our own id is not given away.
+    // Told before any proof, because a wrong job is the likeliest mistake; our own id is not told.
     if (hello.job_id != credentials_.job_id) {
         return refuse(Errc::Refused,
                       fmt::format("it is of job '{}', this is job '{}'", hello.job_id, credentials_.job_id),

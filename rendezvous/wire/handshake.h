@@ -10,8 +10,8 @@
 #include "rendezvous/wire/message.h"
 #include "rendezvous/wire/role.h"
 
-/// Both sides prove that they know the job's token without sending it. Pure: the caller draws the nonces
-/// (random_hex(kNonceBytes)) and moves the messages.
+/// The handshake, in which both sides prove that they know the job's token without sending it. Pure: the
+/// caller draws the nonces (random_hex(kNonceBytes)) and moves the messages.
 ///
 ///   client                      server
 ///     Hello{role, name, job, nonce} ->
@@ -20,10 +20,10 @@
 ///                             <- Welcome{mac}     or Failure, and the connection ends
 ///
 /// mac = HMAC-SHA256(token, label ‖ role ‖ both nonces ‖ job ‖ name), every part preceded by its length. The
-/// label differs by direction, so that a proof cannot be sent back; fresh nonces make it useless later. Where
-/// a session goes on, its name and what each side has received stand behind these: nobody else can take it
-/// over, or lose a message of it. With TLS the digest of the server's certificate stands behind all: whoever
-/// stands between the two has shown another one.
+/// label differs by direction, so that a proof cannot be sent back; fresh nonces make it useless later. When
+/// a session is resumed, the MAC also covers its name and the counts of both sides, so that nobody else can
+/// take it over or make it lose a message. With TLS the MAC also covers the digest of the server's
+/// certificate, so that a man in the middle, who has another certificate, fails.
 namespace ddprun::rdzv {
 
 inline constexpr std::size_t kNonceBytes = 16;
@@ -35,8 +35,8 @@ struct Hello {
     std::string job_id;
     std::string nonce;
     std::string session =
-        {};  ///< an agent's that is to go on: the nonce of the Hello that began it; "" a new one
-    std::uint64_t received = 0;  ///< so many of that session's messages
+        {};  ///< the agent's session to resume: the nonce of its first Hello; "" a new session
+    std::uint64_t received = 0;  ///< messages of that session that the agent has received
     bool operator==(const Hello&) const = default;
 };
 struct Challenge {
@@ -49,11 +49,11 @@ struct Proof {
     std::string mac;
     bool operator==(const Proof&) const = default;
 };
-/// Where a session goes on, by the server.
+/// The server's counts of a resumed session.
 struct SessionCounts {
-    std::uint64_t received = 0;  ///< so many messages have come from the agent
+    std::uint64_t received = 0;  ///< messages received from the agent
     std::uint64_t begins =
-        0;  ///< it goes on behind so many of its own: the agent has these, and may have more by now
+        0;  ///< the server's messages that are not sent again; the agent may have received more by now
     bool operator==(const SessionCounts&) const = default;
 };
 struct Welcome {
@@ -64,7 +64,7 @@ struct Welcome {
 };
 using HandshakeMessage = std::variant<Hello, Challenge, Proof, Welcome, Failure>;
 
-/// Takes a frame of any kind. Error: Protocol, besides, when it has no place in a handshake.
+/// Takes a frame of any kind. Error: also Protocol, when the frame does not belong to a handshake.
 Result<HandshakeMessage> decode_handshake(Frame frame);
 Result<EncodedMessage> encode_message(HandshakeMessage message, std::uint32_t request);
 
@@ -80,17 +80,17 @@ class ClientHandshake {
     ClientHandshake(Credentials credentials, Hello hello, std::string nonce);
 
     [[nodiscard]] const Hello& hello() const { return hello_; }
-    /// With TLS: its binding (tls.h), before anything is received.
+    /// Sets the TLS binding (tls.h). Call it before receive().
     void bind_to(std::string binding) { binding_ = std::move(binding); }
     /// The answer to the server's message; nullopt: authenticated, both ways.
-    /// Error: Limit, Timeout (its Failure: it was too busy for us, another try may do), StaleGeneration (its
-    /// Failure: the session of our Hello is over), Refused (any other Failure of it, or its proof is wrong),
-    /// Protocol (another message than expected).
+    /// Error: Limit, Timeout (the server was too busy, and another try may succeed), StaleGeneration (the
+    /// session of our Hello is over), Refused (any other Failure of the server, or its proof is wrong),
+    /// Protocol (an unexpected message).
     Result<std::optional<HandshakeMessage>> receive(const HandshakeMessage& message);
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
-    /// Our proof is on its way: what is refused from now on is the token.
+    /// True when our proof has been sent: a refusal from now on concerns the token.
     [[nodiscard]] bool has_proved() const { return state_ == State::AwaitingWelcome; }
-    /// Where the session goes on, once authenticated.
+    /// The server's counts of the session; valid once authenticated.
     [[nodiscard]] const SessionCounts& session() const { return session_; }
 
   private:
@@ -108,18 +108,18 @@ class ServerHandshake {
   public:
     ServerHandshake(Credentials credentials, std::string nonce);
 
-    /// With TLS: its binding (tls.h), before anything is received.
+    /// Sets the TLS binding (tls.h). Call it before receive().
     void bind_to(std::string binding) { binding_ = std::move(binding); }
-    /// The answer to the client's message. After an error the connection must be refused: `what` is for our
-    /// log; refusal() is what the peer, who has proved nothing, may know.
+    /// The answer to the client's message. After an error refuse the connection: the error's `what` is for
+    /// our log; refusal() is for the peer, which has proved nothing.
     /// Error: Refused (token or job), Protocol.
     Result<HandshakeMessage> receive(const HandshakeMessage& message);
     [[nodiscard]] Failure refusal() const { return refusal_; }
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
-    /// The client's Hello: claims until authenticated().
+    /// The client's Hello; not proved until authenticated().
     [[nodiscard]] const Hello& peer() const { return peer_; }
-    /// The session that the Hello names is here. Not said before the Proof comes: it is over, and who proves
-    /// himself is refused (Closed).
+    /// Says that the session named in the Hello exists, with its counts. If it is not called before the Proof
+    /// comes, the session is over, and a client with a valid proof is refused (Closed).
     void session_is_here(const SessionCounts& counts) { session_ = counts; }
 
   private:

@@ -97,7 +97,7 @@ void fields(Fields& f, Failure& m) {
         if (errc == m.code) code = name;
     }
     f("code", code);
-    // A code of a later minor version stays a failure: only what it is called is lost.
+    // An unknown code of a later minor version is still a Failure; only its name is lost.
     m.code = Failure().code;
     for (const auto& [errc, name] : kErrorNames) {
         if (name == code) m.code = errc;

@@ -10,11 +10,11 @@
 #include "env/result.h"
 #include "rendezvous/wire/frame.h"
 
-/// What all messages have in common. What they say, by who speaks: handshake.h, store_message.h,
-/// agent_message.h. PROTOCOL.md is the same for people.
+/// What all messages have in common. The messages themselves are in handshake.h, store_message.h and
+/// agent_message.h. PROTOCOL.md describes them for people.
 namespace ddprun::rdzv {
 
-/// A frame's type. A number that was released stays.
+/// A frame's type. Released numbers never change.
 enum class MessageType : std::uint8_t {
     Hello = 1,
     Challenge,
@@ -60,7 +60,7 @@ enum class MessageType : std::uint8_t {
     ModexReply,
 };
 
-/// Who says a message to whom, and with which function its frame is read.
+/// The direction of a message, and the function that decodes its frame.
 enum class MessageKind : std::uint8_t {
     Unknown,       ///< a type this version does not know
     Handshake,     ///< decode_handshake
@@ -79,14 +79,14 @@ MessageKind kind_of(std::uint8_t type);
 
 /// "StartGeneration" and so on, for logs; "unknown".
 std::string_view message_name(std::uint8_t type);
-/// Of one of a family of messages.
+/// The name of the message in a variant.
 template <class... M>
 std::string_view message_name(const std::variant<M...>& message) {
     return std::visit([](const auto& one) { return message_name(static_cast<std::uint8_t>(one.kType)); },
                       message);
 }
 
-/// Bytes that many may hold and nobody changes: a stored value is not copied for each of its readers.
+/// Shared, immutable bytes, so that a stored value is not copied for each of its readers.
 class Blob {
   public:
     Blob() = default;
@@ -103,7 +103,7 @@ class Blob {
     std::shared_ptr<const std::string> bytes_;
 };
 
-/// A frame as bytes, but for the blob's, which follow it uncopied.
+/// An encoded frame. The blob follows the head without being copied.
 struct EncodedMessage {
     std::string head;
     Blob blob;
@@ -119,16 +119,16 @@ struct Failure {
 };
 inline Failure failure_of(const Error& error) { return {error.code, error.what}; }
 
-/// Says that its sender lives, and how much it has received.
+/// Shows that its sender lives, and acknowledges received messages.
 struct Heartbeat {
     static constexpr MessageType kType = MessageType::Heartbeat;
     std::uint64_t received = 0;  ///< messages of the session, all but heartbeats
     bool operator==(const Heartbeat&) const = default;
 };
 
-// Of all decode functions: the frame is of the kind they are for; keys they do not know are ignored.
+// All decode functions take a frame of their own kind and ignore unknown keys.
 // Error: Protocol naming the message, the key and what is wrong with it.
-// Of all encode functions: texts that are not UTF-8 are sent with replacement characters.
+// All encode functions send texts that are not UTF-8 with replacement characters.
 // Error: Limit when the message is larger than a peer would take.
 
 Result<Failure> decode_failure(Frame frame);

@@ -17,8 +17,8 @@
 /// Private to the sources that read and write messages: one list of a message's fields serves for both.
 namespace ddprun::rdzv {
 
-/// What a message shows its fields to, in the order in which they are written. The names are the wire's: a
-/// name that was released stays.
+/// A visitor of a message's fields, in the order in which they are written. The names are those on the wire:
+/// released names never change.
 class Fields {
   public:
     virtual ~Fields() = default;
@@ -33,7 +33,7 @@ class Fields {
     void operator()(const char* key, int& value);
     void operator()(const char* key, std::uint32_t& value);
     void operator()(const char* key, Duration& value);
-    /// Absent: nullopt.
+    /// A field that may be absent (nullopt).
     template <class T>
     void operator()(const char* key, std::optional<T>& value) {
         if (!goes_on(key, !value)) return;
@@ -45,23 +45,23 @@ class Fields {
     void defaulted(const char* key, T& value) {
         if (goes_on(key, false)) (*this)(key, value);
     }
-    /// Left out when it is what it mostly is: a thousand workers that end well say so in few words.
+    /// A field that is left out when it has its usual value, which keeps frequent messages short.
     template <class T>
     void usually(const char* key, T& value, const T& usual) {
         if (goes_on(key, value == usual)) (*this)(key, value);
     }
     /// The bytes behind the JSON; a message that does not ask for them has none.
     virtual void blob(Blob& value) = 0;
-    /// What the message's own look at a field found.
+    /// Reports an error that the message itself found in a field.
     virtual void fail(std::string_view what) = 0;
 
   protected:
     virtual void whole(const char* key, std::int64_t& value, std::int64_t least, std::int64_t most) = 0;
-    /// A field that may be absent: whether there is one to read, or to write unless it is to be left out.
+    /// For a field that may be absent: true when it is there to be read, or is to be written.
     virtual bool goes_on(const char* key, bool left_out) = 0;
 };
 
-/// Writes a flat object as it goes: store requests are the only messages whose cost a user can feel.
+/// Writes a message's fields as JSON text directly, because users feel the cost of store requests.
 class FieldWriter final : public Fields {
   public:
     using Fields::operator();
@@ -71,7 +71,7 @@ class FieldWriter final : public Fields {
     void operator()(const char* key, std::uint64_t& value) override;
     void blob(Blob& value) override { blob_ = std::move(value); }
     void fail(std::string_view) override {}
-    /// What was written, behind its header. Without any field there is no JSON. Error: Limit.
+    /// Returns the message with its header. Without any field there is no JSON. Error: Limit.
     Result<EncodedMessage> seal(MessageType type, std::uint32_t request) &&;
 
   private:
@@ -83,7 +83,7 @@ class FieldWriter final : public Fields {
     Blob blob_;
 };
 
-/// Takes fields out of a frame and remembers the first that is missing or wrong.
+/// Reads a message's fields from a frame and remembers the first one that is missing or wrong.
 class FieldReader final : public Fields {
   public:
     explicit FieldReader(Frame frame);
@@ -96,13 +96,13 @@ class FieldReader final : public Fields {
     void blob(Blob& value) override { value = Blob(std::exchange(frame_.blob, {})); }
     void fail(std::string_view what) override;
     [[nodiscard]] std::uint8_t type() const { return frame_.type; }
-    /// Behind the last field: what was wrong with them.
+    /// Call it after the last field. Error: the first one found.
     Status end();
 
   private:
     void whole(const char* key, std::int64_t& value, std::int64_t least, std::int64_t most) override;
     bool goes_on(const char* key, bool) override { return object_.contains(key); }
-    /// The field as a T; nullopt where it is missing or wrong, which is then told.
+    /// The field as a T; nullopt when it is missing or wrong, which fail() has then recorded.
     template <class T>
     std::optional<T> read(const char* key);
 
@@ -131,7 +131,7 @@ Result<M> decode_one(Frame&& frame) {
     return message;
 }
 
-/// Reads the one of a family whose type the frame has.
+/// Reads the message of the variant whose type the frame has.
 template <class... M>
 void read_one_of(std::variant<M...>& family, FieldReader& reader) {
     const auto read_if = [&]<class One>(One message) {

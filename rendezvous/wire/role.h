@@ -4,7 +4,7 @@
 
 namespace ddprun::rdzv {
 
-/// Who a connection speaks for. Part of what the handshake authenticates.
+/// What kind of program the client of a connection is. The handshake authenticates it.
 enum class Role : std::uint8_t { Agent, Worker, Tool };
 
 constexpr const char* role_name(Role role) {

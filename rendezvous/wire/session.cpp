@@ -23,7 +23,7 @@ Duration wait_for_redial(Outage outage, const Heartbeats& limits) {
     return Duration::zero();
 }
 
-// ---- out
+// ---- outbox
 
 void Outbox::clear() { *this = Outbox(); }
 
@@ -87,7 +87,7 @@ void Outbox::go_on(Outbox&& earlier) {
     earlier.clear();
 }
 
-// ---- in
+// ---- inbox
 
 bool Inbox::take(std::size_t bytes) {
     if (passed_over_ > 0) {
@@ -128,7 +128,7 @@ SilenceWatch::Verdict SilenceWatch::look(TimePoint now, TimePoint heard) {
         const bool were_away = now - due_ > limits_.interval;
         return wait_until(were_away ? now + limits_.timeout / 3 : now, true);
     }
-    Verdict verdict = wait_until(now, false);  // who comes next may be due as well
+    Verdict verdict = wait_until(now, false);  // another peer may be due as well
     verdict.are_lost = true;
     return verdict;
 }

@@ -11,33 +11,31 @@
 #include "rendezvous/wire/message.h"
 #include "rendezvous/wire/protocol_limits.h"
 
-/// What an agent and the controller decide about the session between them, which outlives its connections.
-/// Pure.
+/// The session between an agent and the controller, which outlives its connections. Pure.
 ///
-/// All messages of a session but heartbeats are counted, in each direction. Whoever sent one keeps it until
-/// the other side has said that it came; when a connection is lost the agent makes another one, on which both
-/// say how much they have received, and go on from there: nothing is lost, and nothing is heard twice.
+/// All messages of a session except heartbeats are counted, in each direction. The sender keeps a message
+/// until the other side has acknowledged it. When a connection is lost, the agent makes another one, on which
+/// both sides tell how many messages they have received and resume there, so that no message is lost or
+/// processed twice.
 namespace ddprun::rdzv {
 
 /// How a connection ended, for the session that it carried.
 enum class Outage {
-    Broken,  ///< closed or reset: as a process that has ended leaves it, but also what a device on the way
-             ///< does
-    Unreachable,  ///< the network is gone: as silent as silence
-    Final,        ///< somebody said why: there is nothing to go on with
+    Broken,       ///< closed or reset: usually a dead process, sometimes a network device
+    Unreachable,  ///< a network error: the peer may still live
+    Final,        ///< ended for a stated reason: the session cannot be resumed
 };
 Outage outage_of(const Error& why);
 
-/// How long a session without a connection waits for another one. A node whose process has died is lost by
-/// it, so it is short where that is what it looks like.
+/// How long a session without a connection waits for another one. It is short for Broken, which usually
+/// means a dead process.
 Duration wait_for_redial(Outage outage, const Heartbeats& limits);
 
-/// An agent looks for another connection beside a silent one from the first of these on, and gives an address
-/// the second to answer.
+/// An agent dials another connection when the present one has been silent for redial_after(), and waits
+/// redial_pause() for an address to answer.
 inline Duration redial_after(const Heartbeats& limits) { return limits.timeout / 3; }
 inline Duration redial_pause(const Heartbeats& limits) { return limits.timeout / 12; }
-/// Before it looks again. Who did not answer has taken so long already: a network that comes back is found
-/// within one pause.
+/// The pause before the next dial. It is zero after a Timeout, which has taken one pause already.
 inline Duration pause_behind(const Error& why, const Heartbeats& limits) {
     return why.code == Errc::Timeout ? Duration::zero() : redial_pause(limits);
 }
@@ -46,10 +44,10 @@ inline Duration pause_behind(const Error& why, const Heartbeats& limits) {
 /// acknowledged.
 class Outbox {
   public:
-    /// From here on it is a session's: messages are counted and kept.
+    /// Counts and keeps messages from now on, for a session.
     void keep() { keeps_ = true; }
     [[nodiscard]] bool keeps() const { return keeps_; }
-    /// Forgets all; it is no session's any more.
+    /// Drops all messages and stops keeping them.
     void clear();
 
     void push(EncodedMessage message) { add({std::move(message), 0, keeps_}); }
@@ -58,17 +56,16 @@ class Outbox {
     [[nodiscard]] bool is_written() const { return waiting_.empty(); }
     [[nodiscard]] std::size_t unwritten_bytes() const { return unwritten_bytes_; }
     [[nodiscard]] std::size_t bytes() const { return unwritten_bytes_ + kept_bytes_; }
-    /// So many messages of the session the peer is known to have.
+    /// The number of the session's messages that the peer has acknowledged.
     [[nodiscard]] std::uint64_t acknowledged() const { return acknowledged_; }
-    /// What is to be written next, as far as there is room; the number of parts.
+    /// Fills in the bytes to be written next and returns the number of parts.
     std::size_t fill(std::span<iovec> parts) const;
-    /// So much of it has been written.
+    /// Removes bytes that have been written.
     void consume(std::size_t bytes);
 
-    /// The peer has so many messages of the session. Error: Protocol, when that cannot be.
+    /// The peer has received this many messages of the session. Error: Protocol, when that is impossible.
     Status acknowledge(std::uint64_t received);
-    /// Behind what is to be written here comes all of the session that `earlier` carried and that is not
-    /// acknowledged.
+    /// Appends the session's unacknowledged messages from `earlier`.
     void go_on(Outbox&& earlier);
 
   private:
@@ -82,24 +79,24 @@ class Outbox {
 
     bool keeps_ = false;
     std::uint64_t acknowledged_ = 0;  ///< messages of the session before those in kept_
-    std::deque<Item> kept_;           ///< written
+    std::deque<Item> kept_;           ///< written, not acknowledged
     std::deque<Item> waiting_;
     std::size_t kept_bytes_ = 0, unwritten_bytes_ = 0;
 };
 
-/// Counts what has come of a session.
+/// Counts the received messages of a session.
 class Inbox {
   public:
-    /// A message has come, but no heartbeat. False: it had come by an earlier connection, too.
+    /// Counts a message that is no heartbeat. False: it had also come by an earlier connection.
     bool take(std::size_t bytes);
-    /// The peer goes on behind so many of its messages: those that came already are passed over. Error:
+    /// The peer resumes after `begins` of its messages; take() then skips those that came already. Error:
     /// Protocol, when some would be missing.
     Status go_on(std::uint64_t begins);
     [[nodiscard]] std::uint64_t received() const { return received_; }
 
-    /// So much has come that the peer should hear of it before the next heartbeat, for it keeps all of that.
+    /// True when so much has come that it should be acknowledged before the next regular heartbeat.
     [[nodiscard]] bool owes_a_word() const;
-    /// What a heartbeat says.
+    /// The heartbeat that acknowledges all received messages.
     Heartbeat word();
 
   private:
@@ -109,21 +106,20 @@ class Inbox {
     std::size_t untold_bytes_ = 0;
 };
 
-/// When to look who has been silent for too long, and whether those who have are lost.
+/// Decides when to look for silent peers, and whether they are lost.
 ///
-/// Nobody is lost at a first look. What others said while we could not read (a long batch of events, a
-/// stopped process) is read before the second one; and when we were away ourselves for long, others may have
-/// been away with us (a machine that slept, a debugger that stops all): they get a third of the time-out to
-/// speak.
+/// No peer is lost at a first look: messages that came while we could not read (a long batch of events, a
+/// stopped process) are read before the second look. When we have stood still ourselves, the peers may have
+/// too (a machine that slept, a debugger that stops all): they get a third of the timeout to speak.
 class SilenceWatch {
   public:
     SilenceWatch(Heartbeats limits, TimePoint now) : limits_(limits), due_(now + limits.interval) {}
 
     struct Verdict {
-        bool are_lost = false;  ///< those who were heard `timeout` ago or earlier
+        bool are_lost = false;  ///< the peers last heard `timeout` ago or earlier
         TimePoint next;         ///< the time of the next look
     };
-    /// `heard`: when whoever has been silent for longest was heard last; kNever: there is nobody.
+    /// `heard`: the earliest of the times at which each peer was heard last; kNever: there are no peers.
     Verdict look(TimePoint now, TimePoint heard);
 
   private:

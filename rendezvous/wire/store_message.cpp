@@ -6,7 +6,7 @@
 
 namespace ddprun::rdzv {
 
-// Of the operation itself: what all have in common stands before it.
+// The fields of each operation; the common fields stand before them.
 namespace store_op {
 
 static void fields(Fields& f, Set& m) {
@@ -19,7 +19,7 @@ static void fields(Fields& f, Add& m) {
     f("key", m.key);
     f("delta", m.delta);
 }
-/// Its blob is both values, the expected one first.
+/// The blob of CompareSet holds both values, the expected one first.
 static void fields(Fields& f, CompareSet& m) {
     f("key", m.key);
     std::optional<std::uint32_t> expected_bytes;

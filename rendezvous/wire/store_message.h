@@ -12,7 +12,7 @@
 #include "rendezvous/wire/message.h"
 #include "rendezvous/wire/protocol_limits.h"
 
-/// What clients ask the store, and what it answers.
+/// The requests to the store, and its answers.
 namespace ddprun::rdzv {
 
 namespace store_op {
@@ -70,14 +70,14 @@ using StoreOp = std::variant<store_op::Set, store_op::Get, store_op::TryGet, sto
 struct StoreRequest {
     std::uint64_t generation = 0;
     std::optional<Duration>
-        timeout;  ///< of Get, Wait and Barrier, from the server's receipt; nullopt: for ever
+        timeout;  ///< for Get, Wait and Barrier, from the server's receipt; nullopt: no limit
     StoreOp op;
-    std::uint64_t client = 0;  ///< of an agent's: which of its workers asks; 0: it does itself
+    std::uint64_t client = 0;  ///< in an agent's request: the worker that asks; 0: the agent itself
     Duration waited =
-        Duration::zero();  ///< of an agent's: for so long, before it was sent. For what a time-out says
+        Duration::zero();  ///< in an agent's request: the wait before it was sent, for the text of a Timeout
     bool operator==(const StoreRequest&) const = default;
 };
-/// An agent says that one of its workers is gone, and waits for nothing any more. Not answered.
+/// An agent's message that one of its workers is gone, so that its requests are dropped. Not answered.
 struct ClientGone {
     static constexpr MessageType kType = MessageType::ClientGone;
     std::uint64_t client = 0;
@@ -105,7 +105,7 @@ struct Sum {
 struct Exchanged {
     static constexpr MessageType kType = MessageType::Exchanged;
     bool swapped = false;
-    Blob value;  ///< what stands there now; empty when the key is absent
+    Blob value;  ///< the present value; empty when the key is absent
     bool operator==(const Exchanged&) const = default;
 };
 struct Erased {
@@ -120,7 +120,7 @@ Result<StoreRequest> decode_store_request(Frame frame);
 Result<EncodedMessage> encode_message(StoreRequest request, std::uint32_t number);
 Result<ClientGone> decode_client_gone(Frame frame);
 Result<EncodedMessage> encode_message(ClientGone gone);
-/// Error, besides: Protocol when the frame is no answer of a store.
+/// Error: also Protocol, when the frame is no answer of a store.
 Result<StoreReply> decode_store_reply(Frame frame);
 Result<EncodedMessage> encode_message(StoreReply reply, std::uint32_t number);
 

@@ -32,8 +32,8 @@ namespace {
     X(X509_sign) X(X509_digest)
 // clang-format on
 
-/// What is used of it. Loaded, and not linked: to link it would cost every start of ddprun some tenths of a
-/// millisecond.
+/// The functions of libssl that are used. It is loaded, not linked, because linking it would cost every start
+/// of ddprun some tenths of a millisecond.
 struct Libssl {
 #define DDPRUN_DECLARE(name) decltype(&::name) name = nullptr;
     DDPRUN_OF_LIBSSL(DDPRUN_DECLARE)
@@ -44,7 +44,7 @@ struct Libssl {
 Result<Libssl> load_libssl() {
     constexpr const char* kFile = "libssl.so.3";
     void* const handle =
-        ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL);  // and with it libcrypto, whose functions dlsym finds as well
+        ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL);  // also loads libcrypto, whose functions dlsym finds too
     if (handle == nullptr) return Error{Errc::NotFound, ::dlerror(), 0};
     Libssl lib;
     const auto find = [&](const char* name, auto& function) {
@@ -55,12 +55,12 @@ Result<Libssl> load_libssl() {
     if (!find(#name, lib.name)) return Error{Errc::NotFound, fmt::format("{} lacks {}", kFile, #name), 0};
     DDPRUN_OF_LIBSSL(DDPRUN_FIND)
 #undef DDPRUN_FIND
-    // Not by the user's openssl.cnf, and nothing at exit: threads may be left behind then.
+    // Reads no openssl.cnf, and does nothing at exit, when threads may still run.
     lib.OPENSSL_init_ssl(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, nullptr);
     return lib;
 }
 
-/// Never unloaded.
+/// The library, which is never unloaded.
 const Result<Libssl>& libssl() {
     static const Result<Libssl> lib = load_libssl();
     return lib;
@@ -81,7 +81,7 @@ std::string digest_of(const Libssl& lib, const X509* certificate) {
                : "";
 }
 
-/// By `key` for `key`. Nobody looks at its names or its dates. Null: it cannot be made.
+/// Makes a self-signed certificate for `key`; null on failure. Nobody checks its names or dates.
 X509* make_certificate(const Libssl& lib, EVP_PKEY* key) {
     constexpr long kDay = 24 * 60 * 60, kYears = 10 * 365 * kDay;
     constexpr int kVersion3 = 2;
@@ -106,7 +106,7 @@ X509* make_certificate(const Libssl& lib, EVP_PKEY* key) {
 struct TlsContext::Impl {
     const Libssl& lib;
     SSL_CTX* settings;
-    std::string binding = {};  ///< of a server
+    std::string binding = {};  ///< a server's only
 
     ~Impl() { lib.SSL_CTX_free(settings); }
     static Result<std::unique_ptr<Impl>> make(const SSL_METHOD* (*method)(), const Libssl& lib);
@@ -119,8 +119,8 @@ Result<std::unique_ptr<TlsContext::Impl>> TlsContext::Impl::make(const SSL_METHO
     if (impl->settings == nullptr) return Error{Errc::System, "TLS: " + reason_of_failure(lib), 0};
     lib.SSL_CTX_ctrl(impl->settings, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr);
     lib.SSL_CTX_ctrl(impl->settings, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS,
-                     nullptr);                       // an idle connection keeps none
-    lib.SSL_CTX_set_num_tickets(impl->settings, 0);  // nothing is resumed
+                     nullptr);                       // an idle connection keeps no buffers
+    lib.SSL_CTX_set_num_tickets(impl->settings, 0);  // TLS sessions are not resumed
     return impl;
 }
 
@@ -157,7 +157,7 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::for_client() {
 struct TlsSession::Impl {
     const Libssl& lib;
     SSL* ssl;
-    BIO* in;  ///< of `ssl`, both
+    BIO* in;  ///< `in` and `out` belong to `ssl`
     BIO* out;
 
     ~Impl() { lib.SSL_free(ssl); }
@@ -187,7 +187,7 @@ Result<std::string_view> TlsSession::receive(std::string_view sealed) {
     plain_.clear();
     if (!end_) return end_.error();
     if (sealed.empty()) return std::string_view();
-    // Records of the handshake and alerts; nothing else can be the first thing that a peer says.
+    // Only handshake records and alerts can be a peer's first bytes.
     const bool is_tls = has_heard_ || sealed.front() == kTlsFirstByte || sealed.front() == SSL3_RT_ALERT;
     if (!is_tls) {
         end_ = Error{Errc::Refused, "it speaks no TLS: give --tls to every node, or to none", 0};
@@ -202,7 +202,7 @@ Result<std::string_view> TlsSession::receive(std::string_view sealed) {
     return std::string_view(plain_);
 }
 
-/// One more step of TLS's own handshake.
+/// Continues TLS's own handshake.
 Status TlsSession::advance() {
     const int outcome = impl_->lib.SSL_do_handshake(impl_->ssl);
     if (outcome != 1) return judge(outcome);
