@@ -13,7 +13,7 @@ namespace {
 
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(20);
 constexpr Duration kLongestBackoff = std::chrono::seconds(1);
-/// For one address to answer; a name can have several, and the first may be a dead one.
+/// The time for one address to answer; a name can have several, and the first may be dead.
 constexpr Duration kAddressTimeout = std::chrono::seconds(5);
 
 /// Behind these the head ends, or is stopped, when it hears that they have come.
@@ -48,7 +48,7 @@ AgentLink::~AgentLink() {
         loop_.cancel(timer);
 }
 
-// ---- until there is a connection
+// ---- the first connection
 
 void AgentLink::attempt() {
     DialOptions options = to_dial();
@@ -72,7 +72,7 @@ DialOptions AgentLink::to_dial() const {
     return options;
 }
 
-/// After a pause. Each new cause is told once.
+/// Tries again after a pause; logs each new cause once.
 void AgentLink::try_later(const Error& why) {
     if (is_hopeless(why)) return end(nobody_there(options_.controllers.front(), why));
     if (why.what != last_cause_) {
@@ -167,7 +167,7 @@ Status AgentLink::understand(Frame frame) {
 }
 
 void AgentLink::take_failure(const Failure& failure) {
-    // A controller that has no word for one of our messages is older than we are, not hostile.
+    // A controller that does not know one of our messages is an older version.
     if (failure.code == Errc::NotFound) return handler_.on_log("the controller: " + failure.what);
     refusal_ = Error{failure.code, failure.what, 0};
     connection_->fail(*refusal_);
@@ -216,15 +216,14 @@ void AgentLink::look_for_silence() {
 
 // ---- another connection for the session
 
-/// Beside the one there is, which may come to life again.
+/// Dials another connection; the present one stays, because it may recover.
 void AgentLink::redial() {
     if (redial_timer_ != 0 || (dial_ && !dial_->is_over())) return;
     DialOptions options = to_dial();
     options.controllers = found_;
     options.hello.session = session_;
     options.hello.received = inbox_.received();
-    // After a partition the network's own patience with an address grows: a fresh attempt finds the way back
-    // sooner.
+    // TCP repeats its attempts to connect ever more slowly: after a partition a fresh attempt is faster.
     options.connecting = redial_pause(options_.heartbeats);
     options.handshake = redial_after(options_.heartbeats);
     dial_ = std::make_unique<Dial>(loop_, std::move(options), [this](Result<Dialled> outcome) {
@@ -238,8 +237,7 @@ void AgentLink::redial_again(const Error& why) {
     if (!is_worth_coming_again(why)) return end(why);
     const bool has_grace = outage_ == Outage::Broken && outage_timer_ != 0;
     if (outage_ == Outage::Broken && !has_grace && why.code != Errc::Timeout) return connection_->give_up();
-    // Also when the silent connection has come to life again: TCP may say what we have said much later than
-    // we hear.
+    // Also when the silent connection has recovered: TCP may deliver our messages much later than the peer's.
     const Duration pause = has_grace ? wait_for_redial(Outage::Broken, options_.heartbeats) / 5
                                      : pause_behind(why, options_.heartbeats);
     redial_timer_ = loop_.call_after(pause, [this] {
@@ -248,8 +246,8 @@ void AgentLink::redial_again(const Error& why) {
     });
 }
 
-/// A process that has died does not answer, and what still listens for it closes. One that is slow to answer
-/// is there: it has the time that silence has.
+/// Ends the session unless the dial has found a listener: a dead process has none, and a slow one gets the
+/// time that silence gets.
 void AgentLink::give_up_unless_somebody_is_there() {
     outage_timer_ = 0;
     const bool is_there = dial_ && !dial_->is_over() && dial_->has_met_somebody();
@@ -280,8 +278,7 @@ void AgentLink::on_closed(Connection& connection, const Error& closed) {
     const Error why = refusal_.value_or(closed);
     if (!connection.keeps_messages()) return end(why);
     outage_ = outage_of(why);
-    // Who stood still for long finds a connection that the controller has given up, and not one of a dead
-    // process.
+    // After a long standstill of ours, a closed connection means that the controller has given us up.
     const bool stood_still = loop_.now() - stood_still_ < options_.heartbeats.timeout;
     if (outage_ == Outage::Broken && stood_still) outage_ = Outage::Unreachable;
     outage_timer_ = loop_.call_after(wait_for_redial(*outage_, options_.heartbeats),

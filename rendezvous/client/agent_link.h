@@ -24,67 +24,65 @@ class AgentLinkHandler {
     /// Authenticated both ways; the AgentHello is on its way.
     virtual void on_connected() = 0;
     virtual void on_message(const ToAgent& message) = 0;
-    /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the
-    /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol, StaleGeneration (the
-    /// controller lives and has taken this node for lost: another link can join).
+    /// The link is over, or was never made. Called once, as the last call. Errors: Timeout (no controller
+    /// until the deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol,
+    /// StaleGeneration (the controller lives and has counted this node as lost: another link can join).
     virtual void on_lost(const Error& why) = 0;
-    /// One line for the operator: what is waited for.
+    /// One line for the operator: what the link waits for.
     virtual void on_log(const std::string& line) = 0;
-    /// One line for who looks closely: the session goes on, on another connection.
+    /// One line of detail: the session has moved to another connection.
     virtual void on_detail(const std::string&) {}
     /// The answer to ask_store() of this number.
     virtual void on_store_reply(std::uint32_t, const StoreReply&) {}
-    /// The controller has said how much it has: kept_bytes() may be less.
+    /// The controller has acknowledged messages: kept_bytes() may be less.
     virtual void on_acknowledged() {}
 };
 
 struct AgentLinkOptions {
-    std::vector<Endpoint>
-        controllers;  ///< where the one controller may be reached, the likeliest first; never empty
+    std::vector<Endpoint> controllers;  ///< addresses of the one controller, the likeliest first; never empty
     Credentials credentials;
     std::string name;  ///< for the controller's log: "agent on node02"
-    AgentHello hello;  ///< without addresses, the address this connection has is filled in
-    std::vector<std::string> other_addresses = {};  ///< of this node, told behind that one
+    AgentHello hello;  ///< empty addresses are replaced by this connection's own address
+    std::vector<std::string> other_addresses = {};  ///< further addresses of this node, sent after that one
     TimePoint connect_by = kNever;
     Heartbeats heartbeats;
-    /// Said behind the refusal of our token: only this side knows where ours is from.
+    /// Appended to the error when our token is refused, because only this side knows where the token is from.
     std::string when_token_differs = {};
-    /// The controller is in this process and listens: what the system refuses us then will not get better by
-    /// waiting.
+    /// True when the controller is in this process and listens already: waiting cannot cure a system error.
     bool is_ours = false;
     Duration handshake_timeout = ServerLimits{}.handshake;
-    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's; null: nothing is sealed
+    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's context; null without `--tls`
 };
 
 /// The agent's connection to the controller, on the event loop. Never blocks, not for host names either.
 ///
-/// Until connect_by it tries again whatever fails on the way (a controller that starts later, a name that is
-/// not known yet); after that there is one session, and its end is final. A connection that is lost, or
-/// silent for a third of the time-out, is replaced by another one when that can be had before the session is
-/// over (session.h); nobody notices.
+/// Until connect_by the link tries again after errors (a controller that starts later, a name that is not
+/// known yet). Then it has one session, whose end is final. A connection that is lost, or silent for a third
+/// of the timeout, is replaced by another one if possible before the session is over (session.h), without a
+/// call to the handler except on_detail.
 class AgentLink final : private ConnectionOwner {
   public:
-    /// `loop` and `handler` are borrowed for the link's life. The first attempt starts in the loop.
+    /// `loop` and `handler` must outlive the link. The first attempt starts in the loop.
     AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHandler& handler);
-    /// Closes at once; tells the handler nothing.
+    /// Closes at once without calling the handler.
     ~AgentLink() override;
     AgentLink(const AgentLink&) = delete;
     AgentLink& operator=(const AgentLink&) = delete;
 
-    /// False: no session (yet, or any more); nothing is sent.
+    /// Sends a message. False: there is no session (yet, or any more), and nothing is sent.
     bool send(FromAgent message);
-    /// A request to the store, for which `number` is not 0; the answer comes by on_store_reply, unless the
-    /// session is over before. Error: Limit, when it is larger than a message may be; nothing is sent.
+    /// Sends a request to the store; `number` is not 0. on_store_reply gets the answer, unless the session
+    /// ends first. Error: Limit, when it is larger than a message may be; nothing is sent.
     Status ask_store(StoreRequest request, std::uint32_t number);
     bool tell_gone(ClientGone gone);
-    /// A heartbeat by a Keepalive's thread, while the loop's is in a BlockingCall.
+    /// Sends a heartbeat. Call it on a Keepalive's thread, while the loop's thread is in a BlockingCall.
     void keep_alive();
-    /// Of what was sent the controller has not said that it has these.
+    /// Sent bytes that the controller has not acknowledged.
     [[nodiscard]] std::size_t kept_bytes() const { return connection_ ? connection_->kept_bytes() : 0; }
     [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
-    /// The last look for another connection met nobody: the controller's process has ended, its host lives.
+    /// True when the last dial was refused: the controller's process has ended, and its host lives.
     [[nodiscard]] bool was_refused() const { return was_refused_; }
-    /// Where the controller is, as this connection has it. Only while connected.
+    /// The controller's address on this connection. Call it only while connected.
     [[nodiscard]] Endpoint controller() const { return connection_->remote(); }
 
   private:
@@ -116,11 +114,11 @@ class AgentLink final : private ConnectionOwner {
     State state_ = State::Connecting;
     std::unique_ptr<Dial> dial_;
     std::unique_ptr<Connection>
-        connection_;  ///< the session's, also when it is lost and the next one is not there yet
+        connection_;  ///< the session's, also after its loss, until the next one is there
     std::string session_;
-    std::vector<Endpoint> found_;  ///< the controllers, numeric: a session needs no name server
+    std::vector<Endpoint> found_;  ///< numeric addresses, so that a session needs no name server
     Inbox inbox_;
-    std::optional<Outage> outage_;  ///< the connection is lost
+    std::optional<Outage> outage_;  ///< set while the connection is lost
     std::optional<Error> refusal_;  ///< the controller's last words
     Duration backoff_;
     std::string last_cause_;
@@ -131,7 +129,7 @@ class AgentLink final : private ConnectionOwner {
     os::EventLoop::TimerId heartbeat_timer_ = 0;
     os::EventLoop::TimerId silence_timer_ = 0;
     os::EventLoop::TimerId redial_timer_ = 0;  ///< before the next look for another connection
-    os::EventLoop::TimerId outage_timer_ = 0;  ///< then the session is over
+    os::EventLoop::TimerId outage_timer_ = 0;  ///< ends the session
     SilenceWatch silence_;
     TimePoint last_beat_{},
         stood_still_{};  ///< when this process was found to have missed beats for a whole time-out

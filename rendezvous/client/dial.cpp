@@ -12,8 +12,7 @@
 namespace ddprun::rdzv {
 namespace {
 
-/// So long an address has for itself before the next one is tried beside it (RFC 8305 has 250 ms; ours are
-/// close).
+/// The time before the next address is tried too (RFC 8305 has 250 ms; our hosts are close).
 constexpr Duration kHeadStart = std::chrono::milliseconds(50);
 constexpr Duration kOthersAnswer = std::chrono::seconds(1);
 
@@ -63,7 +62,7 @@ void Dial::found(Result<SocketAddresses> addresses) {
     if (next_timer_ == 0) try_next();
 }
 
-/// Until the next one there is a timer, which goes when that one begins earlier.
+/// The timer for the next attempt is cancelled when that attempt begins earlier.
 void Dial::try_next() {
     loop_.cancel(std::exchange(next_timer_, 0));
     if (addresses_.empty()) return end_if_nothing_is_left();
@@ -118,7 +117,7 @@ void Dial::on_frame(Connection& connection, Frame frame) {
     if (*proved) take(attempt);
 }
 
-/// True: both sides have proved themselves.
+/// True: both sides have proved that they know the token.
 Result<bool> Dial::shake_hands(Attempt& attempt, Frame frame) {
     ClientHandshake& handshake = *attempt.handshake;
     const bool has_proved = handshake.has_proved();
@@ -136,7 +135,7 @@ Result<bool> Dial::shake_hands(Attempt& attempt, Frame frame) {
     return handshake.authenticated();
 }
 
-/// The others are not needed any more. The handler may destroy us.
+/// Takes this connection and drops the others. The handler may destroy us.
 void Dial::take(Attempt& attempt) {
     loop_.cancel(attempt.timer);
     Dialled dialled{
@@ -177,7 +176,7 @@ void Dial::expect_others() {
     }
 }
 
-/// A word of somebody who answered is worth more than the silence of another address.
+/// Keeps an answer's error in preference to another address's timeout.
 void Dial::remember(const Error& why) {
     if (!why_not_ || is_worth_coming_again(*why_not_)) why_not_ = why;
 }

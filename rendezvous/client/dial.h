@@ -19,42 +19,42 @@
 namespace ddprun::rdzv {
 
 struct DialOptions {
-    std::vector<Endpoint> controllers;  ///< where one controller may be reached
+    std::vector<Endpoint> controllers;  ///< addresses of the one controller
     Credentials credentials;
-    Hello hello;                          ///< of the agent; its session, where one goes on
-    Duration connecting;                  ///< for one address to answer; the first may be a dead one
-    Duration handshake;                   ///< from there to the proof
-    std::string when_token_differs = {};  ///< said behind the refusal of our token
-    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's; null: nothing is sealed
+    Hello hello;                                      ///< the agent's, with the session to resume, if any
+    Duration connecting;                              ///< time for one address to answer
+    Duration handshake;                               ///< time from there to the proof
+    std::string when_token_differs = {};              ///< appended to the error when our token is refused
+    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's context; null without `--tls`
 };
 
 /// A connection on which both sides have proved that they know the token.
 struct Dialled {
-    std::unique_ptr<Connection> connection;  ///< hears from whoever dialled; to be handed to its owner
-    std::string nonce;                       ///< of the Hello that it began with
-    SessionCounts session;                   ///< where it goes on, by the controller
+    std::unique_ptr<Connection> connection;  ///< hand_to() its owner
+    std::string nonce;                       ///< the nonce of its Hello
+    SessionCounts session;                   ///< the controller's counts of the session
     std::vector<Endpoint>
-        found;  ///< numeric addresses of the controllers that were known by then, this one's first
+        found;  ///< the controller's numeric addresses known so far, this connection's first
 };
 
-/// One look for a connection to the controller, on the event loop; never blocks. All names are looked up at
-/// once, their addresses tried in turn, the next one after 50 ms or when the last one failed; the first that
-/// proves itself is taken.
+/// One attempt to connect to the controller, on the event loop; never blocks. All names are looked up at
+/// once. Their addresses are tried in turn, the next one after 50 ms or when the last one has failed. The
+/// first connection whose handshake succeeds is taken.
 class Dial final : private ConnectionOwner {
   public:
-    /// Once, from the loop; may destroy the Dial. Errors: is_worth_coming_again(), or the last word of who
-    /// answered.
+    /// Called once, from the loop; may destroy the Dial. Errors: is_worth_coming_again(), or the last error
+    /// from an address that answered.
     using Handler = std::function<void(Result<Dialled>)>;
 
-    /// `loop` is borrowed for the Dial's life.
+    /// `loop` must outlive the Dial.
     Dial(os::EventLoop& loop, DialOptions options, Handler handler);
-    /// Closes what has not been taken; tells the handler nothing.
+    /// Closes connections that were not taken, without calling the handler.
     ~Dial() override;
     Dial(const Dial&) = delete;
     Dial& operator=(const Dial&) = delete;
 
     [[nodiscard]] bool is_over() const { return handler_ == nullptr; }
-    /// Somebody listens at one of the addresses: it does not look like an end of the controller.
+    /// True when an address has accepted a connection: the controller's process probably lives.
     [[nodiscard]] bool has_met_somebody() const { return has_met_somebody_; }
 
   private:
@@ -95,7 +95,7 @@ class Dial final : private ConnectionOwner {
     bool has_met_somebody_ = false;
 };
 
-/// The controller had no time or no room for us, or is not there (yet): a crowd of connections, a restart.
+/// True when another attempt may succeed: the controller was too busy or full, or does not listen (yet).
 bool is_worth_coming_again(const Error& why);
 
 }  // namespace ddprun::rdzv

@@ -14,13 +14,12 @@ namespace {
 
 constexpr Duration kFirstTry = std::chrono::milliseconds(500);
 constexpr Duration kLongestTry = std::chrono::seconds(8);
-/// How long the other addresses still may answer when one has refused us: another's server has the port, or
-/// the secret is wrong.
+/// The time for other addresses to answer after one has refused us (a foreign server, or a wrong secret).
 constexpr Duration kAfterRefusal = std::chrono::seconds(10);
-/// How long a kept meeting point is believed before it is looked at again.
+/// The time after which a kept meeting point is read again.
 constexpr Duration kBelief = std::chrono::seconds(3);
 
-/// Another try finds the same.
+/// True when another try would fail the same way.
 bool is_final(const Error& error) { return error.code == Errc::Refused || error.code == Errc::Protocol; }
 
 }  // namespace

@@ -18,15 +18,15 @@ struct Reached {
     std::unique_ptr<StoreClient> client;
 };
 
-/// Asks one address after the other, each for a moment, then for longer: the first that answers and knows the
-/// token. Hosts may have addresses that others cannot reach, or that somebody else has here. Blocks. Error:
-/// Timeout naming them all and what the last one said; Refused or Protocol when all have answered so, or one
-/// has and no other was the server within ten seconds.
+/// Tries the addresses in turn, first briefly and then for longer, and returns the first that answers and
+/// proves that it knows the token: some addresses may be unreachable from here, or belong to another host.
+/// Blocks. Error: Timeout naming all addresses and the last one's error; Refused or Protocol when all have
+/// answered so, or when one has and no other was the server within ten seconds.
 Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptions& options,
                       TimePoint deadline);
 
-/// The same for what an exchange told, which is asked again where the channel keeps what was put: what an
-/// earlier job left leads nowhere, until it is replaced. `point` becomes what led to the server.
+/// The same for the meeting point from an exchange. Asks the exchange again where its channel keeps values,
+/// because an earlier job's value may still be there. `point` becomes the one that led to the server.
 Result<Reached> reach(Exchange& exchange, MeetingPoint& point, ClientOptions options, TimePoint deadline);
 
 }  // namespace ddprun::rdzv

@@ -8,7 +8,7 @@
 namespace ddprun::rdzv {
 namespace {
 
-/// What makes two reads equal; "" it is none, or has no time to wait behind another.
+/// The key by which reads are equal; "" for no read, or one without time to wait behind another.
 std::string name_of_read(const StoreRequest& request) {
     if (request.timeout && *request.timeout <= Duration::zero()) return {};
     std::string name = fmt::format("{} {}", request.op.index(), request.generation);
@@ -23,7 +23,7 @@ std::string name_of_read(const StoreRequest& request) {
 
 }  // namespace
 
-// ---- who asks
+// ---- askers
 
 RelayState::AskerId RelayState::add(Asker asker) {
     const AskerId id = ++last_asker_;
@@ -32,7 +32,7 @@ RelayState::AskerId RelayState::add(Asker asker) {
     return id;
 }
 
-/// From all lists but those of its flight, or of its sharing.
+/// Removes an asker from all lists except its flight's or its sharing's.
 RelayState::Asker RelayState::remove(AskerId id) {
     const auto node = askers_.extract(id);
     Asker asker = std::move(node.mapped());
@@ -65,9 +65,9 @@ RelayState::Actions RelayState::ask(std::uint64_t client, std::uint32_t request,
     return std::exchange(actions_, {});
 }
 
-// ---- what is under way
+// ---- requests under way
 
-/// Asks as the first of those whom the answer is for, and for as long as the most patient of them waits.
+/// Sends a request in the name of its first asker, with the longest timeout of all.
 void RelayState::launch(std::vector<AskerId> askers, StoreRequest request, TimePoint now,
                         std::string shared) {
     do ++last_number_;
@@ -89,7 +89,7 @@ void RelayState::launch(std::vector<AskerId> askers, StoreRequest request, TimeP
     actions_.forward.push_back({last_number_, std::move(request)});
 }
 
-/// One that shares a read asks it for itself: it leaves the others.
+/// Takes an asker out of its shared read and sends the read for it alone.
 void RelayState::launch_alone(AskerId id, TimePoint now) {
     const Asker& asker = askers_.at(id);
     const bool is_held_back = !asker.shared.empty();

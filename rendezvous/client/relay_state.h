@@ -14,21 +14,21 @@
 
 namespace ddprun::rdzv {
 
-/// What the workers of one node ask the store through their agent's one session, and whose the answers are.
+/// The store requests of one node's workers, which share their agent's session, and the answers to them.
 /// Pure.
 ///
-/// Equal reads (Get, TryGet, Wait) share: while one is under way, those that come behind it are asked
-/// together when it has been answered. So nobody hears what was true before he asked, and no value is kept.
-/// The requests of one client reach the store in its order: when it asks something else, what it has held
-/// back is asked first.
+/// Equal reads (Get, TryGet, Wait) are combined: while one is under way, later ones wait and are sent as one
+/// request when it has been answered. So no client gets a value older than its request, and no value is
+/// cached. Requests of one client reach the store in order: before its next request, a read that waits is
+/// sent.
 class RelayState {
   public:
-    /// What the controller is asked.
+    /// A request to the controller.
     struct Forward {
         std::uint32_t number;  ///< for its answer; never 0
         StoreRequest request;
     };
-    /// What a client is told.
+    /// An answer to a client.
     struct Told {
         std::uint64_t client;
         std::uint32_t request;
@@ -41,20 +41,20 @@ class RelayState {
 
     /// `client` is not 0.
     Actions ask(std::uint64_t client, std::uint32_t request, StoreRequest what, TimePoint now);
-    /// The controller's answer. One that nobody waits for any more is none.
+    /// Processes the controller's answer; ignored when no client waits for it any more.
     Actions answer(std::uint32_t number, const StoreReply& reply, TimePoint now);
-    /// The client is gone, and the controller has been told: it forgets what the client itself has asked.
+    /// Removes a client that is gone. The controller has been told, and drops the client's own requests.
     Actions leave(std::uint64_t client, TimePoint now);
-    /// Whoever waits behind others until `now` asks alone: whether it is in time the store says.
+    /// Sends reads that wait behind others and whose deadline has come alone; the store then times them out.
     Actions expire(TimePoint now);
-    /// When expire() has something to do next; kNever: nobody's time is running here.
+    /// The time of the next expire(); kNever when no waiting read has a deadline.
     [[nodiscard]] TimePoint next_deadline() const {
         return deadlines_.empty() ? kNever : deadlines_.begin()->first;
     }
-    /// The session is over: everybody is told so.
+    /// The session is over: answers all requests with `why`.
     Actions lose(const Failure& why);
 
-    /// Questions that are under way.
+    /// The number of requests under way to the controller.
     [[nodiscard]] std::size_t under_way() const { return flights_.size(); }
 
   private:
@@ -64,18 +64,18 @@ class RelayState {
         std::uint64_t client;
         std::uint32_t request;
         TimePoint since, deadline;
-        std::string shared;        ///< the read that it waits for behind another one; "" it is under way
-        std::uint32_t flight = 0;  ///< in which it is
+        std::string shared;        ///< the read that waits behind an equal one; "" it is under way
+        std::uint32_t flight = 0;  ///< the number of its Flight
     };
     struct Flight {
-        std::uint64_t owner;  ///< as whom it was asked
-        std::string shared;   ///< "" nobody waits behind it
+        std::uint64_t owner;  ///< the client named in the request
+        std::string shared;   ///< the read that others may share; "" none
         std::vector<AskerId> askers;
     };
     /// Equal reads, of which one is under way.
     struct Sharing {
         StoreRequest request;
-        std::vector<AskerId> next;  ///< for whom it is asked again then
+        std::vector<AskerId> next;  ///< waiting for the next equal read
     };
 
     AskerId add(Asker asker);
@@ -88,10 +88,10 @@ class RelayState {
     std::unordered_map<AskerId, Asker> askers_;
     std::unordered_map<std::uint64_t, std::set<AskerId>> by_client_;
     std::unordered_map<std::uint64_t, AskerId>
-        held_back_;  ///< by client: the one that waits behind another's
+        held_back_;  ///< by client: its read that waits behind another client's
     std::unordered_map<std::uint32_t, Flight> flights_;
     std::unordered_map<std::string, Sharing> sharings_;
-    std::set<std::pair<TimePoint, AskerId>> deadlines_;  ///< that the store does not know
+    std::set<std::pair<TimePoint, AskerId>> deadlines_;  ///< those that the store does not know
     AskerId last_asker_ = 0;
     std::uint32_t last_number_ = 0;
     Actions actions_;  ///< of the call in progress

@@ -20,15 +20,15 @@ class Resolver {
     Resolver(const Resolver&) = delete;
     Resolver& operator=(const Resolver&) = delete;
 
-    /// Calls `handler` later, once, on the loop's thread. A look-up in progress is forgotten.
-    /// Errors it is given: NotFound (the resolver's own sentence), System.
+    /// Calls `handler` later, once, on the loop's thread. A look-up in progress is dropped.
+    /// The handler's errors: NotFound (with the resolver's own text), System.
     void look_up(const Endpoint& endpoint, Handler handler);
     void forget();
 
   private:
     os::EventLoop& loop_;
     std::optional<BackgroundCall<Result<SocketAddresses>>> call_;
-    os::EventLoop::TimerId failed_ = 0;  ///< tells that the loop cannot watch the call
+    os::EventLoop::TimerId failed_ = 0;  ///< reports that the loop cannot watch the call
 };
 
 }  // namespace ddprun::rdzv

@@ -21,7 +21,7 @@ namespace {
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
 constexpr Duration kLongestBackoff = std::chrono::milliseconds(500);
 
-/// A server that may be there a moment later.
+/// True when the server may be there a moment later.
 bool is_worth_another_try(const Error& error) {
     switch (error.code) {
         case Errc::Closed:
@@ -45,7 +45,7 @@ void pause_until(TimePoint when) {
     if (when > now) ::poll(nullptr, 0, poll_milliseconds(now, when));
 }
 
-/// The answer that an operation has, or what it failed with.
+/// The answer of an operation, or its error.
 template <class T>
 Result<T> expect(Result<StoreReply> reply) {
     if (!reply) return reply.error();
@@ -96,7 +96,7 @@ struct StoreClient::Impl {
     StoreAddress server;
     ClientOptions options;
     UniqueFd fd;
-    std::unique_ptr<TlsSession> tls;  ///< null: nothing is sealed
+    std::unique_ptr<TlsSession> tls;  ///< null without TLS
     FrameDecoder decoder{kStrangerLimits};
     std::uint32_t last_request = 0;
     Duration operation_timeout = std::chrono::seconds(30);
@@ -179,7 +179,7 @@ Result<std::unique_ptr<StoreClient>> StoreClient::connect(const StoreAddress& se
         const Status opened = impl->open(deadline);
         if (opened) return std::unique_ptr<StoreClient>(new StoreClient(std::move(impl)));
         if (!is_worth_another_try(opened.error())) return opened.error();
-        // A try that the deadline cuts short says less than the one before it.
+        // A try cut short by the deadline has a less useful error than the one before.
         if (!why || opened.error().code != Errc::Timeout) why = opened.error();
         if (MonotonicClock::now() >= deadline) return Error{Errc::Timeout, why->what, 0};
         pause_until(std::min(deadline, deadline_after(MonotonicClock::now(), backoff)));
@@ -256,7 +256,7 @@ Result<StoreReply> StoreClient::Impl::receive_answer(std::uint32_t request, Time
         if (!frame && frame.error().code == Errc::Timeout) return frame.error();
         if (!frame) return die(frame.error());
         const std::uint32_t of_request = frame->request;
-        // The answer to an earlier question, which we no longer waited for.
+        // This answers an earlier request that has timed out.
         if (of_request != request && of_request != 0) continue;
         if (of_request == 0 && kind_of(frame->type) != MessageKind::Failure) continue;
         Result<StoreReply> reply = decode_store_reply(*std::move(frame));
@@ -280,7 +280,7 @@ Result<StoreReply> StoreClient::Impl::exchange(StoreRequest request, TimePoint d
         return reply.error().with(fmt::format("{}: store at {}", name, to_string(server)));
     }
     if (reply) {
-        // A refusal of this kind is the server's last word on this connection.
+        // The server closes the connection after this refusal.
         const auto* const failure = std::get_if<Failure>(&*reply);
         if (failure != nullptr && failure->code == Errc::Protocol)
             return die({failure->code, failure->what, 0});
@@ -293,7 +293,7 @@ Result<StoreReply> StoreClient::Impl::call(StoreOp op) {
                     deadline_after(MonotonicClock::now(), operation_timeout));
 }
 
-/// The server's word on a time-out says more than ours ("3 of 4 arrived"): it gets a moment to send it.
+/// Gives the server kAnswerGrace to send its own Timeout, which tells more than ours ("3 of 4 arrived").
 Result<StoreReply> StoreClient::Impl::call_waiting(StoreOp op, TimePoint deadline) {
     StoreRequest request{options.generation, std::nullopt, std::move(op)};
     if (deadline != kNever) request.timeout = std::max(deadline - MonotonicClock::now(), Duration::zero());

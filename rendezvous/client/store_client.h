@@ -15,12 +15,12 @@
 
 namespace ddprun::rdzv {
 
-/// Where a store is: "tcp:HOST:PORT" or "unix:PATH", as DDPRUN_STORE says it.
+/// The address of a store: "tcp:HOST:PORT" or "unix:PATH", as in DDPRUN_STORE.
 struct StoreAddress {
     StoreAddress(Endpoint endpoint) : tcp(std::move(endpoint)) {}
     explicit StoreAddress(std::string unix_path) : path(std::move(unix_path)) {}
     Endpoint tcp;
-    std::string path;  ///< of a Unix socket; "" it is at `tcp`
+    std::string path;  ///< a Unix socket; "" the store is at `tcp`
     bool operator==(const StoreAddress&) const = default;
 };
 /// For messages: "node00:29500", "unix:/run/store".
@@ -32,16 +32,16 @@ struct ClientOptions {
     Role role = Role::Worker;
     std::string job_id;            ///< must equal the server's
     std::string token;             ///< the job's secret; never sent
-    std::uint64_t generation = 0;  ///< every request is fenced with it
+    std::uint64_t generation = 0;  ///< sent with every request; the store refuses other generations
     std::string name;              ///< for messages and logs: "rank 3 on node02"
-    bool tls = false;              ///< what is said is sealed
+    bool tls = false;              ///< use TLS
 };
 
 /// Blocking client of the job's key-value store. One round trip per operation.
 ///
 /// Not thread-safe: one thread at a time. Every call returns by its deadline. Errors of every operation:
 /// Timeout (names the key and the wait), Closed (the server went away), StaleGeneration (this worker's
-/// generation is over), Limit, Protocol. After Closed or Protocol the client is dead: every call says so.
+/// generation is over), Limit, Protocol. After Closed or Protocol every call returns an error.
 class StoreClient {
   public:
     /// Connects and authenticates. Retries refused connections until the deadline.
@@ -53,7 +53,7 @@ class StoreClient {
     StoreClient(const StoreClient&) = delete;
     StoreClient& operator=(const StoreClient&) = delete;
 
-    /// Time one operation that does not wait for others may take. Default 30 s.
+    /// Sets the timeout of operations that do not wait for other clients. Default 30 s.
     void set_operation_timeout(Duration timeout);
 
     Status set(std::string_view key, std::string_view value);
@@ -65,7 +65,7 @@ class StoreClient {
     Result<std::int64_t> add(std::string_view key, std::int64_t delta);
     struct Exchange {
         bool swapped;
-        std::string value;  ///< the value afterwards: `desired` when swapped, else what stands there
+        std::string value;  ///< the value afterwards: `desired` when swapped, else the present one
     };
     /// Sets `desired` if the value equals `expected`; `expected` nullopt means "absent".
     Result<Exchange> compare_set(std::string_view key, std::optional<std::string_view> expected,
@@ -75,7 +75,7 @@ class StoreClient {
     /// Waits until all keys exist.
     Status wait(const std::vector<std::string>& keys, TimePoint deadline);
     /// Returns when `participants` clients have entered the barrier of this name. A name can be used again
-    /// once everyone has left. Timeout says how many of how many arrived.
+    /// once everyone has left. A Timeout tells how many of the participants arrived.
     Status barrier(std::string_view name, int participants, TimePoint deadline);
 
   private:

@@ -14,7 +14,7 @@ Result<std::unique_ptr<StoreRelay>> StoreRelay::serve(Parts parts, UniqueFd list
     return relay;
 }
 
-/// Null: there is none, or it is over.
+/// The link with a session; null when there is none.
 AgentLink* StoreRelay::session() const {
     AgentLink* const link = parts_.link();
     return link != nullptr && link->is_connected() ? link : nullptr;

@@ -15,17 +15,17 @@
 
 namespace ddprun::rdzv {
 
-/// The way of a node's workers to the store: they come by a Unix socket, and what they ask goes through the
-/// agent's session.
+/// Relays the store requests of a node's workers, which connect by a Unix socket, through the agent's
+/// session.
 ///
-/// Lives as long as the node's part in the job, under one controller after the other. On the event loop;
-/// never blocks. When much is under way that the controller has not acknowledged, the workers wait. Without a
-/// session, and when it ends, they are answered `closed`.
+/// Lives as long as the node takes part in the job, also when the controller changes. Runs on the event loop;
+/// never blocks. While too much is unacknowledged by the controller, the workers wait. Without a session, and
+/// when it ends, requests are answered `closed`.
 class StoreRelay final : private StorePeersHandler {
   public:
     struct Parts {
         os::EventLoop& loop;
-        std::function<AgentLink*()> link;  ///< the one there is; null: none
+        std::function<AgentLink*()> link;  ///< the present link; null: none
         std::function<void(const std::string&)> log;
     };
     /// `listener` listens on a Unix socket. Error: System.
@@ -34,7 +34,7 @@ class StoreRelay final : private StorePeersHandler {
     StoreRelay(const StoreRelay&) = delete;
     StoreRelay& operator=(const StoreRelay&) = delete;
 
-    // What the link's handler hears.
+    // Calls from the link's handler.
     void on_store_reply(std::uint32_t number, const StoreReply& reply);
     void on_acknowledged();
     void on_lost(const std::string& why);
