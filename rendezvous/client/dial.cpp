@@ -156,11 +156,12 @@ void Dial::take(Attempt& attempt) {
 void Dial::on_closed(Connection& connection, const Error& why) { drop(*attempt_of(connection), why); }
 
 void Dial::drop(Attempt& attempt, const Error& why) {
+    const bool was_refused = why.sys == ECONNREFUSED;  // `why` may be the attempt's own
     remember(why);
     loop_.cancel(attempt.timer);
     if (attempt.socket) loop_.unwatch(attempt.socket.get());
     attempts_.remove_if([&](const Attempt& one) { return &one == &attempt; });
-    if (why.sys == ECONNREFUSED) expect_others();
+    if (was_refused) expect_others();
     try_next();
 }
 

@@ -202,8 +202,10 @@ void SimulatedSession::prove(std::uint64_t attempt, const WirePtr& wire, std::ui
     if (received > side.out.acknowledged()) check(side.out.acknowledge(received));
     const WirePtr earlier = std::exchange(side.wire, nullptr);
     move_to(side, wire, parts_.now());
-    send(kToAgent, wire, {"", [this, attempt, wire, has = side.in.received(), begins] {
-                              welcome(attempt, wire, has, begins);
+    // The wire holds this step until it arrives, so the step must not hold the wire.
+    const std::weak_ptr<Wire> on = wire;
+    send(kToAgent, wire, {"", [this, attempt, on, has = side.in.received(), begins] {
+                              welcome(attempt, on.lock(), has, begins);
                           }});
     write(kToAgent);
     if (!earlier) return;
