@@ -420,7 +420,7 @@ TEST_F(SlurmBatch, AJobWhoseTimeIsUpIsRunAgainAndFollowed) {
         submit("again",
                {"--no-follow", "--walltime=1h", "--requeue=self", "--setup",
                 "[ -z \"$SLURM_RESTART_COUNT\" ] || touch " + file("again.first")},
-               {"--walltime-notice=3599s"},
+               {"--walltime-notice=3595s"},
                {"on", "15", "0", "once", file("again.first"), "hold", "end", "say", "second run"});
     const std::string id(trim(submitted.out));
     Program following(hosts_->command(0, {path_of("DDPRUN"), "slurm", "status", id}));
@@ -439,7 +439,7 @@ TEST_F(SlurmBatch, AnElementOfAnArrayIsRunAgainAlone) {
     const std::string acts =
         " on 15 0 once element$SLURM_ARRAY_TASK_ID hold end say \"again $SLURM_ARRAY_TASK_ID\"";
     const std::string array =
-        slurm_->submit("notice=; [ $SLURM_ARRAY_TASK_ID = 1 ] || notice=--walltime-notice=3599s\n" + start +
+        slurm_->submit("notice=; [ $SLURM_ARRAY_TASK_ID = 1 ] || notice=--walltime-notice=3595s\n" + start +
                            "$notice " + path_of("PROBE") + acts,
                        {"--array=1-2", "--time=60", "--open-mode=append", "--output=element.%a"});
     const std::string last = array + "_2";
