@@ -2,10 +2,12 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <chrono>
+#include <system_error>
 #include <utility>
+
+#include "env/io/background_call.h"
 
 namespace ddp {
 
@@ -56,13 +58,10 @@ void Work::synchronize() {
 bool Work::done() const { return !state_ || state_->is_done(); }
 
 std::thread start_own_thread(const char* name, std::function<void()> run) {
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread thread(std::move(run));
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_setname_np(thread.native_handle(), name);
-    return thread;
+    ddprun::Result<std::thread> thread = ddprun::start_thread("start a thread", std::move(run));
+    if (!thread) throw std::system_error(thread.error().sys, std::generic_category());
+    ::pthread_setname_np(thread->native_handle(), name);
+    return *std::move(thread);
 }
 
 ProgressThread::ProgressThread() : thread_(start_own_thread("ddp-progress", [this] { run(); })) {}
