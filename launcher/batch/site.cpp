@@ -84,35 +84,20 @@ Status take_field(const std::string& name, const Json& value, SiteProfile& site)
 }  // namespace
 
 const std::vector<SiteProfile>& built_in_sites() {
-    static const std::vector<SiteProfile> sites = {{},
-                                                   {.name = "derecho",
-                                                    .cpus_per_node = 64,
-                                                    .gpus_per_node = 4,
-                                                    .memory = "480GB",
-                                                    .queue = "main",
-                                                    .place = "",
-                                                    .select = "",
-                                                    .filesystems = "",
-                                                    .keep = "doe",
-                                                    .gpu_type = "",
-                                                    .modules = {"cuda"},
-                                                    .environment = {},
-                                                    .setup = {"module reset"},
-                                                    .directives = {}},
-                                                   {.name = "polaris",
-                                                    .cpus_per_node = 0,
-                                                    .gpus_per_node = 4,
-                                                    .memory = "",
-                                                    .queue = "prod",
-                                                    .place = "scatter",
-                                                    .select = "system=polaris",
-                                                    .filesystems = "home:eagle",
-                                                    .keep = "doe",
-                                                    .gpu_type = "",
-                                                    .modules = {},
-                                                    .environment = {},
-                                                    .setup = {},
-                                                    .directives = {}}};
+    static const SiteProfile derecho{.name = "derecho",
+                                     .cpus_per_node = 64,
+                                     .gpus_per_node = 4,
+                                     .memory = "480GB",
+                                     .queue = "main",
+                                     .modules = {"cuda"},
+                                     .setup = {"module reset"}};
+    static const SiteProfile polaris{.name = "polaris",
+                                     .gpus_per_node = 4,
+                                     .queue = "prod",
+                                     .place = "scatter",
+                                     .select = "system=polaris",
+                                     .filesystems = "home:eagle"};
+    static const std::vector<SiteProfile> sites = {{}, derecho, polaris};
     return sites;
 }
 

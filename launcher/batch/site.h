@@ -14,17 +14,17 @@ struct SiteProfile {
     std::string name = "generic";
     int cpus_per_node = 0;
     int gpus_per_node = 0;
-    std::string memory;        ///< of a node: "480GB"
-    std::string queue;         ///< PBS queue, Slurm partition
-    std::string place;         ///< PBS: -l place=
-    std::string select;        ///< PBS: further resources of each chunk
-    std::string filesystems;   ///< PBS: -l filesystems=
-    std::string keep = "doe";  ///< PBS: -k
-    std::string gpu_type;      ///< Slurm: --gpus-per-node=TYPE:N
-    std::vector<std::string> modules;
-    std::vector<std::pair<std::string, std::string>> environment;
-    std::vector<std::string> setup;       ///< lines of the script, before the modules
-    std::vector<std::string> directives;  ///< without "#PBS" or "#SBATCH"
+    std::string memory = {};       ///< of a node: "480GB"
+    std::string queue = {};        ///< PBS queue, Slurm partition
+    std::string place = {};        ///< PBS: -l place=
+    std::string select = {};       ///< PBS: further resources of each chunk
+    std::string filesystems = {};  ///< PBS: -l filesystems=
+    std::string keep = "doe";      ///< PBS: -k
+    std::string gpu_type = {};     ///< Slurm: --gpus-per-node=TYPE:N
+    std::vector<std::string> modules = {};
+    std::vector<std::pair<std::string, std::string>> environment = {};
+    std::vector<std::string> setup = {};       ///< lines of the script, before the modules
+    std::vector<std::string> directives = {};  ///< without "#PBS" or "#SBATCH"
     bool operator==(const SiteProfile&) const = default;
 };
 
