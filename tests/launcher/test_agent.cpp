@@ -128,7 +128,7 @@ bool run_two_generations(FakeSystem& system) {
     return false;
 }
 
-TEST(Agent, LeavesNothingBehindAndSaysSoOnceWhicheverCallFails) {
+TEST(Agent, LeavesNothingBehindAndReportsOnceWhicheverCallFails) {
     for (int nth = 1; nth < 100; ++nth) {  // the 1st, 2nd, 3rd ... call until one run is spared
         SCOPED_TRACE(nth);
         FakeSystem system{FailNth{nth}};
@@ -143,7 +143,7 @@ TEST(Agent, LeavesNothingBehindAndSaysSoOnceWhicheverCallFails) {
     FAIL() << "every run still met a failure";
 }
 
-TEST(Agent, SaysWhichCallFailedForWhichRank) {
+TEST(Agent, NamesTheFailedCallAndTheRank) {
     FakeSystem system;
     system.fail_spawn(ENOENT);
     AgentNode node(system);
@@ -154,7 +154,7 @@ TEST(Agent, SaysWhichCallFailedForWhichRank) {
     EXPECT_EQ(node.exits[0].exec_failure, "exec /train: No such file or directory");
 }
 
-TEST(Agent, BuriesAWorkerThatHadExitedBeforeItsNumberWasKnown) {
+TEST(Agent, ReapsAWorkerThatExitedBeforeItsNumberWasKnown) {
     FakeSystem system;
     system.exit_at_birth(3);
     AgentNode node(system, 20);  // more than are started in one go
@@ -182,7 +182,7 @@ TEST(Agent, TheWardenForgetsAGroupBeforeItsNumberCanBeAnothers) {
     EXPECT_EQ(known_at_reap, 0);
 }
 
-TEST(Agent, AWorkerThatReportsItsPeersEndWhileWeStopThemHasNotFailedByItself) {
+TEST(Agent, AWorkerThatReportsALostPeerDuringAStopIsNotTheCause) {
     FakeSystem system;
     AgentNode node(system);
     node.start(1);
@@ -212,7 +212,7 @@ TEST(Agent, AWorkerThatReportsItsPeersEndWhileWeStopThemHasNotFailedByItself) {
     }
 }
 
-TEST(Agent, AWorkerThatHadReportedItsErrorBeforeWeStoppedItHasFailedByItself) {
+TEST(Agent, AWorkerThatReportedAnErrorBeforeTheStopIsTheCause) {
     FakeSystem system;
     AgentNode node(system, 1);
     node.start(1);
@@ -249,7 +249,7 @@ TEST(Agent, WaitsForTheGpusAgainAfterAGenerationThatWasStoppedWhileItWaited) {
     }
 }
 
-TEST(Agent, EndsAStrayThatLeftItsGroupBeforeItSaysThatAllIsGone) {
+TEST(Agent, EndsAProcessThatLeftItsGroupBeforeItReportsTheEnd) {
     FakeSystem system;
     AgentNode node(system, 1);
     node.start(1);
@@ -264,7 +264,7 @@ TEST(Agent, EndsAStrayThatLeftItsGroupBeforeItSaysThatAllIsGone) {
     EXPECT_EQ(std::count(system.signals().begin(), system.signals().end(), killed), 0);
 }
 
-TEST(Agent, AsksWhatIsLeftOfAGroupOnce) {
+TEST(Agent, SignalsTheRestOfAGroupOnce) {
     FakeSystem system;
     AgentNode node(system, 1);
     node.start(1);

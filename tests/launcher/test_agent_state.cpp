@@ -43,7 +43,7 @@ TEST(WorkerStep, NeverStopsAfterAKill) {
     EXPECT_EQ(step(killed.next, WorkerEvent::StopRequested).action, WorkerAction::None);
 }
 
-TEST(WorkerStep, IsDeafOnceEnded) {
+TEST(WorkerStep, IgnoresEventsAfterTheEnd) {
     for (const WorkerEvent event :
          {WorkerEvent::StopRequested, WorkerEvent::KillRequested, WorkerEvent::Exited}) {
         EXPECT_EQ(step(WorkerState::Ended, event), (WorkerStep{WorkerState::Ended, WorkerAction::None}));
@@ -63,7 +63,7 @@ TEST(AgentStep, SpawnsOneAfterTheOtherAndReportsOnce) {
     EXPECT_EQ(state.phase, Phase::Running);
 }
 
-TEST(AgentStep, BuriesTheGroupBeforeItReportsTheExit) {
+TEST(AgentStep, KillsTheGroupBeforeItReportsTheExit) {
     AgentState state = running(2);
     const auto actions = step(state, agent_event::Exited{exited(102, 3)}, kStart);
     ASSERT_EQ(actions.size(), 2u);
@@ -74,14 +74,14 @@ TEST(AgentStep, BuriesTheGroupBeforeItReportsTheExit) {
     EXPECT_FALSE(report.by_us);
 }
 
-TEST(AgentStep, AnExitAfterAStopIsOurDoing) {
+TEST(AgentStep, AnExitAfterAStopCountsAsStoppedByDdprun) {
     AgentState state = running(1);
     step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
     const auto actions = step(state, agent_event::Exited{{101, true, SIGTERM, false}}, kStart);
     EXPECT_TRUE(all_of<agent_action::ReportExit>(actions).at(0).by_us);
 }
 
-TEST(AgentStep, WakesStoppedWorkersSoThatTheyCanHearTheSignal) {
+TEST(AgentStep, ContinuesStoppedWorkersSoThatTheyGetTheSignal) {
     AgentState state = running(1);
     const auto signals =
         all_of<agent_action::SignalWorker>(step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart));
@@ -109,7 +109,7 @@ std::vector<int> sweep_signals(const std::vector<AgentAction>& actions) {
     return signals;
 }
 
-TEST(AgentStep, AsksTheChildrenOfAWorkerThatEndedBeforeItKillsThem) {
+TEST(AgentStep, SendsTermToTheChildrenOfAnEndedWorkerBeforeItKillsThem) {
     AgentState state = running(2);
     const auto actions = step(state, agent_event::Exited{{102, true, SIGKILL, false}}, kStart);
     EXPECT_EQ(all_of<agent_action::BuryGroup>(actions).at(0).signal, SIGTERM);
@@ -122,7 +122,7 @@ TEST(AgentStep, SendsNoSecondTermToChildrenThatWereStoppedWithTheirWorker) {
     EXPECT_EQ(all_of<agent_action::BuryGroup>(actions).at(0).signal, 0);
 }
 
-TEST(AgentStep, KillsStraysWhenTheirGraceIsOverAndSaysSoOnce) {
+TEST(AgentStep, KillsLeftProcessesAfterTheirGraceAndReportsItOnce) {
     AgentState state = running(1);
     EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(101, 0)}, kStart)),
               std::vector<int>{SIGTERM});
@@ -144,7 +144,7 @@ TEST(AgentStep, KillsStraysWhenTheirGraceIsOverAndSaysSoOnce) {
     EXPECT_EQ(all_of<agent_action::ReportEnded>(step(state, agent_event::Swept{{}}, over)).size(), 1u);
 }
 
-TEST(AgentStep, NamesStraysThatOutliveTheKill) {
+TEST(AgentStep, NamesProcessesThatSurviveTheKill) {
     AgentState state = running(1);
     step(state, agent_event::Exited{exited(101, 0)}, kStart);
     step(state, agent_event::DeadlinePassed{}, kStart + kStrayGrace);
@@ -154,7 +154,7 @@ TEST(AgentStep, NamesStraysThatOutliveTheKill) {
     EXPECT_EQ(all_of<agent_action::ReportEnded>(actions).at(0).unkillable, std::vector<pid_t>{555});
 }
 
-TEST(AgentStep, GivesNoGraceToAnybodyAfterAKillRequest) {
+TEST(AgentStep, GivesNoGraceAfterAKillRequest) {
     AgentState state = running(1);
     const auto signals =
         all_of<agent_action::SignalWorker>(step(state, agent_event::KillRequested{}, kStart));
@@ -166,14 +166,14 @@ TEST(AgentStep, GivesNoGraceToAnybodyAfterAKillRequest) {
     EXPECT_EQ(sweep_signals(actions), std::vector<int>{SIGKILL});
 }
 
-TEST(AgentStep, AKillRequestEndsTheGraceOfStrays) {
+TEST(AgentStep, AKillRequestEndsTheGraceOfLeftProcesses) {
     AgentState state = running(1);
     step(state, agent_event::Exited{exited(101, 0)}, kStart);
     step(state, agent_event::Swept{{555}}, kStart);
     EXPECT_EQ(sweep_signals(step(state, agent_event::KillRequested{}, kStart)), std::vector<int>{SIGKILL});
 }
 
-TEST(AgentStep, EndsOnlyAfterTheSweepFoundNobody) {
+TEST(AgentStep, EndsOnlyAfterASearchFindsNoProcess) {
     AgentState state = running(1);
     auto actions = step(state, agent_event::Exited{exited(101, 0)}, kStart);
     EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
@@ -190,7 +190,7 @@ TEST(AgentStep, EndsOnlyAfterTheSweepFoundNobody) {
     EXPECT_EQ(state.phase, Phase::Idle);
 }
 
-TEST(AgentStep, AsksAStrayThatTheFirstLookMissedAndNobodyTwice) {
+TEST(AgentStep, SignalsALateFoundProcessAndNoneTwice) {
     AgentState state = running(1);
     const auto first = step(state, agent_event::Exited{exited(101, 0)}, kStart);
     EXPECT_EQ(sweep_signals(first), std::vector<int>{SIGTERM});
@@ -202,7 +202,7 @@ TEST(AgentStep, AsksAStrayThatTheFirstLookMissedAndNobodyTwice) {
     EXPECT_EQ(state.asked_strays, std::vector<pid_t>{556});
 }
 
-TEST(AgentStep, NamesWhatCannotBeKilledAfterABoundedWait) {
+TEST(AgentStep, NamesProcessesThatCannotBeKilledAfterABoundedWait) {
     AgentState state = running(2);
     step(state, agent_event::KillRequested{}, kStart);
     step(state, agent_event::Exited{{101, true, SIGKILL, false}}, kStart);
@@ -210,7 +210,7 @@ TEST(AgentStep, NamesWhatCannotBeKilledAfterABoundedWait) {
     EXPECT_EQ(all_of<agent_action::ReportEnded>(actions).at(0).unkillable, std::vector<pid_t>{102});
 }
 
-TEST(AgentStep, AStopWhileSpawningReachesThoseThatRunAndStartsNoMore) {
+TEST(AgentStep, AStopDuringTheStartReachesRunningWorkersAndStartsNoMore) {
     AgentState state;
     step(state, agent_event::StartRequested{1, 3}, kStart);
     step(state, agent_event::Spawned{0, 101}, kStart);
@@ -254,7 +254,7 @@ TEST(AgentStep, StoppedWhileItWaitsForTheGpusHasEnded) {
     }
 }
 
-TEST(ForwardedSignals, GivenToEveryNodesDdprunIsPassedOnOnce) {
+TEST(ForwardedSignals, SentToEveryNodeAreForwardedOnce) {
     ForwardedSignals signals;
     EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Here, kStart));
     EXPECT_FALSE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart + std::chrono::milliseconds(300)));
@@ -263,7 +263,7 @@ TEST(ForwardedSignals, GivenToEveryNodesDdprunIsPassedOnOnce) {
     EXPECT_FALSE(signals.is_new(SIGUSR1, SignalFrom::Here, kStart + std::chrono::milliseconds(500)));
 }
 
-TEST(ForwardedSignals, OfOneSideOfAnotherNumberOrOfAnotherTimeAreNotTheSame) {
+TEST(ForwardedSignals, FromOneNodeWithAnotherNumberOrAtAnotherTimeAreForwardedAgain) {
     ForwardedSignals signals;
     EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart));
     EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart));

@@ -96,7 +96,7 @@ rdzv::WorkerExited stopped_by_us() {
     return exit;
 }
 
-TEST(ControllerStop, AWorkerThatASchedulersSignalReachesBeforeOursHasNotFinished) {
+TEST(ControllerStop, AWorkerThatTheSchedulersSignalEndsFirstHasNotFinished) {
     ControlledJob job(2);
     job->stop(SIGTERM);
     for (int node = 0; node < 2; ++node) {
@@ -106,7 +106,7 @@ TEST(ControllerStop, AWorkerThatASchedulersSignalReachesBeforeOursHasNotFinished
     EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::TryAgain));
 }
 
-TEST(ControllerStop, AStopAfterAllHaveSucceededTakesNothingBack) {
+TEST(ControllerStop, AStopAfterAllWorkersSucceededKeepsTheSuccess) {
     ControlledJob job(1);
     job.exits(0);
     job->stop(SIGTERM);
@@ -114,7 +114,7 @@ TEST(ControllerStop, AStopAfterAllHaveSucceededTakesNothingBack) {
     EXPECT_EQ(exit_code(job->end()), 0);
 }
 
-TEST(ControllerEnd, IsToldToNobodyBeforeTheStandbyHasSaidThatItSucceedsNobody) {
+TEST(ControllerEnd, IsSentToNoNodeBeforeTheStandbyConfirms) {
     ControlledJob job(2, 0, 1);
     job->agent_message(ControlledJob::peer(0), rdzv::StandbyListens{40000});
     for (int node : {0, 1}) {
@@ -128,7 +128,7 @@ TEST(ControllerEnd, IsToldToNobodyBeforeTheStandbyHasSaidThatItSucceedsNobody) {
     EXPECT_EQ(job.done, 1);
 }
 
-TEST(ControllerEnd, IsToldToANodeWhoseReturnIsWhatEndsTheJob) {
+TEST(ControllerEnd, IsSentToANodeWhoseReturnEndsTheJob) {
     ControlledJob job(2);
     job->stop(SIGTERM);
     job.ended(0);
@@ -140,7 +140,7 @@ TEST(ControllerEnd, IsToldToANodeWhoseReturnIsWhatEndsTheJob) {
     EXPECT_EQ(job.done, 1);
 }
 
-TEST(Controller, TellsEachNodeItsOwnPlaceAndNothingOfTheOthers) {
+TEST(Controller, SendsEachNodeOnlyItsOwnPlace) {
     ControlledJob job(3);
     for (int node : {0, 1, 2}) {
         const auto orders = job.sent<rdzv::StartGeneration>(node);
@@ -152,7 +152,7 @@ TEST(Controller, TellsEachNodeItsOwnPlaceAndNothingOfTheOthers) {
     }
 }
 
-TEST(Controller, ErrorsThatFollowADecidedHangDoNotOverruleIt) {
+TEST(Controller, ErrorsAfterADetectedHangAreNotTheCause) {
     ControlledJob job(3);
     job->hang_found("rank 1 has been stopped", 1);
     job.exits(0, failed(1, 0ms));
@@ -165,7 +165,7 @@ TEST(Controller, ErrorsThatFollowADecidedHangDoNotOverruleIt) {
     EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::Hung));
 }
 
-TEST(Controller, AnErrorReportFromBeforeTheHangIsItsCause) {
+TEST(Controller, AnErrorReportBeforeTheHangIsTheCause) {
     ControlledJob job(2);
     job->hang_found("rank 0 waits for rank 1", 1);
     rdzv::WorkerExited reporting = failed(SIGTERM, 30s);
@@ -178,7 +178,7 @@ TEST(Controller, AnErrorReportFromBeforeTheHangIsItsCause) {
     EXPECT_EQ(exit_code(job->end()), 1);
 }
 
-TEST(Controller, ErrorsOfTheSurvivorsOfALostNodeAreNotTheJobs) {
+TEST(Controller, ErrorsOfTheSurvivorsOfALostNodeAreNotTheCause) {
     ControlledJob job(2);
     job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0, failed(1, 0ms));
@@ -187,7 +187,7 @@ TEST(Controller, ErrorsOfTheSurvivorsOfALostNodeAreNotTheJobs) {
     EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::Unavailable));
 }
 
-TEST(Controller, AFailureIsTheCauseAlsoWhenItsNodeIsLostAfterIt) {
+TEST(Controller, AFailureStaysTheCauseWhenItsNodeIsLostLater) {
     ControlledJob job(2);
     job.exits(1, failed(7));
     job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
@@ -196,7 +196,7 @@ TEST(Controller, AFailureIsTheCauseAlsoWhenItsNodeIsLostAfterIt) {
     EXPECT_EQ(exit_code(job->end()), 7);
 }
 
-TEST(Controller, WhatAnOldGenerationAndStrangersSayChangesNothing) {
+TEST(Controller, MessagesOfOldGenerationsAndUnknownAgentsChangeNothing) {
     ControlledJob job(2, 1);
     job.exits(1, failed(1));
     for (int node : {0, 1}) job.ended(node);
@@ -212,7 +212,7 @@ TEST(Controller, WhatAnOldGenerationAndStrangersSayChangesNothing) {
     EXPECT_THAT(job.sent<rdzv::StopGeneration>(0), IsEmpty());
 }
 
-TEST(Controller, ANodeThatComesBackTakesItsPlaceInTheNextGeneration) {
+TEST(Controller, AReturningNodeGetsItsPlaceInTheNextGeneration) {
     ControlledJob job(2, 1);
     job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0, stopped_by_us());

@@ -37,7 +37,7 @@ TEST(OomKill, IsReadFromTheKernelsLine) {
     EXPECT_FALSE(parse_oom_kill("Killed process x (y)"));
 }
 
-TEST(CgroupPlaces, AreOfTheUnifiedCgroupOrTheMemoryControllersOfVersion1) {
+TEST(CgroupPlaces, AreThoseOfVersion2OrTheMemoryControllersOfVersion1) {
     EXPECT_EQ(cgroup_places("0::/user.slice/job_12\n", "memory"),
               (CgroupPlaces{
                   2, {"/sys/fs/cgroup/user.slice/job_12", "/sys/fs/cgroup/user.slice", "/sys/fs/cgroup"}}));

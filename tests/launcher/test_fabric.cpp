@@ -289,7 +289,7 @@ TEST(NcclWords, FindsTheNetworkOnceInPiecesAndAmongLongLines) {
     EXPECT_THAT(found, ElementsAre("IB"));
 }
 
-TEST(NcclWords, AnEndedWriterIsNoEnd) {
+TEST(NcclWords, AnEndedWriterDoesNotEndTheSearch) {
     const auto loop = *os::EventLoop::create({});
     const auto words = *NcclWords::open(*loop, nullptr);
     write_to(words->path(), "NCCL INFO Using network IB\n");

@@ -24,7 +24,7 @@ std::string served(const JobSpec& spec, bool is_python = true) {
     return !choice ? choice.error().what : choice->is_served ? "served" : choice->why;
 }
 
-TEST(TorchStoreChoice, PythonsProgramsGetItAndOthersMayListenAtMasterPortThemselves) {
+TEST(TorchStoreChoice, PythonProgramsGetItAndOthersMayListenAtMasterPort) {
     EXPECT_EQ(served({}), "served");
     EXPECT_EQ(served({}, false), "the program is not run by Python");
     JobSpec spec;
@@ -34,7 +34,7 @@ TEST(TorchStoreChoice, PythonsProgramsGetItAndOthersMayListenAtMasterPortThemsel
     EXPECT_EQ(served(spec, false), "served");
 }
 
-TEST(TorchStoreChoice, WhereTheUserNamesAnotherPlaceThanTheControllersItStaysTheUsers) {
+TEST(TorchStoreChoice, AnotherAddressOrPortOfTheUserStaysTheUsers) {
     JobSpec one;
     one.rendezvous.master_port = 29500;
     one.rendezvous.master_addr = "127.0.0.1";
@@ -75,7 +75,7 @@ TEST(HeadOnAnInterface, ListensOnItsAddressOnly) {
     EXPECT_EQ(own_endpoint({}, 29400), (Endpoint{"127.0.0.1", 29400}));
 }
 
-TEST(HeadOnAnInterface, IsRefusedWhereTheOthersWouldLookForItElsewhere) {
+TEST(HeadOnAnInterface, IsRefusedIfOtherNodesWouldUseAnotherAddress) {
     const Result<HeadChoice> choice = head_on("10.9.0.1", "node01", {"10.0.0.1"});
     ASSERT_FALSE(choice);
     EXPECT_EQ(
@@ -96,7 +96,7 @@ TEST(TorchStoreChoice, WithTlsItIsNotOfferedToOtherHosts) {
     EXPECT_EQ(served(one), "served");
 }
 
-TEST(Head, OneNodeIsItsOwn) {
+TEST(Head, OfOneNodeIsThatNode) {
     EXPECT_TRUE(choose_head({}, kNode01)->is_head);
     EXPECT_EQ(choose_head({}, kNode01)->endpoint, (Endpoint{"127.0.0.1", 0}));
 }
@@ -119,7 +119,7 @@ TEST(Head, IsTheHostWhoseNameItsOwnHostsFileGivesALoopbackAddress) {
     EXPECT_TRUE(choose_head(two_nodes_at("node01.cluster"), debian)->is_head);
 }
 
-TEST(Head, OfC10dIsTheEndpointsHostWhateverItsNodeRank) {
+TEST(Head, OfC10dIsTheEndpointsHostForAnyNodeRank) {
     JobSpec spec = two_nodes_at("node01");
     spec.rendezvous.backend = "c10d";
     spec.rendezvous.node_rank = 1;
@@ -132,7 +132,7 @@ TEST(Head, OfC10dIsTheEndpointsHostWhateverItsNodeRank) {
     EXPECT_TRUE(choose_head(spec, kNode01)->is_head) << "the name tells nothing";
 }
 
-TEST(Head, OfStaticIsByNodeRankWhateverTheName) {
+TEST(Head, OfStaticFollowsTheNodeRankForAnyHostName) {
     JobSpec spec = two_nodes_at("node01");
     spec.rendezvous.node_rank = 1;
     EXPECT_FALSE(choose_head(spec, kNode01)->is_head);
@@ -145,7 +145,7 @@ TEST(Head, OfStaticIsByNodeRankWhateverTheName) {
     EXPECT_THAT(choose_head(spec, resolving)->why, HasSubstr("though node02 is not this host"));
 }
 
-TEST(Head, IsHostSaysMoreThanBoth) {
+TEST(Head, IsHostOverridesBothRules) {
     JobSpec spec = two_nodes_at("node01");
     spec.rendezvous.node_rank = 0;
     spec.rendezvous.is_host = false;
@@ -157,20 +157,20 @@ TEST(Head, IsHostSaysMoreThanBoth) {
         << "it listens, on all its addresses";
 }
 
-TEST(Head, SeveralNodesThatAreNotToldWhereToMeetAreAnError) {
+TEST(Head, OfSeveralNodesNeedsAnEndpoint) {
     JobSpec spec;
     spec.nodes = {2, 2};
     EXPECT_THAT(choose_head(spec, kNode01).error().what, HasSubstr("--rdzv-endpoint"));
 }
 
-TEST(MasterHost, IsWhatTheUserSaid) {
+TEST(MasterHost, IsTheUsersIfGiven) {
     JobSpec spec = two_nodes_at("node01");
     spec.rendezvous.local_addr = "10.1.1.1";
     spec.rendezvous.master_addr = "10.2.2.2";
     EXPECT_EQ(master_host(spec, true, {"10.1.1.1"}), "10.2.2.2");
 }
 
-TEST(MasterHost, OfThisNodeIsItsLocalAddressElseWhereTheOthersCame) {
+TEST(MasterHost, OfThisNodeIsItsLocalAddressElseTheEndpoint) {
     JobSpec spec = two_nodes_at("node01");
     EXPECT_EQ(master_host(spec, true, {"127.0.0.1"}), "node01")
         << "we reach ourselves by the loopback, others do not";
@@ -179,19 +179,19 @@ TEST(MasterHost, OfThisNodeIsItsLocalAddressElseWhereTheOthersCame) {
     EXPECT_EQ(master_host({}, true, {"127.0.0.1"}), "127.0.0.1");
 }
 
-TEST(MasterHost, OfAnotherNodeIsTheAddressItHasToldUs) {
+TEST(MasterHost, OfAnotherNodeIsTheAddressThatItSent) {
     JobSpec spec = two_nodes_at("node01");
     spec.rendezvous.local_addr = "10.1.1.1";
     EXPECT_EQ(master_host(spec, false, {"10.0.0.9"}), "10.0.0.9");
 }
 
-TEST(ChooseMaster, IsTheControllersPlaceWherePyTorchsStoreIsServed) {
+TEST(ChooseMaster, IsTheControllersPortIfItServesPyTorchsStore) {
     const MasterChoice master = choose_master(two_nodes_at("10.0.0.1"), true, 29400, false, true, {});
     EXPECT_EQ(master.host, "10.0.0.1");
     EXPECT_EQ(master.port, 29400);
 }
 
-TEST(ChooseMaster, IsAPortOfItsOwnForAnotherStore) {
+TEST(ChooseMaster, IsASeparatePortForAnotherStore) {
     JobSpec spec = two_nodes_at("10.0.0.1");
     EXPECT_EQ(choose_master(spec, false, 29400, false, true, {}).port, 0) << "reserved for each generation";
     EXPECT_EQ(choose_master(spec, false, 29400, false, false, {"10.0.0.2"}).host, "10.0.0.2");
@@ -204,7 +204,7 @@ TEST(ChooseMaster, IsAPortOfItsOwnForAnotherStore) {
     EXPECT_EQ(choose_master(one, false, 0, false, true, {}).port, 29500);
 }
 
-TEST(LocalAddress, IsOneOfThisHosts) {
+TEST(LocalAddress, IsAnAddressOfThisHost) {
     const std::vector<std::string> own = {"127.0.0.1", "10.0.0.1", "fe80::1%eth0", "::1"};
     for (const char* address : {"10.0.0.1", "127.0.0.7", "fe80::1", "fe80::1%eth0", "node01", "localhost"}) {
         EXPECT_TRUE(check_local_address(address, own)) << address;
@@ -225,12 +225,12 @@ TEST(HeartbeatsOf, CountsAsTorchrunDoes) {
     EXPECT_EQ(heartbeats_of(rdzv).timeout, seconds(10));
 }
 
-TEST(HeartbeatsOf, IsOursWithoutAWord) {
+TEST(HeartbeatsOf, IsDdprunsDefaultWithoutOptions) {
     EXPECT_EQ(heartbeats_of({}).timeout, seconds(3));
     EXPECT_EQ(heartbeats_of({}).interval, milliseconds(500));
 }
 
-TEST(HeartbeatsOf, HasOneLimitThatComesBeforeTorchrunsWords) {
+TEST(HeartbeatsOf, HasOneLimitThatOverridesTorchrunsOptions) {
     RendezvousSpec rdzv;
     rdzv.keep_alive_interval = seconds(2);
     rdzv.heartbeat_timeout = seconds(12);

@@ -54,7 +54,7 @@ class HeadInquiry : public ::testing::Test {
     std::optional<Inquiry> inquiry_;
 };
 
-TEST_F(HeadInquiry, AnswersComeInTheWorldsOrderWhoeverIsFirst) {
+TEST_F(HeadInquiry, AnswersAreInTheWorldsOrder) {
     ask();
     answer(1, "two");
     EXPECT_EQ(rounds_, 0);
@@ -62,7 +62,7 @@ TEST_F(HeadInquiry, AnswersComeInTheWorldsOrderWhoeverIsFirst) {
     EXPECT_THAT(heard_, ElementsAre("a: one", "b: two"));
 }
 
-TEST_F(HeadInquiry, OnlyTheNodeOfTheRankIsAsked) {
+TEST_F(HeadInquiry, OnlyTheNodeOfTheRankGetsTheQuestion) {
     ask(3);
     ASSERT_EQ(asked_.size(), 1u);
     answer(0, "two");
@@ -72,7 +72,7 @@ TEST_F(HeadInquiry, OnlyTheNodeOfTheRankIsAsked) {
     EXPECT_EQ(rounds_, 2);
 }
 
-TEST_F(HeadInquiry, ANodeThatIsLostOrSilentOrGoneIsNamedAndDelaysNoOther) {
+TEST_F(HeadInquiry, ALostOrSilentNodeIsNamedAndDelaysNoOther) {
     ask();
     answer(0, "one");
     inquiry_->agent_lost(5);
@@ -91,7 +91,7 @@ TEST_F(HeadInquiry, ANodeThatIsLostOrSilentOrGoneIsNamedAndDelaysNoOther) {
     EXPECT_THAT(heard_, ElementsAre("a: one", "b: no connection"));
 }
 
-TEST_F(HeadInquiry, AConnectionThatBreaksWhileItIsWrittenToEndsTheRoundOnce) {
+TEST_F(HeadInquiry, AConnectionThatBreaksDuringAWriteEndsTheRoundOnce) {
     broken_ = 5;
     ask();
     EXPECT_EQ(rounds_, 0);
@@ -122,7 +122,7 @@ TEST_F(HeadInquiry, AnAnswerToNoQuestionIsIgnored) {
     EXPECT_EQ(rounds_, 0);
 }
 
-TEST_F(HeadInquiry, TooManyQuestionsAtOnceAreRefusedNotKept) {
+TEST_F(HeadInquiry, TooManyQuestionsAtOnceAreRefused) {
     for (int i = 0; i < 300; ++i) ask();
     EXPECT_EQ(asked_.size(), 2u * 256);
     EXPECT_EQ(rounds_, 300 - 256);
@@ -159,7 +159,7 @@ TEST_F(NodeInquiry, AnOpenQuestionIsAnsweredWithTheReasonWhenTheHeadIsLost) {
     EXPECT_THAT(answer_, Not(HasSubstr("late")));
 }
 
-TEST_F(NodeInquiry, AnswersForTheJobItselfOnceItIsTheHead) {
+TEST_F(NodeInquiry, AnswersForTheJobAfterItBecameTheHead) {
     inquiry_.head_lost("the head is lost");
     inquiry_.becomes_head([](rdzv::AgentId, const rdzv::ToAgent&) { return true; },
                           [] { return std::vector<WorldNode>(); });
@@ -175,7 +175,7 @@ TEST_F(NodeInquiry, ALateAnswerToTheLostHeadDoesNotReachTheNext) {
     EXPECT_TRUE(said_.empty());
 }
 
-TEST(NodeLook, IsReadBackAsItWasSent) {
+TEST(NodeLook, IsDecodedAsItWasSent) {
     HangSample sample;
     sample.rank = 5;
     sample.host = "node02";
@@ -188,7 +188,7 @@ TEST(NodeLook, IsReadBackAsItWasSent) {
     EXPECT_EQ(node_look_from_json(to_json(look)).value_or(NodeLook{}), look);
 }
 
-TEST(NodeLook, NonsenseIsAnErrorNotACrash) {
+TEST(NodeLook, MalformedTextIsAnError) {
     for (const char* line :
          {"", "[]", "{}", R"({"generation":-1,"is_running":true,"ranks":[]})",
           R"({"generation":1,"is_running":1,"ranks":[]})",

@@ -65,7 +65,7 @@ TEST(OwnCgroup, MayHaveABlankInItsMountPoint) {
               "/mnt/my groups/x");
 }
 
-TEST(OwnCgroup, TornTextIsNoCgroup) {
+TEST(OwnCgroup, TruncatedTextIsNoCgroup) {
     const std::string whole = mounts(kWhole);
     for (std::size_t cut = 0; cut < whole.size() - 20; ++cut) {
         EXPECT_EQ(find_own_cgroup("0::/\n", whole.substr(0, cut)).directory, "") << whole.substr(0, cut);

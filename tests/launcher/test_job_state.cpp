@@ -62,13 +62,13 @@ TEST(JobStep, FinishesOnlyWhenEveryWorkerSucceededAndItsNodeEnded) {
     EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
-TEST(JobStep, AnEarlyExitZeroIsNoEvent) {
+TEST(JobStep, AnEarlyExitZeroChangesNothing) {
     Job job;
     EXPECT_TRUE(job.succeeds().empty());
     EXPECT_EQ(job.state.phase, Phase::Running);
 }
 
-TEST(JobStep, TheFirstFailureStopsTheGangAndOnlyTheFirst) {
+TEST(JobStep, OnlyTheFirstFailureStopsTheOtherWorkers) {
     Job job;
     const auto first = job.fails(2);
     ASSERT_EQ(all_of<job_action::StopGeneration>(first).size(), 1u);
@@ -78,14 +78,14 @@ TEST(JobStep, TheFirstFailureStopsTheGangAndOnlyTheFirst) {
     EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
-TEST(JobStep, SaysTheRootCauseAndWhatFollows) {
+TEST(JobStep, ReportsTheRootCauseAndWhatFollows) {
     Job job(with_restarts(3));
     const auto said = all_of<job_action::Say>(job.fails(2));
     ASSERT_EQ(said.size(), 1u);
     EXPECT_EQ(said[0].text, "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 1 of 3");
 }
 
-TEST(JobStep, SaysOnceWhatAnEndProbablyMeans) {
+TEST(JobStep, ReportsTheMeaningOfAnEndOnce) {
     Job job(with_restarts(1));
     const auto actions = job.fails(2, {false, true, SIGKILL, true, "out of memory"});
     EXPECT_EQ(all_of<job_action::Say>(actions)[0].text,
@@ -136,7 +136,7 @@ TEST(JobStep, TheFirstSignalStopsWithGraceAndTheSecondKills) {
     EXPECT_TRUE(job.tell(job_event::StopAsked{SIGINT, 0}).empty());
 }
 
-TEST(JobStep, TheSameSignalAtEveryNodeIsOneStopAndTakesNoGraceAway) {
+TEST(JobStep, TheSameSignalAtEveryNodeIsOneStopWithItsWholeGrace) {
     Job job({}, {2, 2, 2});
     EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::StopAsked{SIGTERM, 2})).size(), 1u);
     for (const std::uint64_t other : {0, 1})
@@ -145,7 +145,7 @@ TEST(JobStep, TheSameSignalAtEveryNodeIsOneStopAndTakesNoGraceAway) {
         << "the second time there";
 }
 
-TEST(JobStep, ASchedulersSigtermThatComesByTwoWaysIsOneStop) {
+TEST(JobStep, ASchedulersSigtermThatArrivesTwiceIsOneStop) {
     JobPolicy policy;
     policy.one_stop = 5s;
     Job job(policy);
@@ -157,7 +157,7 @@ TEST(JobStep, ASchedulersSigtermThatComesByTwoWaysIsOneStop) {
         << "asked for again";
 }
 
-TEST(JobStep, CtrlCTwiceInABatchJobIsNotTakenForOne) {
+TEST(JobStep, CtrlCTwiceInABatchJobIsTwoRequests) {
     JobPolicy policy;
     policy.one_stop = 5s;
     Job job(policy);
@@ -180,7 +180,7 @@ TEST(JobStep, OurNoticeAndTheSchedulersSigtermAreOneStop) {
     }
 }
 
-TEST(JobStep, NoRestartIsBegunThatTheWalltimeWouldEndBeforeItGetsAnywhere) {
+TEST(JobStep, NoRestartBeginsShortlyBeforeTheWalltimesEnd) {
     Job job(with_restarts(3));
     job.tell(job_event::WalltimeKnown{kStart + 10min});
     job.now += 9min + 20s;
@@ -191,7 +191,7 @@ TEST(JobStep, NoRestartIsBegunThatTheWalltimeWouldEndBeforeItGetsAnywhere) {
     EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
-TEST(JobStep, ARestartLongBeforeTheWalltimesEndIsAsAnyOther) {
+TEST(JobStep, ARestartLongBeforeTheWalltimesEndIsAllowed) {
     Job job(with_restarts(3));
     job.tell(job_event::WalltimeKnown{kStart + 10min});
     job.now += 8min;
@@ -200,7 +200,7 @@ TEST(JobStep, ARestartLongBeforeTheWalltimesEndIsAsAnyOther) {
     EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
-TEST(JobStep, TheSameSignalAtEveryNodeWhileAFailureStopsThemTakesNoGraceAway) {
+TEST(JobStep, TheSameSignalAtEveryNodeAfterAFailureKeepsTheWholeGrace) {
     Job job(with_restarts(1), {2, 2});
     job.fails(0);
     EXPECT_EQ(all_of<job_action::Say>(job.tell(job_event::StopAsked{SIGTERM, 1})).size(), 1u);
@@ -232,14 +232,14 @@ TEST(JobStep, APreemptionNotifiesBeforeItStops) {
     EXPECT_TRUE(job.state.preempted);
 }
 
-TEST(JobStep, APreemptionPromisesNoMoreTimeThanTheSchedulerLeaves) {
+TEST(JobStep, APreemptionAnnouncesNoMoreTimeThanTheSchedulerLeaves) {
     Job job;
     const auto actions =
         job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 15 s", std::chrono::seconds(15)});
     EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, testing::HasSubstr("may save for 15 s"));
 }
 
-TEST(JobStep, AnEndBeforeAnyWorkerRunsSaysWhy) {
+TEST(JobStep, AnEndBeforeAnyWorkerRunsReportsWhy) {
     const JobEvent ends[] = {job_event::PreemptAsked{SIGTERM, "walltime in 60 s"},
                              job_event::StopAsked{SIGTERM, 0}};
     const char* const said[] = {"walltime in 60 s: stopping before any worker runs",
@@ -262,7 +262,7 @@ TEST(JobStep, ALostNodeStopsTheOthersAndWaitsForASpare) {
               2u);
 }
 
-TEST(JobStep, ANodeThatIsLostWhileAllAreStoppedIsSaidAndNotWaitedFor) {
+TEST(JobStep, ANodeLostDuringAStopIsReportedAndNotAwaited) {
     Job job({}, {1, 1});
     EXPECT_EQ(all_of<job_action::Say>(job.tell(job_event::StopAsked{SIGHUP, 101, 1, "node01"}))
                   .at(0)
@@ -292,7 +292,7 @@ JobPolicy with_backoff(Duration backoff) {
     return policy;
 }
 
-TEST(JobStep, BacksOffAlsoBeforeItWaitsForANodeThatWasLost) {
+TEST(JobStep, BacksOffAlsoBeforeItWaitsForALostNode) {
     Job job(with_backoff(2s), {2, 2});
     job.fails(0);  // the first restart is at once
     for (int node : {0, 1}) job.tell(job_event::NodeEnded{node});
@@ -326,7 +326,7 @@ job_event::StopAsked term_at(int node, bool others_go_on) {
             others_go_on};
 }
 
-TEST(JobStep, ANodeThatComesMakesTheWorldFormAgainAndUsesUpNoRestart) {
+TEST(JobStep, ANewNodeFormsTheWorldAgainWithoutUsingARestart) {
     Job job({}, {2, 2});
     EXPECT_EQ(all_of<job_action::SetTimer>(job.tell(job_event::NodesWaiting{1})).at(0).when,
               kStart + kOneChange);
@@ -344,7 +344,7 @@ TEST(JobStep, ANodeThatComesMakesTheWorldFormAgainAndUsesUpNoRestart) {
               0);
 }
 
-TEST(JobStep, ANodeThatGoesAgainAtOnceStopsNobody) {
+TEST(JobStep, ANewNodeThatLeavesAtOnceStopsNoWorker) {
     Job job;
     job.tell(job_event::NodesWaiting{1});
     job.tell(job_event::NodesWaiting{0});
@@ -352,7 +352,7 @@ TEST(JobStep, ANodeThatGoesAgainAtOnceStopsNobody) {
     EXPECT_TRUE(job.tell(job_event::TimerFired{}).empty());
 }
 
-TEST(JobStep, WithGrowRestartANodeWaitsForTheNextRestart) {
+TEST(JobStep, WithGrowRestartANewNodeWaitsForARestart) {
     JobPolicy policy = with_restarts(1);
     policy.grow = Grow::Restart;
     Job job(policy);
@@ -363,7 +363,7 @@ TEST(JobStep, WithGrowRestartANodeWaitsForTheNextRestart) {
     EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty());
 }
 
-TEST(JobStep, WhatHasSucceededIsNotRunAgainForANodeThatComes) {
+TEST(JobStep, SucceededWorkersDoNotRunAgainForANewNode) {
     Job job({}, {2});
     job.tell(job_event::NodesWaiting{1});
     job.succeeds();
@@ -372,7 +372,7 @@ TEST(JobStep, WhatHasSucceededIsNotRunAgainForANodeThatComes) {
     EXPECT_EQ(job.state.phase, Phase::Running);
 }
 
-TEST(JobStep, ALostNodeUsesUpNoRestartWhereTheOthersAreEnough) {
+TEST(JobStep, ALostNodeUsesNoRestartIfEnoughNodesAreLeft) {
     Job job({}, {2, 2, 2});
     const auto actions = job.tell(job_event::NodeLost{1, "node01: connection lost", true});
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.failure_grace);
@@ -381,7 +381,7 @@ TEST(JobStep, ALostNodeUsesUpNoRestartWhereTheOthersAreEnough) {
     EXPECT_EQ(job.state.restarts_used, 0);
 }
 
-TEST(JobStep, NodesThatAreLostShortlyAfterEachOtherMakeOneChange) {
+TEST(JobStep, NodesLostShortlyAfterEachOtherCauseOneChange) {
     Job job({}, {2, 2, 2, 2});
     job.tell(job_event::NodeLost{1, "node01: no heartbeat", true, 600ms});
     for (int node : {0, 3}) job.tell(job_event::NodeEnded{node});
@@ -396,7 +396,7 @@ TEST(JobStep, NodesThatAreLostShortlyAfterEachOtherMakeOneChange) {
     EXPECT_EQ(job.state.restarts_used, 0);
 }
 
-TEST(JobStep, ALossWhileTheWorldIsChangingAlreadyWaitsForOthersToo) {
+TEST(JobStep, ALossDuringAChangeOfTheWorldWaitsForFurtherLosses) {
     Job job({}, {2, 2, 2});
     job.tell(term_at(2, true));
     job.now += kOneChange;
@@ -409,7 +409,7 @@ TEST(JobStep, ALossWhileTheWorldIsChangingAlreadyWaitsForOthersToo) {
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
 }
 
-TEST(JobStep, ALossThatLeavesTooFewBesideAnotherIsARestartOrTheEnd) {
+TEST(JobStep, ASecondLossThatLeavesTooFewNodesUsesARestartOrEndsTheJob) {
     for (const bool has_ended : {false, true}) {
         for (const int restarts : {0, 1}) {
             Job job(with_restarts(restarts), {2, 2, 2});
@@ -427,7 +427,7 @@ TEST(JobStep, ALossThatLeavesTooFewBesideAnotherIsARestartOrTheEnd) {
     }
 }
 
-TEST(JobStep, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnAfterAGrace) {
+TEST(JobStep, SigtermAtOneNodeRemovesItAndTheOthersGoOnAfterAGrace) {
     Job job({}, {2, 2, 2});
     const auto actions = job.tell(term_at(1, true));
     EXPECT_EQ(
@@ -444,7 +444,7 @@ TEST(JobStep, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnAfterAGrace) {
     EXPECT_FALSE(job.state.stopped_by);
 }
 
-TEST(JobStep, SigtermAtNodeAfterNodeBecomesOneStopWhoseGraceRunsOn) {
+TEST(JobStep, SigtermAtNodeAfterNodeIsOneStopWithOneGrace) {
     for (const bool head_is_signalled : {true, false}) {
         Job job(with_restarts(3), {2, 2, 2});
         EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(term_at(2, true))).size(), 1u);
@@ -460,7 +460,7 @@ TEST(JobStep, SigtermAtNodeAfterNodeBecomesOneStopWhoseGraceRunsOn) {
     }
 }
 
-TEST(JobStep, ASecondSigtermAtANodeThatLeavesKillsItsWorkersOnly) {
+TEST(JobStep, ASecondSigtermAtALeavingNodeKillsOnlyItsWorkers) {
     Job job({}, {2, 2, 2});
     job.tell(term_at(1, true));
     const auto actions = job.tell(term_at(1, false));
@@ -477,7 +477,7 @@ TEST(JobStep, ASpareThatLeavesDisturbsNobody) {
     EXPECT_EQ(job.state.phase, Phase::Running);
 }
 
-TEST(JobStep, ANodeThatLeavesWhileAFailureStopsTheOthersIsNotWaitedFor) {
+TEST(JobStep, ANodeThatLeavesDuringAStopIsNotAwaited) {
     Job job(with_restarts(1), {2, 2});
     job.fails(0);
     job.tell(job_event::NodeEnded{0});
@@ -507,7 +507,7 @@ bool comes_and_goes(Job& job) {
     return true;
 }
 
-TEST(JobStep, ANodeThatComesAndGoesForEverDoesNotKeepTheOthersFromWorking) {
+TEST(JobStep, ANodeThatJoinsAndLeavesRepeatedlyDoesNotBlockTheOthers) {
     Job job({}, {2, 2});
     int times = 0;
     while (comes_and_goes(job)) ASSERT_LE(++times, kStuckGenerations) << "it stops the others for ever";
@@ -520,7 +520,7 @@ TEST(JobStep, ANodeThatComesAndGoesForEverDoesNotKeepTheOthersFromWorking) {
     EXPECT_EQ(job.state.history.without_progress, 0);
 }
 
-TEST(JobStep, AGenerationThatGetsFurtherBeforeItsNodesChangeHasMadeProgress) {
+TEST(JobStep, AGenerationThatRanLongBeforeItsNodesChangedMadeProgress) {
     Job job({}, {2, 2});
     for (int steps = 1; steps < 3 * kStuckGenerations; ++steps) {
         job.tell(job_event::NodesWaiting{1});
@@ -549,7 +549,7 @@ TEST(RestartPolicy, ABudgetWithAWindowForgetsOldRestarts) {
     EXPECT_TRUE(decide_restart(spec, recent, {}, kStart + 61min, 0).restart);
 }
 
-TEST(RestartPolicy, ExitCodesThatCannotGetBetterAreFinal) {
+TEST(RestartPolicy, PermanentExitCodesAreFinal) {
     for (const int code : {64, 65, 66, 78, 93, 126, 127}) {
         EXPECT_FALSE(permanent_failure({false, false, code, true}).empty()) << code;
     }
@@ -577,7 +577,7 @@ TEST(RestartPolicy, TheBackOffIsPartOfTheTimeThatARestartNeeds) {
     EXPECT_FALSE(decide_restart(spec, history, {}, kStart, 1.0, kStart + 100s).restart);
 }
 
-TEST(RestartPolicy, AFailureThatIsFinalAnywayIsNotForLackOfTime) {
+TEST(RestartPolicy, AFinalFailureIsNotBlamedOnLackOfTime) {
     RestartSpec spec;
     spec.max_restarts = 1;
     EXPECT_FALSE(decide_restart(spec, {}, {false, false, 64, true}, kStart, 0, kStart).out_of_time);
@@ -585,7 +585,7 @@ TEST(RestartPolicy, AFailureThatIsFinalAnywayIsNotForLackOfTime) {
     EXPECT_TRUE(decide_restart(spec, {}, {}, kStart, 0, kStart).out_of_time);
 }
 
-TEST(RestartPolicy, BackOffDoublesIsSpreadAndIsCapped) {
+TEST(RestartPolicy, BackOffDoublesWithJitterUpToALimit) {
     RestartSpec spec;
     spec.max_restarts = 100;
     spec.backoff = 2s;

@@ -91,7 +91,7 @@ TEST(UserSecret, IsMadeAtFirstUseForItsOwnerAlone) {
     EXPECT_EQ(second->bytes, first->bytes);
 }
 
-TEST(UserSecret, OfTwoNodesThatMakeOneAtTheSameMomentTheFirstOnesHoldsForBoth) {
+TEST(UserSecret, TheFirstOfTwoSimultaneousSecretsIsUsedByBothNodes) {
     const Home home;
     // Both have found none, and each has drawn one.
     const std::string one(32, 'a'), other(32, 'b');
@@ -170,7 +170,7 @@ TEST(UserSecret, ThatIsTooShortOrNoFileIsRefused) {
     EXPECT_THAT(user_secret(home.secret()).error().what, HasSubstr("is a pipe, not a file"));
 }
 
-TEST(UserSecret, StandsWhereTheDesktopStandardSays) {
+TEST(UserSecret, IsInTheDirectoryOfTheXdgStandard) {
     EXPECT_EQ(*user_secret_path(environment({{"XDG_CONFIG_HOME", "/c"}, {"HOME", "/h"}})),
               "/c/ddprun/secret");
     EXPECT_EQ(*user_secret_path(environment({{"HOME", "/h"}})), "/h/.config/ddprun/secret");
@@ -197,7 +197,7 @@ TEST(JobToken, IsWhatTheUserSays) {
     EXPECT_EQ(home.files(), 0);
 }
 
-TEST(JobToken, ThatIsShortIsTakenWithAWarning) {
+TEST(JobToken, ThatIsShortIsAcceptedWithAWarning) {
     const Home home;
     const auto warning_for = [&](const std::string& text) {
         return choose_job_token(two_nodes(), home.variables({{"DDPRUN_TOKEN", text}}))->warning;
@@ -207,7 +207,7 @@ TEST(JobToken, ThatIsShortIsTakenWithAWarning) {
     EXPECT_EQ(warning_for("sixteen of these"), "");
 }
 
-TEST(JobToken, WithoutAWordFollowsFromTheUsersSecretAndNotFromTheJobsId) {
+TEST(JobToken, IsDerivedFromTheUsersSecretByDefault) {
     const Home home, another;
     const std::string token = token_of(two_nodes(), home.variables());
     EXPECT_EQ(token_of(two_nodes(), home.variables()), token) << "the other node's";
@@ -217,7 +217,7 @@ TEST(JobToken, WithoutAWordFollowsFromTheUsersSecretAndNotFromTheJobsId) {
     EXPECT_EQ(home.files(), 1);
 }
 
-TEST(JobToken, IsTheSameHoweverTheHostIsSpelled) {
+TEST(JobToken, IsEqualForAllSpellingsOfTheHost) {
     const Home home;
     const std::string token = token_of(two_nodes("node01"), home.variables());
     for (const char* host : {"NODE01", "node01.cluster.example", "10.0.0.1", "localhost"}) {
@@ -230,7 +230,7 @@ TEST(JobToken, IsTheSameHoweverTheHostIsSpelled) {
     EXPECT_EQ(token_of(by_address, home.variables()), token);
 }
 
-TEST(JobToken, WithoutASecretTheJobIsRefusedWithWhatHelps) {
+TEST(JobToken, WithoutASecretTheJobIsRefusedWithTheRemedy) {
     const auto remedies = AllOf(HasSubstr("DDPRUN_TOKEN"), HasSubstr("--insecure"));
     EXPECT_THAT(error_of(two_nodes(), environment({})),
                 AllOf(remedies, HasSubstr("neither XDG_CONFIG_HOME nor HOME")));
@@ -243,7 +243,7 @@ TEST(JobToken, WithoutASecretTheJobIsRefusedWithWhatHelps) {
     EXPECT_THAT(error_of(two_nodes(), home.variables()), AllOf(remedies, HasSubstr(home.secret())));
 }
 
-TEST(JobToken, InsecureIsSaidAndTheSameOnAllNodesWhateverTheyHave) {
+TEST(JobToken, InsecureIsReportedAndEqualOnAllNodes) {
     const Home home;
     const Result<JobToken> by_variable =
         choose_job_token(two_nodes(), home.variables({{"DDPRUN_INSECURE", "1"}}));
@@ -257,7 +257,7 @@ TEST(JobToken, InsecureIsSaidAndTheSameOnAllNodesWhateverTheyHave) {
     EXPECT_EQ(token_of(spec, home.variables({{"DDPRUN_TOKEN", "a secret"}})), "a secret") << "a secret wins";
 }
 
-TEST(JobToken, ARefusedNodeIsToldWhatToCopyOrToSet) {
+TEST(JobToken, ARefusedNodeIsToldTheRemedy) {
     const Home home;
     const auto hint = [&](const JobSpec& spec, Variables more) {
         const Result<JobToken> token = choose_job_token(spec, home.variables(std::move(more)));

@@ -34,7 +34,7 @@ TEST(LauncherErrorFile, KeepsAReportWhoseMessageIsTextAsTorchDoes) {
     EXPECT_EQ(written_for({.report = R"({"message": "no"})", .error_code = 3}), (Json{{"message", "no"}}));
 }
 
-TEST(LauncherErrorFile, IsMadeOfWhatIsKnownWhereTheWorkerLeftNothingReadable) {
+TEST(LauncherErrorFile, HasTheKnownFactsIfTheWorkerLeftNoReport) {
     for (const char* report : {"", "not json", "[1]", R"({"other": 1})"}) {
         const Json json = written_for({.report = report,
                                        .message = "rank 1 on n: signal 9 (SIGKILL)",
@@ -56,7 +56,7 @@ TEST(LauncherErrorFile, CanBeReadByALauncherAbove) {
     EXPECT_EQ(readable_error_file(text), "rank 1 on n: exit code 3\n#0 main");
 }
 
-TEST(LauncherErrorFile, IsWrittenOnlyWhereTheVariableSays) {
+TEST(LauncherErrorFile, IsWrittenOnlyIfTheVariableIsSet) {
     const test::TemporaryDirectory directory;
     const std::string path = directory.file("error.json");
     EXPECT_TRUE(leave_error_file([](std::string_view) { return std::nullopt; }, {}));

@@ -61,14 +61,14 @@ JobStatus two_workers() {
 
 // ---- requests
 
-TEST(ControlMessage, IsReadBackAsItWasSent) {
+TEST(ControlMessage, IsDecodedAsItWasSent) {
     const ControlRequest request{"signal", {{"signal", "USR1"}, {"rank", "3"}}};
     const Result<ControlRequest> read = decode_control_request(encode(request));
     ASSERT_TRUE(read);
     EXPECT_EQ(*read, request);
 }
 
-TEST(ControlMessage, NonsenseIsAnErrorNotACrash) {
+TEST(ControlMessage, MalformedTextIsAnError) {
     for (const char* line : {"", "x", "[]", "{}", "{\"request\":1}", "{\"request\":\"a\",\"rank\":3}",
                              "\xff\xfe", "{\"request\":\"\"}"}) {
         EXPECT_FALSE(decode_control_request(line)) << line;
@@ -170,7 +170,7 @@ TEST_F(ControlSocketTest, AnAnswerMayComeLater) {
     EXPECT_EQ(exchange(encode({"later", {}})), "one\ntwo\n");
 }
 
-TEST_F(ControlSocketTest, NonsenseIsRefused) {
+TEST_F(ControlSocketTest, MalformedRequestsAreRefused) {
     EXPECT_THAT(exchange("nonsense\n"), HasSubstr("\"ok\":false"));
 }
 
@@ -196,7 +196,7 @@ TEST_F(ControlSocketTest, AReplyOutlivesItsPeerAndItsServer) {
     kept->finish();
 }
 
-TEST_F(ControlSocketTest, NothingIsLeftAfterItsEnd) {
+TEST_F(ControlSocketTest, LeavesNothingBehindAfterItsEnd) {
     socket_.reset();
     const Result<std::string> answer = ask_job(job_, {"status", {}}, MonotonicClock::now() + 1s);
     ASSERT_FALSE(answer);
@@ -230,7 +230,7 @@ TEST_F(ControlSocketTest, SilentConnectionsDoNotKeepOthersFromAsking) {
     EXPECT_EQ(exchange(encode({"echo", {}})), control_text("here"));
 }
 
-TEST_F(ControlSocketTest, APeerThatHasAskedIsNotDroppedForANewOne) {
+TEST_F(ControlSocketTest, AClientWithARequestIsNotClosedForANewOne) {
     std::vector<RequestReply> kept;
     handler_ = [&kept](const ControlRequest&, const RequestReply& reply) { kept.push_back(reply); };
     std::vector<UniqueFd> asking;
@@ -310,7 +310,7 @@ TEST_F(ControlSocketTest, ASocketThatAcceptsNoConnectionDelaysNoOther) {
 
 // ---- status
 
-TEST(JobStatus, IsReadBackAsItWasSent) {
+TEST(JobStatus, IsDecodedAsItWasSent) {
     const JobStatus status = two_workers();
     const Result<JobStatus> read = job_status_from_json(to_json(status));
     ASSERT_TRUE(read);

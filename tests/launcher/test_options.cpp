@@ -81,7 +81,7 @@ TEST(Option, NprocPerNodeTakesACountOrADeviceClass) {
                 HasSubstr("PET_NPROC_PER_NODE: 'x' is not a number"));
 }
 
-TEST(Option, WordsOfMpiLaunchersForCountsAreAnsweredWithOurs) {
+TEST(Option, OptionsOfMpiLaunchersAreAnsweredWithDdpruns) {
     for (const char* word : {"-n", "-np", "--nprocs=4", "--ppn", "--ntasks-per-node=4"}) {
         EXPECT_THAT(error_of({word}), HasSubstr("unknown option (workers per node are --nproc-per-node)"))
             << word;
@@ -121,7 +121,7 @@ TEST(Option, RdzvIdNamesTheJob) {
     EXPECT_EQ(error_of({"--rdzv-id="}), "--rdzv-id: the value is empty");
 }
 
-TEST(Option, AJobOfOneNodeWithoutAnIdIsNoOthersNamesake) {
+TEST(Option, AJobOfOneNodeWithoutAnIdHasAUniqueOne) {
     EXPECT_EQ(spec_of({}).rendezvous.run_id.size(), 16U);
     EXPECT_NE(spec_of({}).rendezvous.run_id, spec_of({}).rendezvous.run_id);
     EXPECT_NE(spec_of({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"}).rendezvous.run_id, "none");
@@ -140,7 +140,7 @@ TEST(Option, RdzvConfMayStandInQuotes) {
         << "an open quote belongs to the key";
 }
 
-TEST(Option, UnknownKeysOfRdzvConfAreSaidAndOverlookedAsByTorchrun) {
+TEST(Option, UnknownKeysOfRdzvConfAreReportedAndIgnored) {
     const CommandLine line = line_of({"--rdzv-conf", "jointimeout=3,color=red,timeout=7"});
     EXPECT_THAT(
         line.remarks,
@@ -259,7 +259,7 @@ TEST(Option, RunPathWinsOverNoPython) {
     EXPECT_EQ(spec_of({}, {{"PET_RUN_PATH", "1"}}).program.kind, ProgramSpec::Kind::RunPath);
 }
 
-TEST(Option, LogDirWithoutAWordAboutStreamsTeesThemAll) {
+TEST(Option, LogDirAloneTeesAllStreams) {
     const OutputSpec output = spec_of({"--log-dir", "logs"}).output;
     EXPECT_EQ(output.log_dir, "logs");
     EXPECT_EQ(output.tee.everyone, Streams::All);
@@ -392,7 +392,7 @@ TEST(Option, MasterPortIsAPort) {
     EXPECT_THAT(error_of({"--master-port", "70000"}), HasSubstr("--master-port: '70000' is not a port"));
 }
 
-TEST(Option, LocalAddrIsTold) {
+TEST(Option, LocalAddrArrives) {
     EXPECT_FALSE(spec_of({}).rendezvous.local_addr);
     EXPECT_EQ(spec_of({"--local-addr", "10.0.0.1"}).rendezvous.local_addr, "10.0.0.1");
     EXPECT_EQ(spec_of({}, {{"PET_LOCAL_ADDR", "h"}}).rendezvous.local_addr, "h");
@@ -440,7 +440,7 @@ TEST(Option, StdinAndAttachNameARank) {
               "--attach 0=gdb and --stdin 1 contradict each other: the attached rank reads the terminal");
 }
 
-TEST(Option, TimesAndFilesOfOursArrive) {
+TEST(Option, DdprunsTimesAndFilesArrive) {
     const JobSpec spec =
         spec_of({"--preempt-grace=2m", "--hang-timeout=15m", "--failure-grace=1s", "--report=r.json",
                  "--events=e", "--metrics-port=9000", "--dry-run", "-q", "--narrow-gpus"});
@@ -530,7 +530,7 @@ TEST(CommandLineGrammar, UnknownOptionSuggestsTheNearest) {
     EXPECT_EQ(error_of({"--=2"}), "--: unknown option (see ddprun --help)");
 }
 
-TEST(CommandLineGrammar, ABeginningThatOneOptionAloneHasIsThatOption) {
+TEST(CommandLineGrammar, AnUnambiguousBeginningNamesItsOption) {
     EXPECT_EQ(spec_of({"--redirect=3"}).output.redirects.everyone, Streams::All);
     EXPECT_EQ(spec_of({"--nproc", "2", "--stand"}).workers.number, 2);
     EXPECT_EQ(spec_of({"--nproc_per=3"}).workers.number, 3);
@@ -542,7 +542,7 @@ TEST(CommandLineGrammar, ABeginningThatOneOptionAloneHasIsThatOption) {
               "--rdzv-i: needs a value (ID), but --stand follows; write --rdzv-i=VALUE if it is the value");
 }
 
-TEST(CommandLineGrammar, ABeginningOfSeveralOptionsNamesThem) {
+TEST(CommandLineGrammar, AnAmbiguousBeginningListsItsOptions) {
     EXPECT_EQ(error_of({"--master=h"}), "--master: ambiguous, it could be --master-addr or --master-port");
     EXPECT_EQ(error_of({"--max=3"}), "--max: ambiguous, it could be --max-restarts or --max-log-size");
     EXPECT_EQ(
@@ -550,7 +550,7 @@ TEST(CommandLineGrammar, ABeginningOfSeveralOptionsNamesThem) {
         "--n: ambiguous, it could be --nproc-per-node, --nnodes, --no-python, --numa-binding, --narrow-gpus or --node-rank");
 }
 
-TEST(CommandLineGrammar, AForgottenValueIsNoticed) {
+TEST(CommandLineGrammar, AMissingValueIsAnError) {
     EXPECT_EQ(
         error_of({"--rdzv-id", "--standalone"}),
         "--rdzv-id: needs a value (ID), but --standalone follows; write --rdzv-id=VALUE if it is the value");
@@ -560,7 +560,7 @@ TEST(CommandLineGrammar, AForgottenValueIsNoticed) {
     EXPECT_EQ(spec_of({"--rdzv-id", "-odd-"}).rendezvous.run_id, "-odd-");
 }
 
-TEST(CommandLineGrammar, AValueIsTakenAsItStands) {
+TEST(CommandLineGrammar, AValueIsNotChanged) {
     for (const std::string value : {"[1,2]", "{}", "=x", "--standalone", "a,b", " "}) {
         EXPECT_EQ(spec_of({"--rdzv-id=" + value}).rendezvous.run_id, value);
     }
@@ -594,7 +594,7 @@ TEST(SubcommandOptions, StandAmongTheWords) {
     EXPECT_FALSE(options->json);
 }
 
-TEST(SubcommandOptions, ThatAreWrongAreNamed) {
+TEST(SubcommandOptions, AreNamedIfTheyAreWrong) {
     EXPECT_EQ(parse_ask_options({"-r", "x"}).error().what, "-r: 'x' is not a rank (expected 0, 1, ...)");
     EXPECT_EQ(parse_ask_options({"--job"}).error().what, "--job: needs a value (ID)");
     EXPECT_EQ(parse_ask_options({"--jbo", "j7"}).error().what, "--jbo: unknown option");
@@ -616,7 +616,7 @@ TEST(CommandLineGrammar, NoProgramIsAnError) {
     }
 }
 
-TEST(CommandLineGrammar, SourcesSayWhereEachValueCameFrom) {
+TEST(CommandLineGrammar, SourcesTellTheOriginOfEachValue) {
     const CommandLine line = line_of({"--tee=3"}, {{"PET_NNODES", "2"}, {"PET_TEE", "1"}});
     EXPECT_EQ(line.sources,
               (std::map<std::string, std::string>{{"nnodes", "PET_NNODES"}, {"tee", "command line"}}));
@@ -801,7 +801,7 @@ TEST_F(ConfigFileOption, IsWeakerThanVariablesAndTheCommandLine) {
         << "the file's arguments belong to the file's program";
 }
 
-TEST_F(ConfigFileOption, ErrorsNameTheFileTheKeyAndWhatWasMeant) {
+TEST_F(ConfigFileOption, ErrorsNameTheFileTheKeyAndASuggestion) {
     EXPECT_THAT(
         error(R"({"nproc-per-nod": 4})"),
         HasSubstr("job.json: 'nproc-per-nod' is not an option of ddprun (did you mean nproc-per-node?)"));

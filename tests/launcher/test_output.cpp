@@ -282,7 +282,7 @@ TEST_F(OutputTest, StderrGoesToTheErrorConsole) {
     EXPECT_EQ(shown(7, out_), "[0]: o\n");
 }
 
-TEST_F(OutputTest, OnePlaceForBothStreamsKeepsLinesWhole) {
+TEST_F(OutputTest, OneConsoleForBothStreamsKeepsLinesWhole) {
     Output both(*loop_, spec_, ranks_, out_.write.get(), out_.write.get());
     std::vector<UniqueFd> ends;
     for (const Stream stream : {Stream::Out, Stream::Err}) {
@@ -305,7 +305,7 @@ TEST_F(OutputTest, OnePlaceForBothStreamsKeepsLinesWhole) {
     }
 }
 
-TEST_F(OutputTest, ALogLineOnAJammedConsoleStandsBetweenWholeLines) {
+TEST_F(OutputTest, ALogLineOnAJammedConsoleSplitsNoLine) {
     Output both(*loop_, spec_, ranks_, out_.write.get(), out_.write.get());
     os::Log log({"node00", "agent", 1}, {os::LogLevel::Info, false, out_.write.get()});
     log.write_through([&](std::string_view line) { return both.say(line); });
@@ -335,7 +335,7 @@ TEST_F(OutputTest, ALogLineOnAJammedConsoleStandsBetweenWholeLines) {
     EXPECT_EQ(ours, 1);
 }
 
-TEST_F(OutputTest, OurOwnLinesOnAJammedConsoleDoNotGrowWithoutEndAndTheReportIsKept) {
+TEST_F(OutputTest, LogLinesOnAJammedConsoleHaveALimitAndTheReportIsKept) {
     const std::string line = std::string(9999, 'z') + '\n';
     int kept = 0;
     while (kept < 100'000 && output().say(line)) ++kept;
@@ -347,7 +347,7 @@ TEST_F(OutputTest, OurOwnLinesOnAJammedConsoleDoNotGrowWithoutEndAndTheReportIsK
     EXPECT_TRUE(output().say("there is room again\n"));
 }
 
-TEST_F(OutputTest, KnowsWhichConsoleADescriptorLeadsTo) {
+TEST_F(OutputTest, FindsTheConsoleOfADescriptor) {
     EXPECT_EQ(output().console_at(err_.write.get()), Stream::Err);
     const UniqueFd again(
         ::open(fmt::format("/proc/self/fd/{}", out_.write.get()).c_str(), O_WRONLY | O_CLOEXEC));
@@ -400,7 +400,7 @@ TEST_F(OutputTest, TheOnlyRankThatIsShownInAPipeHasNoPrefix) {
     EXPECT_EQ(shown(5, err_), "seen\n");
 }
 
-TEST_F(OutputTest, ARankWhoseStreamsShareOnePlaceWithAnothersHasItsPrefix) {
+TEST_F(OutputTest, ARankThatSharesItsConsoleHasItsPrefix) {
     // stdout of rank 1 and stderr of rank 0 come into one pipe.
     ranks_.here = 2;
     spec_.log_dir = directory_.path();
@@ -591,7 +591,7 @@ class HungDisk : public OutputTest {
     UniqueFd fifo_;
 };
 
-TEST_F(HungDisk, DoesNotHoldUpTheLoop) {
+TEST_F(HungDisk, DoesNotBlockTheLoop) {
     const UniqueFd worker0 = worker(0), worker1 = worker(1);
     for (int i = 0; i < 40; ++i) {  // more than the FIFO takes
         put(worker0, std::string(4095, 'x') + '\n');
@@ -631,7 +631,7 @@ TEST_F(HungDisk, MakesTheWorkersWaitAndLosesNothing) {
     EXPECT_EQ(output().loss().bytes, 0U);
 }
 
-TEST_F(HungDisk, DoesNotHoldUpTheDestructor) {
+TEST_F(HungDisk, DoesNotBlockTheDestructor) {
     const UniqueFd worker0 = worker(0);
     (void)jam(worker0, std::string(4095, 'x') + '\n');
     output().flush(deadline_after(MonotonicClock::now(), milliseconds(1)));
@@ -669,7 +669,7 @@ TEST(LogFile, RotatesAtLineEndsAndKeepsThreeOlderFiles) {
 
 // ---- memory of ranks
 
-TEST_F(OutputTest, RemembersTheLastTwentyLinesOfStderr) {
+TEST_F(OutputTest, KeepsTheLastTwentyLinesOfStderr) {
     const UniqueFd worker0 = worker(0, Stream::Err);
     std::string text;
     for (int i = 0; i < 1000; ++i) text += "line " + std::to_string(i) + '\n';
@@ -682,7 +682,7 @@ TEST_F(OutputTest, RemembersTheLastTwentyLinesOfStderr) {
     EXPECT_THAT(output().last_stderr(1), IsEmpty());
 }
 
-TEST_F(OutputTest, FinishReadsTheRestAndClosesAPipeThatAGrandchildHolds) {
+TEST_F(OutputTest, FinishReadsTheRestAndClosesPipesThatGrandchildrenHold) {
     const UniqueFd worker0 = worker(0);
     put(worker0, "left\nhalf");
     output().finish_attempt();

@@ -126,14 +126,14 @@ TEST(CpuPlaces, AreReadFromSys) {
     EXPECT_THAT(read_cpu_places(sys.path(), {3}, false), ElementsAre(Cpu{3, 1, 0, 3, 0}));
 }
 
-TEST(DetectMachine, SeesAtLeastTheCpuItRunsOn) {
+TEST(DetectMachine, FindsAtLeastTheCpuOfThisThread) {
     const Machine machine = detect_machine(environment({{"CUDA_VISIBLE_DEVICES", ""}}));
     EXPECT_GE(machine.cpus, 1);
     EXPECT_EQ(machine.cpu_places.size(), static_cast<std::size_t>(machine.cpus));
     EXPECT_EQ(machine.gpus, 0) << "CUDA_VISIBLE_DEVICES hides all";
 }
 
-TEST(Probe, LooksOnlyAtWhatThePlanNeeds) {
+TEST(Probe, ReadsOnlyFactsThatThePlanNeeds) {
     JobSpec spec;
     EXPECT_FALSE(probe_for(spec).caches);
     EXPECT_EQ(probe_for(spec).gpus, Probe::Gpus::WithSeveralNumaNodes);

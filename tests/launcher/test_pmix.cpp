@@ -300,7 +300,7 @@ PmixValue value_of(const std::vector<PmixFact>& facts, std::string_view key) {
     return false;
 }
 
-TEST(PmixWorld, SurvivesTheWire) {
+TEST(PmixWorld, IsDecodedAsItWasEncoded) {
     const std::vector<PmixNode> nodes = {{"node00", 4}, {"a name with blanks", 1}};
     EXPECT_EQ(*decode_nodes(encode_nodes(nodes)), nodes);
     for (const char* text : {"node00", "node00 ", "node00 x", "node00 0", "node00 70000", " -1"})

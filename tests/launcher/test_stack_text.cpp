@@ -59,7 +59,7 @@ TEST(StackText, GdbsOwnMessagesAreLeftOut) {
     EXPECT_EQ(text, "rank 0 (pid 100), by gdb:\n    Thread 1 (x):\n    #0  pause ()\n");
 }
 
-TEST(StackText, IsReadBackAsItWasSent) {
+TEST(StackText, IsDecodedAsItWasSent) {
     std::vector<RankStack> stacks = {stack(3, StackMethod::EuStack, "#0 \"x\"\n"),
                                      stack(4, StackMethod::Kernel, "")};
     stacks[0].host = "node01";

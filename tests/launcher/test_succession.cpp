@@ -65,7 +65,7 @@ struct Standby {
     HeirState state;
     TimePoint now = kStart;
 };
-TEST(Succession, TheStandbyIsTheFirstNodeThatIsThereAndNotTheHeads) {
+TEST(Succession, TheStandbyIsTheFirstConnectedNodeAfterTheHeads) {
     HeadOf head(3);
     EXPECT_EQ(head.state.standby, 2U);
     head.goes_on_without(2, false);
@@ -79,7 +79,7 @@ TEST(Succession, TheStandbyIsTheFirstNodeThatIsThereAndNotTheHeads) {
         << "it may join again, and must not be told to wait for itself";
 }
 
-TEST(Succession, TheJobGoesOnAsSoonAsAllWhoAreLeftAreThere) {
+TEST(Succession, TheJobContinuesWhenAllRemainingNodesHaveCome) {
     Standby standby(3, false);
     EXPECT_FALSE(standby.come(1).take_over);
     standby.wait(2s);
@@ -87,7 +87,7 @@ TEST(Succession, TheJobGoesOnAsSoonAsAllWhoAreLeftAreThere) {
     EXPECT_TRUE(Standby(2, true).come(1).take_over) << "the head's process has ended: there is nobody else";
 }
 
-TEST(Succession, WhoStillStopsWorkersIsWaitedForWhenASpareThatNobodyKnewHasCome) {
+TEST(Succession, NodesThatStillStopWorkersAreAwaitedAlsoAfterANewSpareJoined) {
     Standby standby(3, true, 2);
     standby.come(1);
     EXPECT_FALSE(standby.come(9, 0).take_over) << "a spare";
@@ -95,7 +95,7 @@ TEST(Succession, WhoStillStopsWorkersIsWaitedForWhenASpareThatNobodyKnewHasCome)
     EXPECT_TRUE(standby.come(2).take_over);
 }
 
-TEST(Succession, WhoMayBeCutOffFromALivingHeadNeedsMoreThanHalf) {
+TEST(Succession, NodesThatMayBeCutOffFromALivingHeadNeedMoreThanHalf) {
     EXPECT_NE(Standby(2, false).come(1).give_up, "");
     for (const bool head_is_dead : {false, true}) {
         Standby standby(4, head_is_dead);
@@ -105,14 +105,14 @@ TEST(Succession, WhoMayBeCutOffFromALivingHeadNeedsMoreThanHalf) {
     }
 }
 
-TEST(Succession, NobodyTakesOverWhileALostHeadMayNotHaveNoticedItYet) {
+TEST(Succession, NoNodeTakesOverWhileTheHeadMayNotHaveNoticedTheLoss) {
     Standby standby(3, false);
     standby.come(1);
     EXPECT_FALSE(standby.come(2).take_over) << "its workers still run: two would write one checkpoint";
     EXPECT_TRUE(standby.wait(1s).take_over);
 }
 
-TEST(Succession, OfANetworkInTwoPartsOneAtMostGoesOn) {
+TEST(Succession, AtMostOnePartOfASplitNetworkContinues) {
     for (int agents = 2; agents <= 9; ++agents) {
         for (int with_head = 1; with_head < agents; ++with_head) {
             HeadOf head(agents);
@@ -128,7 +128,7 @@ TEST(Succession, OfANetworkInTwoPartsOneAtMostGoesOn) {
     }
 }
 
-TEST(Succession, NodesThatDiedBeforeTheHeadsEyesDoNotOutvoteIt) {
+TEST(Succession, NodesWhoseEndTheHeadSawDoNotCount) {
     HeadOf alone(4), silent(4);
     for (const rdzv::AgentId agent : {4U, 3U}) EXPECT_TRUE(alone.goes_on_without(agent, false));
     EXPECT_TRUE(alone.goes_on_without(2, false)) << "their processes have ended: it is alone";
@@ -136,7 +136,7 @@ TEST(Succession, NodesThatDiedBeforeTheHeadsEyesDoNotOutvoteIt) {
     EXPECT_FALSE(silent.goes_on_without(2, true));
 }
 
-TEST(Succession, WhoeverComesForADeadNodeHasAVoteOfItsOwn) {
+TEST(Succession, AReplacementOfADeadNodeCounts) {
     HeadOf head(3);
     EXPECT_TRUE(head.goes_on_without(3, false));
     head.feed(succession_event::Joined{4, false});
@@ -144,13 +144,13 @@ TEST(Succession, WhoeverComesForADeadNodeHasAVoteOfItsOwn) {
     EXPECT_FALSE(head.goes_on_without(2, true)) << "two of three may go on without this head";
 }
 
-TEST(Succession, TheEndWaitsForNoStandbyThatIsLost) {
+TEST(Succession, TheEndDoesNotWaitForALostStandby) {
     HeadOf head(2);
     EXPECT_FALSE(head.feed(succession_event::JobEnds{}).tell_end);
     EXPECT_TRUE(head.feed(succession_event::Lost{2, "", succession_event::Lost::Silent}).tell_end);
 }
 
-TEST(Succession, AHeadThatWasStartedAgainJoinsItsSuccessorOrEnds) {
+TEST(Succession, ARestartedHeadJoinsItsSuccessorOrEnds) {
     const auto meet = [](std::uint64_t generation, bool is_successor, bool can_join) {
         SuccessionState state;
         state.is_successor = is_successor;
@@ -167,7 +167,7 @@ TEST(Succession, AHeadThatWasStartedAgainJoinsItsSuccessorOrEnds) {
     EXPECT_EQ(meet(5, true, true), std::pair(false, false));
 }
 
-TEST(Succession, AStandbyThatIsNoneAnyMoreTakesNothingOver) {
+TEST(Succession, AReplacedStandbyDoesNotTakeOver) {
     Standby standby(3, true);
     standby.state.successor.port = 4001;
     standby.come(1);
@@ -189,7 +189,7 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
         << "their ages are what travels";
 }
 
-TEST(Succession, WhatOneOfItsAgentsWasToldStaysTrueThoughTheStandbyHadNotHeardOfIt) {
+TEST(Succession, ASuccessorKeepsWhatTheHeadToldAnyAgent) {
     JobState heirs = inherited({}, kStart);
     take_word(heirs, 7, 2, kStart);
     take_word(heirs, 5, 1, kStart);
@@ -198,7 +198,7 @@ TEST(Succession, WhatOneOfItsAgentsWasToldStaysTrueThoughTheStandbyHadNotHeardOf
     EXPECT_EQ(heirs.history.restarts.size(), 2U) << "they are what the budget is counted by";
 }
 
-TEST(Succession, APlaceIsWhoseItWasLast) {
+TEST(Succession, ANodeKeepsTheNewestPlaceThatItHad) {
     Standby standby(3, true);
     standby.come(1, 1);
     EXPECT_EQ(standby.come(2, 4).joined.front().second.host, "node2") << "of the last world";
@@ -223,7 +223,7 @@ std::string lose(Errc code, bool is_succeeded, bool has_restarts = true) {
     return actions.leave ? "leaves" : actions.renew ? "returns" : "stops its workers";
 }
 
-TEST(LostHead, IsSucceededOrComesBackOrTakesTheNodeAlong) {
+TEST(LostHead, IsSucceededOrReturnsOrEndsTheNode) {
     EXPECT_EQ(lose(Errc::Closed, true), "stops its workers");
     EXPECT_EQ(lose(Errc::Timeout, true), "stops its workers");
     EXPECT_EQ(lose(Errc::Closed, false), "leaves");

@@ -35,7 +35,7 @@ std::optional<int> exit_code_of(const Act& act) {
 
 bool is_there(pid_t pid) { return ::kill(pid, 0) == 0; }
 
-TEST(Warden, DoesNotHoldUpTheEndWhenStopped) {
+TEST(Warden, DoesNotDelayTheEndWhenStopped) {
     EXPECT_EQ(exit_code_of([] {
                   auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
                   const pid_t pid = warden->pid();
@@ -176,7 +176,7 @@ TEST(JobMark, KeepsTheMarkOfAnOuterJob) {
         << "a limit that somebody has set is none of ours";
 }
 
-TEST(JobMark, IsFoundInEitherPlaceAndOnlyWhole) {
+TEST(JobMark, IsFoundInEitherPlaceAndOnlyAsAWhole) {
     using namespace std::string_literals;
     const JobMark mark{"DDPRUN_JOB=ab", 4919131752989213764};
     const std::string limits =

@@ -9,11 +9,10 @@
 #include "rendezvous/wire/handshake.h"
 #include "rendezvous/wire/store_message.h"
 
-/// Any message of the protocol, for tests of what all have in common and for peers that say what they should
-/// not.
+/// Any message of the protocol, for tests of all messages and for peers that send forbidden ones.
 namespace ddprun::rdzv {
 
-/// Of a type that no version knows yet.
+/// A message of an unknown type.
 struct Unknown {
     std::uint8_t type = 0;
     bool operator==(const Unknown&) const = default;
@@ -26,13 +25,13 @@ using Message =
                  FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor,
                  JobMoved, OutputPiece, OutputShown>;
 
-/// One of a family as a message like any other.
+/// Converts a message of one family to an AnyMessage.
 template <class Family>
 Message any(Family family) {
     return std::visit([](auto& one) { return Message(std::move(one)); }, family);
 }
 
-/// Nullopt: it has no place in a handshake.
+/// nullopt if the message is no part of a handshake.
 std::optional<HandshakeMessage> as_handshake(const Message& message);
 
 std::string_view message_name(const Message& message);

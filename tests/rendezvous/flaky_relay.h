@@ -21,8 +21,8 @@
 
 namespace ddprun::rdzv {
 
-/// A way to a server that loses connections, and on which somebody listens. Each of them is two of TCP's, so
-/// neither end can know more than that.
+/// A relay before a server, which records the bytes and loses connections. Each connection consists of two
+/// TCP connections, so neither end knows more than that its own is lost.
 class FlakyRelay {
   public:
     explicit FlakyRelay(Endpoint server)
@@ -39,8 +39,7 @@ class FlakyRelay {
     FlakyRelay& operator=(const FlakyRelay&) = delete;
 
     [[nodiscard]] Endpoint endpoint() const { return {"127.0.0.1", listener_.bound.port}; }
-    /// Each connection is reset at both ends when so many bytes have passed, wherever in a message that is;
-    /// 0: never.
+    /// Resets each connection at both ends after this number of bytes, at any place in a message; 0: never.
     void reset_after(std::size_t bytes) {
         tell([this, bytes] { reset_after_ = bytes; });
     }
@@ -49,18 +48,18 @@ class FlakyRelay {
             for (Pair& pair : pairs_) reset(pair);
         });
     }
-    /// Of the connections there are, nothing passes any more, and neither end is told.
+    /// Stops passing bytes on all present connections without telling either end.
     void freeze_all() {
         tell([this] {
             for (Pair& pair : pairs_) pair.is_frozen = true;
         });
     }
-    /// Those that come from now on are reset at once.
+    /// Resets all new connections at once.
     void refuse_new(bool refuses) {
         tell([this, refuses] { refuses_ = refuses; });
     }
     [[nodiscard]] int carried() const { return carried_; }
-    /// Whether these bytes have passed, in either direction, in one connection.
+    /// True if these bytes have passed in either direction of one connection.
     [[nodiscard]] bool has_seen(std::string_view bytes) {
         const std::lock_guard lock(mutex_);
         return std::any_of(seen_.begin(), seen_.end(),

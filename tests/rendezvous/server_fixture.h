@@ -20,10 +20,10 @@ namespace ddprun::rdzv {
 
 inline const Credentials kTestJob{"test job", "the token"};
 
-/// A point in time no test reaches when all is well.
+/// A deadline that a working test never reaches.
 inline TimePoint soon() { return MonotonicClock::now() + std::chrono::seconds(20); }
 
-/// An event loop on a thread of its own.
+/// An event loop with its own thread.
 class LoopThread {
   public:
     LoopThread();
@@ -41,11 +41,11 @@ class LoopThread {
     std::thread thread_;
 };
 
-/// What happened, for a test on another thread to wait for.
+/// A list of events, for which a test on another thread can wait.
 class EventLog {
   public:
     void add(std::string line);
-    /// True once a line contains `text`; false when none did within ten seconds.
+    /// Waits until a line contains `text`; false after ten seconds.
     bool saw(const std::string& text);
     [[nodiscard]] std::vector<std::string> lines();
 
@@ -62,7 +62,7 @@ std::string name_and_text(const Family& message) {
     return std::string(message_name(message)) + (notice != nullptr ? " " + notice->text : "");
 }
 
-/// For servers of which only the store matters.
+/// A handler for tests that use only the server's store.
 struct SilentHandler final : ServerHandler {
     void on_agent_joined(AgentId, const AgentHello&) override {}
     void on_agent_message(AgentId, const FromAgent&) override {}
@@ -70,7 +70,7 @@ struct SilentHandler final : ServerHandler {
     void on_log(const std::string&) override {}
 };
 
-/// A server on loopback whose handler writes everything it hears into `events`:
+/// A server on loopback whose handler writes every call into `events`:
 /// "joined HOST", "message NAME", "lost WHY", "log LINE", "detail LINE".
 class RunningServer : private ServerHandler {
   public:
@@ -80,7 +80,7 @@ class RunningServer : private ServerHandler {
 
     /// Runs `work` with the server on its thread.
     void with(const std::function<void(Server&)>& work);
-    /// Ends the server while its clients are connected.
+    /// Destroys the server while its clients are connected.
     void stop();
     [[nodiscard]] Endpoint endpoint() const { return {"127.0.0.1", port_}; }
     [[nodiscard]] std::unique_ptr<StoreClient> client(std::uint64_t generation = 0,
@@ -105,7 +105,7 @@ inline AgentHello hello_of(const std::string& host) {
     return {host, std::nullopt, 4, 4171, "0.1.0", {}, {}, "default"};
 }
 
-/// A link on a loop of its own; what it hears goes into `events`: "connected", "message NAME" (of a Notice
+/// A link on its own loop, whose handler writes into `events`: "connected", "message NAME" (of a Notice
 /// with its text), "lost CODE WHY", "log LINE", "detail LINE".
 class RunningLink : private AgentLinkHandler {
   public:
@@ -154,19 +154,19 @@ class RunningLink : private AgentLinkHandler {
     std::unique_ptr<AgentLink> link_;
 };
 
-/// The frame a peer would send.
+/// The frame that a peer would send.
 std::string bytes_of(const Message& message, std::uint32_t request);
 
-/// A peer that speaks bytes. Every call gives up after twenty seconds.
+/// A peer that sends and receives bytes. Every call gives up after twenty seconds.
 class RawPeer {
   public:
     explicit RawPeer(const StoreAddress& server);
     bool send(std::string_view bytes);
     /// The next message; nullopt: the connection was closed.
     std::optional<Message> receive();
-    /// True when the server closed the connection; reads and drops what comes before.
+    /// True when the server has closed the connection; reads and drops earlier messages.
     bool is_closed();
-    /// Goes through the handshake with these; the last message received.
+    /// Performs the handshake with these and returns the last received message.
     Message shake_hands(const Credentials& credentials, Role role);
     void close() { fd_.reset(); }
     [[nodiscard]] int fd() const { return fd_.get(); }

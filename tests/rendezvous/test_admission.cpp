@@ -13,11 +13,11 @@ using testing::HasSubstr;
 Arrival plain_from(const std::string& from) { return {from, "10.0.0.1", 'D', false}; }
 Arrival sealed_from(const std::string& from) { return {from, "10.0.0.1", 'D', true}; }
 
-TEST(Admission, AnybodyMaySpeakPlainlyToAJobWithoutTls) {
+TEST(Admission, AJobWithoutTlsAcceptsPlainConnections) {
     EXPECT_TRUE(admits_speech(plain_from("10.0.0.2"), false));
 }
 
-TEST(Admission, OnlyThisHostMaySpeakPlainlyToAJobWithTls) {
+TEST(Admission, AJobWithTlsAcceptsPlainConnectionsFromThisHostOnly) {
     EXPECT_TRUE(admits_speech(plain_from("127.0.0.1"), true));
     EXPECT_TRUE(admits_speech(plain_from("::1"), true));
     EXPECT_TRUE(admits_speech(plain_from("10.0.0.1"), true)) << "its own address";
@@ -28,7 +28,7 @@ TEST(Admission, OnlyThisHostMaySpeakPlainlyToAJobWithTls) {
     EXPECT_THAT(refused.error().what, HasSubstr("give --tls to every node, or to none"));
 }
 
-TEST(Admission, TlsIsToldThatTheJobHasNone) {
+TEST(Admission, ATlsClientOfAJobWithoutTlsIsRefusedWithTheReason) {
     Arrival arrival = plain_from("10.0.0.2");
     arrival.first_byte = kTlsFirstByte;
     const Status refused = admits_speech(arrival, false);
@@ -42,7 +42,7 @@ class TorchAdmission : public testing::Test {
     TorchDoor door_{true, 1, 0, 2, nodes_};
 };
 
-TEST_F(TorchAdmission, IsForNodesOfTheJobAndThisHost) {
+TEST_F(TorchAdmission, AcceptsNodesOfTheJobAndThisHostOnly) {
     EXPECT_TRUE(admits_torch(plain_from("10.0.0.2"), door_));
     EXPECT_TRUE(admits_torch(plain_from("10.0.0.1"), door_));
     EXPECT_TRUE(admits_torch(plain_from("127.0.0.1"), door_));
@@ -51,7 +51,7 @@ TEST_F(TorchAdmission, IsForNodesOfTheJobAndThisHost) {
     EXPECT_EQ(refused.error().code, Errc::Refused);
 }
 
-TEST_F(TorchAdmission, BeginsWithAGenerationWhereTheStoreIsServed) {
+TEST_F(TorchAdmission, IsOpenDuringAGenerationIfTheStoreIsServed) {
     door_.generation = 0;
     EXPECT_FALSE(admits_torch(plain_from("127.0.0.1"), door_));
     door_.generation = 1;
@@ -59,7 +59,7 @@ TEST_F(TorchAdmission, BeginsWithAGenerationWhereTheStoreIsServed) {
     EXPECT_FALSE(admits_torch(plain_from("127.0.0.1"), door_));
 }
 
-TEST_F(TorchAdmission, EndsWhenThereAreAsManyAsMayBe) {
+TEST_F(TorchAdmission, RefusesClientsBeyondTheLimit) {
     door_.clients = 1;
     EXPECT_TRUE(admits_torch(plain_from("127.0.0.1"), door_));
     door_.clients = 2;

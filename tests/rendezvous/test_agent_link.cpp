@@ -35,7 +35,7 @@ TEST(AgentLink, FindsTheControllerByName) {
     EXPECT_TRUE(link.events.saw("connected"));
 }
 
-TEST(AgentLink, WaitsForAControllerThatStartsLaterAndSaysSo) {
+TEST(AgentLink, WaitsForAControllerThatStartsLaterAndReportsIt) {
     const test::ReservedPort port;
     const Endpoint later = port.endpoint();
     RunningLink link(later);
@@ -64,15 +64,15 @@ TEST(AgentLink, GivesUpAtItsDeadlineWithTheLastCause) {
     EXPECT_FALSE(link.send(WorkersStarted{}));
 }
 
-TEST(AgentLink, WaitsForNobodyInItsOwnProcess) {
+TEST(AgentLink, DoesNotWaitForAControllerInItsOwnProcess) {
     const test::ReservedPort port;
     RunningLink link(port.endpoint(), kNever, kTestJob, {}, true);
     EXPECT_TRUE(link.events.saw(lost(Errc::System) + " no controller at " + to_string(port.endpoint()) +
                                 ": connect: Connection refused"));
 }
 
-TEST(AgentLink, GivesUpAControllerInItsOwnProcessThatTwiceDoesNotAnswer) {
-    const Listener deaf = *listen_tcp({"127.0.0.1", 0});  // nobody accepts
+TEST(AgentLink, GivesUpAfterTwoFailuresOfAControllerInItsOwnProcess) {
+    const Listener deaf = *listen_tcp({"127.0.0.1", 0});  // no process accepts
     RunningLink link(deaf.bound, kNever, kTestJob, {}, true, 20ms);
     EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(deaf.bound) +
                                 ": no answer in the handshake"));
@@ -80,7 +80,7 @@ TEST(AgentLink, GivesUpAControllerInItsOwnProcessThatTwiceDoesNotAnswer) {
                                 ": no answer in the handshake"));
 }
 
-TEST(Server, TellsWhenAllThatWasSaidHasLeftIt) {
+TEST(Server, ReportsWhenAllMessagesAreAcknowledged) {
     RunningServer server;
     RunningLink link(server.endpoint());
     ASSERT_TRUE(server.events.saw("joined node02"));
@@ -94,14 +94,14 @@ TEST(Server, TellsWhenAllThatWasSaidHasLeftIt) {
     EXPECT_TRUE(link.events.saw("message Shutdown"));
 }
 
-TEST(Server, WaitsNoLongerThanAskedForAnAgentThatTakesNothing) {
+TEST(Server, WaitsNoLongerThanAskedForAnAgentThatDoesNotRead) {
     RunningServer server;
     RawPeer peer(server.endpoint());
     (void)peer.shake_hands(kTestJob, Role::Agent);
     ASSERT_TRUE(peer.send(bytes_of(hello_of("node03"), 1)));
     ASSERT_TRUE(server.events.saw("joined node03"));
     server.with([&](Server& s) {
-        // More than the socket's buffers hold, and less than would end the connection.
+        // The message exceeds the socket's buffers, but not the limit that would end the connection.
         for (int i = 0; i < 300; ++i) s.broadcast(Shutdown{0, std::string(50'000, 'x')});
         s.when_written(20ms, [&] { server.events.add("waited for long enough"); });
     });
@@ -115,7 +115,7 @@ TEST(AgentLink, KeepsTryingANameThatDoesNotExistUntilTheDeadline) {
     EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at no-such-host.invalid:1"));
 }
 
-TEST(AgentLink, AWrongTokenIsFinal) {
+TEST(AgentLink, DoesNotRetryAfterAWrongToken) {
     RunningServer server;
     RunningLink link(server.endpoint(), soon(), {kTestJob.job_id, "a guess"});
     EXPECT_TRUE(link.events.saw(lost(Errc::Refused) + " wrong token for this job; copy the file"))
@@ -124,7 +124,7 @@ TEST(AgentLink, AWrongTokenIsFinal) {
     for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("joined"), std::string::npos);
 }
 
-TEST(AgentLink, AnotherJobIsNotTakenForAnotherToken) {
+TEST(AgentLink, DistinguishesAnotherJobFromAWrongToken) {
     RunningServer server;
     RunningLink link(server.endpoint(), soon(), {"another job", kTestJob.token});
     EXPECT_TRUE(link.events.saw(lost(Errc::Refused)));
@@ -132,7 +132,7 @@ TEST(AgentLink, AnotherJobIsNotTakenForAnotherToken) {
         EXPECT_EQ(line.find("copy the file"), std::string::npos) << line;
 }
 
-TEST(AgentLink, HearsWhyTheControllerRefusesIt) {
+TEST(AgentLink, ReportsTheControllersReasonForARefusal) {
     RunningServer server;
     RunningLink link(server.endpoint());
     ASSERT_TRUE(server.events.saw("joined"));
@@ -146,13 +146,13 @@ TEST(AgentLink, HearsWhyTheControllerRefusesIt) {
     EXPECT_TRUE(server.events.saw("lost node rank 1 is claimed"));
 }
 
-TEST(AgentLink, LossIsNoticedAtOnceOnBothSides) {
+TEST(AgentLink, BothSidesNoticeAClosedConnectionAtOnce) {
     RunningServer server;
     {
         RunningLink link(server.endpoint());
         ASSERT_TRUE(server.events.saw("joined"));
         link.close();
-        // "closed", or "reset" when the close overtook what the server was saying.
+        // "closed", or "reset" when the close overtook the server's last message.
         EXPECT_TRUE(server.events.saw("lost ")) << ::testing::PrintToString(server.events.lines());
     }
     RunningLink link(server.endpoint());
@@ -161,7 +161,7 @@ TEST(AgentLink, LossIsNoticedAtOnceOnBothSides) {
     EXPECT_TRUE(link.events.saw(lost(Errc::Closed)));
 }
 
-TEST(AgentLink, AnAgentThatFallsSilentIsLost) {
+TEST(AgentLink, ASilentAgentIsLost) {
     RunningServer server({}, Heartbeats{50ms});
     RawPeer frozen(server.endpoint());
     frozen.shake_hands(kTestJob, Role::Agent);
@@ -170,7 +170,7 @@ TEST(AgentLink, AnAgentThatFallsSilentIsLost) {
     EXPECT_TRUE(frozen.is_closed());
 }
 
-TEST(AgentLink, AControllerThatFallsSilentIsLost) {
+TEST(AgentLink, ASilentControllerIsLost) {
     const Listener listener = *listen_tcp({"127.0.0.1", 0});
     RunningLink link(listener.bound, soon(), kTestJob, Heartbeats{50ms});
     ASSERT_TRUE(*wait_readable(listener.fd.get(), soon()));
@@ -194,7 +194,7 @@ TEST(AgentLink, HeartbeatsKeepAnIdleLinkAlive) {
     RunningServer server({}, Heartbeats{200ms, 10ms});
     RunningLink link(server.endpoint(), soon(), kTestJob, Heartbeats{200ms, 10ms});
     ASSERT_TRUE(link.events.saw("connected"));
-    // Three time-outs pass, told by a store client whose own deadlines the server keeps.
+    // Three timeouts pass, measured by a store client whose own deadlines the server keeps.
     const auto clock = server.client();
     for (int i = 0; i < 3; ++i) EXPECT_FALSE(clock->get("never", MonotonicClock::now() + 200ms));
     for (const std::string& line : link.events.lines())
@@ -203,7 +203,7 @@ TEST(AgentLink, HeartbeatsKeepAnIdleLinkAlive) {
     EXPECT_TRUE(server.events.saw("message WorkersStarted"));
 }
 
-TEST(AgentLink, TriesAgainWhenItIsDroppedBeforeItsTurn) {
+TEST(AgentLink, RetriesWhenItIsDroppedBeforeTheHandshake) {
     Listener listener = *listen_tcp({"127.0.0.1", 0});
     RunningLink link(listener.bound);
     ASSERT_TRUE(*wait_readable(listener.fd.get(), soon()));
@@ -213,7 +213,7 @@ TEST(AgentLink, TriesAgainWhenItIsDroppedBeforeItsTurn) {
     EXPECT_TRUE(*wait_readable(listener.fd.get(), soon())) << "it comes again";
 }
 
-TEST(AgentLink, TriesAgainWhenAControllerIsTooBusyForItsHandshake) {
+TEST(AgentLink, RetriesWhenTheControllerIsTooBusyForTheHandshake) {
     for (const Failure& busy :
          {Failure{Errc::Limit, "512 connections wait"}, Failure{Errc::Timeout, "no handshake within 10 s"}}) {
         const Listener listener = *listen_tcp({"127.0.0.1", 0});

@@ -11,7 +11,7 @@
 namespace ddprun::rdzv {
 namespace {
 
-/// As `hexdump -C` prints it.
+/// The bytes as `hexdump -C` prints them.
 std::string hex_dump(std::string_view bytes) {
     std::string out;
     for (std::size_t row = 0; row < bytes.size(); row += 16) {
@@ -27,7 +27,7 @@ std::string hex_dump(std::string_view bytes) {
     return out;
 }
 
-/// One client that connects, sets a key and reads it, with nonces that are not random.
+/// The exchange of a client that connects, sets a key and reads it, with fixed nonces.
 std::string exchange() {
     const Credentials credentials{"job-7", "0123456789abcdef0123456789abcdef"};
     ClientHandshake client(credentials, Hello{Role::Worker, "rank 3", "", ""},

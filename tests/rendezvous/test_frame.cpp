@@ -15,7 +15,7 @@ TEST(Frame, HeaderIsTheDocumentedTwentyBytes) {
     EXPECT_EQ(bytes, std::string("DDPR\x01\x11\0\0\x01\x02\x03\x04\0\0\0\x0b\0\x05\x06\x07", 20));
 }
 
-TEST(FrameDecoder, GivesTheSameFrameWhateverThePieces) {
+TEST(FrameDecoder, DecodesTheSameFrameFromAnyPieces) {
     const std::string bytes = encode(kFrame) + encode(kFrame);
     for (std::size_t piece = 1; piece <= bytes.size(); ++piece) {
         FrameDecoder cut = decoder();
@@ -29,14 +29,14 @@ TEST(FrameDecoder, GivesTheSameFrameWhateverThePieces) {
     }
 }
 
-TEST(FrameDecoder, KnowsThatAStreamWasCutInMidFrame) {
+TEST(FrameDecoder, DetectsAStreamThatEndsWithinAFrame) {
     FrameDecoder cut = decoder();
     cut.feed(encode(kFrame).substr(0, 25));
     EXPECT_FALSE(*cut.next());
     EXPECT_EQ(cut.pending(), 25U);
 }
 
-TEST(FrameDecoder, KnowsAStrangerByTheFirstByte) {
+TEST(FrameDecoder, DetectsAnotherProtocolByTheFirstByte) {
     FrameDecoder foreign = decoder();
     foreign.feed("G");
     const auto frame = foreign.next();
@@ -72,7 +72,7 @@ TEST(FrameDecoder, RefusesReservedBytesThatAreNotZero) {
     EXPECT_EQ(reserved.next().error().code, Errc::Protocol);
 }
 
-TEST(FrameDecoder, RefusesALengthBeyondTheLimitWithoutWaitingForTheBytes) {
+TEST(FrameDecoder, RefusesALengthBeyondTheLimitBeforeTheBytesArrive) {
     for (const bool in_json : {true, false}) {
         std::string header;
         append_header(header, 1, 1, in_json ? kPeerLimits.json_bytes + 1 : 0,
@@ -85,7 +85,7 @@ TEST(FrameDecoder, RefusesALengthBeyondTheLimitWithoutWaitingForTheBytes) {
     }
 }
 
-TEST(FrameDecoder, GivesStrangersLittleRoom) {
+TEST(FrameDecoder, HasASmallLimitBeforeTheHandshake) {
     std::string header;
     append_header(header, 1, 1, kStrangerLimits.json_bytes + 1, 0);
     FrameDecoder stranger(kStrangerLimits);

@@ -50,7 +50,7 @@ TEST(Handshake, ServerRefusesAWrongToken) {
     EXPECT_FALSE(s.authenticated());
 }
 
-TEST(Handshake, ServerRefusesAnotherJobWithoutTellingItsOwn) {
+TEST(Handshake, ServerRefusesAnotherJobWithoutNamingItsOwn) {
     ClientHandshake c = client({"job 8", "secret"});
     ServerHandshake s = server();
     const Result<HandshakeMessage> challenge = s.receive(c.hello());
@@ -69,13 +69,13 @@ TEST(Handshake, ClientRefusesAServerThatDoesNotKnowTheToken) {
     EXPECT_FALSE(c.authenticated());
 }
 
-TEST(Handshake, ClientsOwnProofSentBackDoesNotPass) {
+TEST(Handshake, ClientRefusesItsOwnProofSentBack) {
     ClientHandshake c = client();
     const HandshakeMessage proof = **c.receive(Challenge{kServerNonce});
     EXPECT_FALSE(c.receive(Welcome{std::get<Proof>(proof).mac}));
 }
 
-TEST(Handshake, ProofIsWorthNothingUnderAnotherNonce) {
+TEST(Handshake, ProofIsInvalidForAnotherNonce) {
     ClientHandshake c = client();
     const HandshakeMessage proof = **c.receive(Challenge{kServerNonce});
     ServerHandshake later = server(kJob, std::string(32, 'a'));
@@ -83,7 +83,7 @@ TEST(Handshake, ProofIsWorthNothingUnderAnotherNonce) {
     EXPECT_FALSE(later.receive(proof));
 }
 
-TEST(Handshake, ProofIsWorthNothingUnderAnotherRoleOrName) {
+TEST(Handshake, ProofIsInvalidForAnotherRoleOrName) {
     ClientHandshake c = client();
     const HandshakeMessage proof = **c.receive(Challenge{kServerNonce});
     for (const auto& [role, name] : {std::pair(Role::Agent, "rank 3"), std::pair(Role::Worker, "rank 4")}) {
@@ -105,7 +105,7 @@ TEST(Handshake, RefusesNoncesThatAreNotRandomEnough) {
     }
 }
 
-TEST(Handshake, TakesNoMessageOutOfTurn) {
+TEST(Handshake, RefusesMessagesOutOfOrder) {
     ServerHandshake early = server();
     EXPECT_FALSE(early.receive(Proof{std::string(64, '0')}));
     EXPECT_FALSE(early.receive(client().hello())) << "after an error nothing is taken any more";
@@ -118,13 +118,13 @@ TEST(Handshake, TakesNoMessageOutOfTurn) {
     EXPECT_FALSE(c.receive(Challenge{kServerNonce}));
 }
 
-TEST(Handshake, ClientTellsTheServersRefusal) {
+TEST(Handshake, ClientReportsTheServersRefusal) {
     ClientHandshake c = client();
     const Result<std::optional<HandshakeMessage>> end = c.receive(Failure{Errc::Protocol, "no room"});
     EXPECT_EQ(end.error(), (Error{Errc::Refused, "no room", 0}));
 }
 
-TEST(Handshake, ClientTellsAServerThatIsTooBusyFromOneThatRefuses) {
+TEST(Handshake, ClientDistinguishesABusyServerFromARefusal) {
     for (const Errc busy : {Errc::Limit, Errc::Timeout})
         EXPECT_EQ(client().receive(Failure{busy, "later"}).error().code, busy);
 }

@@ -19,7 +19,7 @@ std::vector<std::uint32_t> rest_of(HeldAnswers& held) {
     return requests;
 }
 
-TEST(HeldAnswers, PassWhileTheAgentTakesThem) {
+TEST(HeldAnswers, PassWhileTheSessionHasRoom) {
     HeldAnswers held(100);
     EXPECT_TRUE(held.pass(answer_to(1, 1), kFull - 1));
     EXPECT_FALSE(held.next(0)) << "nothing was held";
@@ -34,13 +34,13 @@ TEST(HeldAnswers, WaitInOrderForRoom) {
     EXPECT_TRUE(held.pass(answer_to(1, 3), 0));
 }
 
-TEST(HeldAnswers, OfTheAgentItselfNeverWait) {
+TEST(HeldAnswers, ToTheAgentItselfNeverWait) {
     HeldAnswers held(100);
     EXPECT_FALSE(held.pass(answer_to(1, 1), kFull));
     EXPECT_TRUE(held.pass(answer_to(0, 2), kFull));
 }
 
-TEST(HeldAnswers, OfOneClientHaveALimitThatItIsToldOf) {
+TEST(HeldAnswers, ToOneClientHaveALimitThatItIsToldOf) {
     HeldAnswers held(100);
     EXPECT_FALSE(held.pass(answer_to(1, 1, 90), kFull));
     EXPECT_FALSE(held.pass(answer_to(1, 2, 11), kFull));
@@ -52,7 +52,7 @@ TEST(HeldAnswers, OfOneClientHaveALimitThatItIsToldOf) {
     EXPECT_TRUE(std::holds_alternative<Value>(held.next(0)->reply));
 }
 
-TEST(HeldAnswers, OfAClientThatIsGoneAreForgotten) {
+TEST(HeldAnswers, ToADisconnectedClientAreDropped) {
     HeldAnswers held(100);
     EXPECT_FALSE(held.pass(answer_to(1, 1, 90), kFull));
     EXPECT_FALSE(held.pass(answer_to(2, 2, 90), kFull));

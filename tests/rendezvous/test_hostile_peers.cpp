@@ -12,7 +12,7 @@ Message set_request(const std::string& key, std::string value) {
     return StoreRequest{0, std::nullopt, store_op::Set{key, Blob(std::move(value))}};
 }
 
-/// The server still serves others.
+/// Checks that the server still serves others.
 void expect_alive(RunningServer& server) {
     const auto client = server.client();
     EXPECT_TRUE(client->set("alive", "yes"));
@@ -33,7 +33,7 @@ TEST(HostilePeer, OneBytePerWriteIsServed) {
     EXPECT_EQ(*peer.receive(), Message(Done{}));
 }
 
-TEST(HostilePeer, WhoSaysNothingIsClosedAfterTheHandshakeDeadline) {
+TEST(HostilePeer, ASilentPeerIsClosedAfterTheHandshakeDeadline) {
     ServerLimits limits;
     limits.handshake = 30ms;
     RunningServer server(limits);
@@ -46,7 +46,7 @@ TEST(HostilePeer, WhoSaysNothingIsClosedAfterTheHandshakeDeadline) {
     expect_alive(server);
 }
 
-TEST(HostilePeer, WhoStopsInTheMiddleOfTheHandshakeIsClosedToo) {
+TEST(HostilePeer, APeerThatStopsDuringTheHandshakeIsClosedToo) {
     ServerLimits limits;
     limits.handshake = 30ms;
     RunningServer server(limits);
@@ -56,7 +56,7 @@ TEST(HostilePeer, WhoStopsInTheMiddleOfTheHandshakeIsClosedToo) {
     server.with([](Server& s) { EXPECT_EQ(s.strangers(), 0U); });
 }
 
-TEST(HostilePeer, SilentConnectionsDoNotKeepOthersOut) {
+TEST(HostilePeer, SilentConnectionsDoNotBlockOtherPeers) {
     ServerLimits limits;
     limits.strangers = 4;
     RunningServer server(limits);
@@ -68,7 +68,7 @@ TEST(HostilePeer, SilentConnectionsDoNotKeepOthersOut) {
     EXPECT_TRUE(silent.front()->is_closed());
 }
 
-TEST(HostilePeer, TheOneThatIsSilentForLongestGoesAndIsToldWhy) {
+TEST(HostilePeer, TheLongestSilentPeerIsClosedWithTheReason) {
     ServerLimits limits;
     limits.strangers = 3;
     RunningServer server(limits);
@@ -97,7 +97,7 @@ TEST(HostilePeer, TheOneThatIsSilentForLongestGoesAndIsToldWhy) {
     EXPECT_TRUE(std::holds_alternative<Welcome>(*welcome));
 }
 
-TEST(HostilePeer, StrangersDoNotTakeThePlacesOfThoseWhoKnowTheToken) {
+TEST(HostilePeer, UnprovenPeersDoNotTakeThePlacesOfProvenOnes) {
     ServerLimits limits;
     limits.connections = 3;
     RunningServer server(limits);
@@ -117,7 +117,7 @@ TEST(HostilePeer, StrangersDoNotTakeThePlacesOfThoseWhoKnowTheToken) {
     }
 }
 
-TEST(HostilePeer, ThoseWhoWereRefusedButDoNotGoCountAsStrangersToo) {
+TEST(HostilePeer, RefusedPeersThatStayConnectedCountAsUnproven) {
     ServerLimits limits;
     limits.strangers = 4;
     RunningServer server(limits);
@@ -134,7 +134,7 @@ TEST(HostilePeer, ThoseWhoWereRefusedButDoNotGoCountAsStrangersToo) {
     expect_alive(server);
 }
 
-TEST(HostilePeer, StrangersAreClosedByTheirFirstByteAndNamed) {
+TEST(HostilePeer, PeersOfOtherProtocolsAreClosedAtTheirFirstByteAndNamed) {
     RunningServer server;
     for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\n"), std::string("\0\0\0\x01", 4)}) {
         RawPeer stranger(server.endpoint());
@@ -147,16 +147,16 @@ TEST(HostilePeer, StrangersAreClosedByTheirFirstByteAndNamed) {
     expect_alive(server);
 }
 
-TEST(HostilePeer, WhoLeavesWithoutAWordIsNoNews) {
+TEST(HostilePeer, APeerThatLeavesBeforeItsFirstByteIsNotLogged) {
     RunningServer server;
-    RawPeer(server.endpoint());  // as one of several connections of an agent does, where another was faster
+    RawPeer(server.endpoint());  // an agent does this with its slower connections
     RawPeer stranger(server.endpoint());
     ASSERT_TRUE(stranger.send("GET /"));
     ASSERT_TRUE(server.events.saw("first byte 0x47"));
     EXPECT_EQ(server.events.lines().size(), 1U) << server.events.lines().front();
 }
 
-TEST(HostilePeer, AnotherMajorVersionIsToldOurs) {
+TEST(HostilePeer, APeerOfAnotherMajorVersionIsToldTheServersVersion) {
     RunningServer server;
     RawPeer newer(server.endpoint());
     ASSERT_TRUE(newer.send(std::string("DDPR\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 20)));
@@ -186,7 +186,7 @@ TEST(HostilePeer, LengthsBeyondTheLimitsAreRefusedBeforeAndAfterTheHandshake) {
     expect_alive(server);
 }
 
-TEST(HostilePeer, GarbageAfterTheHandshakeIsTheEndOfThatConnectionOnly) {
+TEST(HostilePeer, GarbageAfterTheHandshakeEndsOnlyThatConnection) {
     RunningServer server;
     RawPeer peer(server.endpoint());
     peer.shake_hands(kTestJob, Role::Worker);
@@ -198,7 +198,7 @@ TEST(HostilePeer, GarbageAfterTheHandshakeIsTheEndOfThatConnectionOnly) {
     expect_alive(server);
 }
 
-TEST(HostilePeer, StoreRequestsBeforeTheHandshakeTouchNothing) {
+TEST(HostilePeer, StoreRequestsBeforeTheHandshakeChangeNothing) {
     RunningServer server;
     RawPeer stranger(server.endpoint());
     ASSERT_TRUE(stranger.send(bytes_of(StoreRequest{0, std::nullopt, store_op::Add{"k", 1}}, 1)));
@@ -206,7 +206,7 @@ TEST(HostilePeer, StoreRequestsBeforeTheHandshakeTouchNothing) {
     server.with([](Server& s) { EXPECT_EQ(s.store().keys(), 0U); });
 }
 
-TEST(HostilePeer, DropInMidFrameIsNoticedAndItsRequestNotDone) {
+TEST(HostilePeer, ARequestThatIsCutWithinItsFrameIsNotDone) {
     RunningServer server;
     RawPeer agent(server.endpoint());
     agent.shake_hands(kTestJob, Role::Agent);
@@ -220,7 +220,7 @@ TEST(HostilePeer, DropInMidFrameIsNoticedAndItsRequestNotDone) {
     server.with([](Server& s) { EXPECT_EQ(s.store().keys(), 0U); });
 }
 
-TEST(HostilePeer, UnknownTypesAreAnsweredAndTheConnectionLivesOn) {
+TEST(HostilePeer, UnknownTypesAreAnsweredAndTheConnectionStaysOpen) {
     RunningServer server;
     RawPeer peer(server.endpoint());
     peer.shake_hands(kTestJob, Role::Worker);
@@ -230,7 +230,7 @@ TEST(HostilePeer, UnknownTypesAreAnsweredAndTheConnectionLivesOn) {
     EXPECT_EQ(*peer.receive(), Message(Done{}));
 }
 
-TEST(HostilePeer, AWorkerCannotSpeakAsAnAgent) {
+TEST(HostilePeer, AWorkerCannotSendMessagesOfAnAgent) {
     RunningServer server;
     RawPeer worker(server.endpoint());
     worker.shake_hands(kTestJob, Role::Worker);
@@ -241,7 +241,7 @@ TEST(HostilePeer, AWorkerCannotSpeakAsAnAgent) {
     for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("joined"), std::string::npos);
 }
 
-TEST(HostilePeer, ASlowReaderIsDroppedAndTheOthersAreServed) {
+TEST(HostilePeer, ASlowReaderIsClosedAndOthersAreServed) {
     ServerLimits limits;
     limits.output_bytes = 8U << 20;
     RunningServer server(limits);

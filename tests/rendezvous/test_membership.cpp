@@ -21,7 +21,7 @@ std::vector<AgentId> agents(const std::vector<Membership::Member>& world) {
     return ids;
 }
 
-TEST(Membership, WaitsAndSaysForWhat) {
+TEST(Membership, ReportsWhatItWaitsFor) {
     Membership job(fixed(3), t0);
     ASSERT_TRUE(job.join(1, node("a"), t0));
     const Verdict verdict = job.decide(t0 + 10s);
@@ -30,7 +30,7 @@ TEST(Membership, WaitsAndSaysForWhat) {
     EXPECT_EQ(job.next_change(t0 + 10s), t0 + 600s);
 }
 
-TEST(Membership, IsReadyAtOnceWhenAllAreThere) {
+TEST(Membership, IsReadyAtOnceWhenAllNodesHaveJoined) {
     Membership job(fixed(2), t0);
     ASSERT_TRUE(job.join(1, node("a"), t0));
     ASSERT_TRUE(job.join(2, node("b"), t0));
@@ -49,7 +49,7 @@ TEST(Membership, FailsAfterTheJoinTimeoutNamingTheMissingNodeRanks) {
     EXPECT_EQ(verdict.why, "2 of 4 nodes joined within 10 min; missing: node rank 1, 3");
 }
 
-TEST(Membership, OrdersTheFirstWorldByNodeRankAndElseByHostWhoeverComesFirst) {
+TEST(Membership, OrdersTheFirstWorldByNodeRankElseByHostName) {
     for (const bool y_is_first : {false, true}) {
         Membership job(fixed(4), t0);
         for (const AgentId id : y_is_first ? std::vector<AgentId>{13, 11} : std::vector<AgentId>{11, 13})
@@ -60,7 +60,7 @@ TEST(Membership, OrdersTheFirstWorldByNodeRankAndElseByHostWhoeverComesFirst) {
     }
 }
 
-TEST(Membership, CountsHostsAsPeopleDo) {
+TEST(Membership, OrdersHostNamesByTheirNumbers) {
     const std::vector<std::string> ordered{"gpu-2-10", "gpu-10-1", "n",   "n0",     "n02",
                                            "n2",       "n9.site",  "n10", "n10-ib", "n18446744073709551616",
                                            "na"};
@@ -71,13 +71,13 @@ TEST(Membership, CountsHostsAsPeopleDo) {
     EXPECT_EQ(hosts, ordered);
 }
 
-TEST(Membership, SeveralOfOneHostStandAsTheyCame) {
+TEST(Membership, NodesOfOneHostKeepTheOrderInWhichTheyJoined) {
     Membership job(fixed(3), t0);
     for (const AgentId id : {7, 5, 6}) ASSERT_TRUE(job.join(id, node(id == 6 ? "a" : "b"), t0));
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{6, 7, 5}));
 }
 
-TEST(Membership, LaterAPlaceIsForWhoCameFirstWhateverItsName) {
+TEST(Membership, LaterPlacesGoToNodesInTheOrderInWhichTheyJoined) {
     Membership job(fixed(2), t0);
     for (AgentId id = 1; id <= 2; ++id) ASSERT_TRUE(job.join(id, node("b" + std::to_string(id)), t0));
     job.settle();
@@ -87,9 +87,9 @@ TEST(Membership, LaterAPlaceIsForWhoCameFirstWhateverItsName) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{3, 2}));
 }
 
-/// So many that anything which goes through all of them, or all places, for each takes minutes: what catches
-/// it is the time limit of the whole program.
-TEST(Membership, SixteenThousandNodesJoinAndAreDecidedAboutOneByOne) {
+/// With so many nodes an algorithm that visits all nodes or places for each node takes minutes, and exceeds
+/// the time limit of the test program.
+TEST(Membership, SixteenThousandNodesJoinWithADecisionAfterEach) {
     constexpr int kNodes = 16384;
     Membership job(fixed(kNodes), t0);
     for (int i = kNodes - 1; i >= 0; --i) {
@@ -105,7 +105,7 @@ TEST(Membership, SixteenThousandNodesJoinAndAreDecidedAboutOneByOne) {
     EXPECT_EQ(job.joined(), 0);
 }
 
-TEST(Membership, ANodeRankIsFreeAgainWhenItsNodeHasLeft) {
+TEST(Membership, ANodeRankIsFreeAfterItsNodeHasLeft) {
     Membership job(fixed(3), t0);
     ASSERT_TRUE(job.join(1, node("a", 0), t0));
     ASSERT_TRUE(job.join(2, node("b", 1), t0));
@@ -116,7 +116,7 @@ TEST(Membership, ANodeRankIsFreeAgainWhenItsNodeHasLeft) {
     EXPECT_EQ(job.missing_ranks(), "; missing: node rank 2");
 }
 
-TEST(Membership, RefusesATwinNamingBothClaimants) {
+TEST(Membership, RefusesASecondNodeWithTheSameRankNamingBoth) {
     Membership job(fixed(2), t0);
     ASSERT_TRUE(job.join(1, {"node07", 12, 1, 4}, t0));
     const Status twin = job.join(2, {"node09", 44, 1, 4}, t0);
@@ -133,7 +133,7 @@ TEST(Membership, RefusesNegativeNodeRanksAndNodesWithoutWorkers) {
     EXPECT_EQ(job.joined(), 0);
 }
 
-TEST(Membership, RefusesANodeThatWasStartedOtherwiseWithATableOfWhoSaysWhat) {
+TEST(Membership, RefusesANodeWithDifferentOptionsWithATableOfBoth) {
     MembershipSpec spec = fixed(2);
     spec.head = "node00";
     spec.terms = {"ddprun=0.1.0", "--nnodes=2:4", "program of role default=train.py"};
@@ -153,7 +153,7 @@ TEST(Membership, RefusesANodeThatWasStartedOtherwiseWithATableOfWhoSaysWhat) {
         << "who says nothing does not agree";
 }
 
-TEST(Membership, GivesALastCallWhenThereAreEnough) {
+TEST(Membership, WaitsForTheLastCallWhenEnoughNodesHaveJoined) {
     Membership job(elastic(2, 4), t0);
     ASSERT_TRUE(job.join(1, node("a"), t0));
     ASSERT_TRUE(job.join(2, node("b"), t0 + 5s));
@@ -164,7 +164,7 @@ TEST(Membership, GivesALastCallWhenThereAreEnough) {
     EXPECT_EQ(job.next_change(t0 + 35s), kNever);
 }
 
-TEST(Membership, CallsAgainWhenOneLeavesBeforeTheStart) {
+TEST(Membership, BeginsTheLastCallAgainWhenANodeLeavesBeforeTheStart) {
     Membership job(elastic(2, 4), t0);
     ASSERT_TRUE(job.join(1, node("a"), t0));
     ASSERT_TRUE(job.join(2, node("b"), t0));
@@ -175,7 +175,7 @@ TEST(Membership, CallsAgainWhenOneLeavesBeforeTheStart) {
     EXPECT_EQ(job.decide(t0 + 70s).kind, Verdict::Ready);
 }
 
-TEST(Membership, GivesTheHoleToTheHostThatComesBack) {
+TEST(Membership, GivesAFreePlaceToTheHostThatReturns) {
     Membership job(fixed(3), t0);
     for (const auto& [id, host] : {std::pair(1, "a"), std::pair(2, "b"), std::pair(3, "c")}) {
         ASSERT_TRUE(job.join(static_cast<AgentId>(id), node(host), t0));
@@ -189,7 +189,7 @@ TEST(Membership, GivesTheHoleToTheHostThatComesBack) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{5, 4, 3}));
 }
 
-TEST(Membership, GivesTheHoleToASpareWhileTheOthersKeepTheirRanks) {
+TEST(Membership, GivesAFreePlaceToASpareWhileOthersKeepTheirRanks) {
     Membership job(fixed(3), t0);
     for (AgentId id = 1; id <= 4; ++id) ASSERT_TRUE(job.join(id, node("host" + std::to_string(id)), t0));
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 2, 3}));
@@ -201,7 +201,7 @@ TEST(Membership, GivesTheHoleToASpareWhileTheOthersKeepTheirRanks) {
     EXPECT_TRUE(job.spares().empty());
 }
 
-TEST(Membership, ClosesTheRanksWhenAPlaceStaysEmpty) {
+TEST(Membership, RenumbersRanksWhenAPlaceStaysFree) {
     Membership job(elastic(2, 4), t0);
     for (AgentId id = 1; id <= 4; ++id) ASSERT_TRUE(job.join(id, node("host" + std::to_string(id)), t0));
     job.settle();
@@ -211,7 +211,7 @@ TEST(Membership, ClosesTheRanksWhenAPlaceStaysEmpty) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 3, 4}));
 }
 
-TEST(Membership, TakesAnAskedNodeRankBackAfterTheRanksWereClosed) {
+TEST(Membership, AcceptsARequestedNodeRankAfterRanksWereRenumbered) {
     Membership job(elastic(2, 3), t0);
     for (int rank = 0; rank < 3; ++rank)
         ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h", rank), t0));
@@ -223,7 +223,7 @@ TEST(Membership, TakesAnAskedNodeRankBackAfterTheRanksWereClosed) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 9, 3}));
 }
 
-TEST(Membership, ANodeThatComesBackAfterTheRanksWereClosedTakesItsOwnPlaceAgain) {
+TEST(Membership, ANodeThatReturnsAfterRanksWereRenumberedGetsItsPlaceBack) {
     Membership job(elastic(2, 4), t0);
     for (AgentId id = 1; id <= 4; ++id) ASSERT_TRUE(job.join(id, node("host" + std::to_string(id)), t0));
     job.settle();
@@ -236,7 +236,7 @@ TEST(Membership, ANodeThatComesBackAfterTheRanksWereClosedTakesItsOwnPlaceAgain)
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 9, 3, 4}));
 }
 
-TEST(Membership, WhoComesBackTakesNoPlaceFromTheSpareThatHasIt) {
+TEST(Membership, AReturningNodeDoesNotDisplaceTheSpareInItsPlace) {
     Membership job(fixed(3), t0);
     for (int rank = 0; rank < 4; ++rank)
         ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h" + std::to_string(rank), rank), t0));
@@ -251,7 +251,7 @@ TEST(Membership, WhoComesBackTakesNoPlaceFromTheSpareThatHasIt) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 4, 9}));
 }
 
-TEST(Membership, NoWorldWithoutTheHeadHoweverManyComeBeforeIt) {
+TEST(Membership, FormsNoWorldWithoutTheHeadsNode) {
     MembershipSpec spec = elastic(1, 2);
     spec.awaits_head = true;
     Membership job(spec, t0);
@@ -264,7 +264,7 @@ TEST(Membership, NoWorldWithoutTheHeadHoweverManyComeBeforeIt) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{4, 1}));
 }
 
-TEST(Membership, ThoseWhoAreThereGoOnWithoutALastCallWhereTheyAreEnough) {
+TEST(Membership, FormsANextWorldOfEnoughNodesWithoutALastCall) {
     Membership job(elastic(2, 4), t0);
     for (AgentId id = 1; id <= 3; ++id) ASSERT_TRUE(job.join(id, node("a"), t0));
     job.settle();
@@ -278,7 +278,7 @@ TEST(Membership, ThoseWhoAreThereGoOnWithoutALastCallWhereTheyAreEnough) {
     EXPECT_EQ(job.decide(t0 + 100s).kind, Verdict::Ready);
 }
 
-TEST(Membership, NamesThoseWhoAreMissingWhereItIsKnownWhoIsToCome) {
+TEST(Membership, NamesMissingNodesIfTheExpectedOnesAreKnown) {
     MembershipSpec spec = fixed(3);
     spec.hosts = {"head", "cn7", "cn8"};
     Membership job(spec, t0);
@@ -297,13 +297,13 @@ TEST(Membership, ReopeningGrantsAFullJoinTimeout) {
     EXPECT_EQ(job.decide(t0 + 4200s).kind, Verdict::Failed);
 }
 
-TEST(Membership, IgnoresAgentsItDoesNotKnow) {
+TEST(Membership, IgnoresUnknownAgents) {
     Membership job(fixed(1), t0);
     job.leave(77, t0);
     EXPECT_EQ(job.joined(), 0);
 }
 
-TEST(Membership, WhoHadAPlaceUnderALostControllerKeepsItWhereItIsFree) {
+TEST(Membership, ANodeKeepsItsPlaceOfALostControllerIfItIsFree) {
     Membership job(elastic(2, 3), t0);
     const auto with_kept = [](const char* host, int place) {
         Joiner joiner = node(host);
@@ -317,7 +317,7 @@ TEST(Membership, WhoHadAPlaceUnderALostControllerKeepsItWhereItIsFree) {
         << "the lost head's place is for whoever has none";
 }
 
-TEST(Membership, ThoseWithoutAPlaceUnderALostControllerFollowByHost) {
+TEST(Membership, NodesWithoutAPlaceUnderALostControllerFollowByHostName) {
     Membership job(elastic(2, 4), t0);
     Joiner standby = node("x");
     standby.kept_place = 0;

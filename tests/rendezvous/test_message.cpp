@@ -104,7 +104,7 @@ std::vector<Message> one_of_each() {
     };
 }
 
-TEST(Message, SurvivesTheWire) {
+TEST(Message, IsDecodedAsItWasEncoded) {
     for (const Message& message : one_of_each()) {
         const Result<Message> back = decode(frame_of(message));
         ASSERT_TRUE(back) << message_name(message) << ": " << back.error().what;
@@ -112,7 +112,7 @@ TEST(Message, SurvivesTheWire) {
     }
 }
 
-TEST(Message, HasATypeOfItsOwn) {
+TEST(Message, HasAUniqueType) {
     std::set<std::uint8_t> types;
     std::set<std::string_view> names;
     for (const Message& message : one_of_each()) {
@@ -122,7 +122,7 @@ TEST(Message, HasATypeOfItsOwn) {
     EXPECT_EQ(types.size(), names.size());
 }
 
-TEST(Message, KeepsTheNumbersThatWereReleased) {
+TEST(Message, KeepsTheNumbersOfReleasedVersions) {
     std::vector<int> types;
     for (const Message& message : one_of_each()) types.push_back(frame_of(message).type);
     types.erase(std::unique(types.begin(), types.end()), types.end());
@@ -131,7 +131,7 @@ TEST(Message, KeepsTheNumbersThatWereReleased) {
                                        96,  97, 98, 83, 68, 84, 99, 100, 85, 69, 86, 70, 71, 87}));
 }
 
-TEST(Message, KeepsTheBytesThatWereReleased) {
+TEST(Message, KeepsTheBytesOfReleasedVersions) {
     const auto json_of = [](const Message& message) { return frame_of(message).json; };
     EXPECT_EQ(json_of(Failure{Errc::Limit, "too much"}), R"({"code":"limit","what":"too much"})");
     EXPECT_EQ(json_of(request(store_op::CompareSet{"k", "12", Blob("34")}, 1s)),
@@ -152,13 +152,13 @@ TEST(Message, KeepsTheBytesThatWereReleased) {
     EXPECT_EQ(json_of(Heartbeat{}), "");
 }
 
-TEST(Message, IgnoresKeysItDoesNotKnow) {
+TEST(Message, IgnoresUnknownKeys) {
     Frame frame = frame_of(Message(Sum{4}));
     frame.json = R"({"sum":4,"of":"a later version"})";
     EXPECT_EQ(*decode(frame), Message(Sum{4}));
 }
 
-TEST(Message, TakesAnAgentThatDoesNotKnowRoles) {
+TEST(Message, AcceptsAnAgentWithoutRoles) {
     Frame frame = frame_of(Message(AgentHello{"h", 0, 1, 2, "v", {}, {}, "trainer"}));
     frame.json.replace(frame.json.find(R"("role":"trainer",)"), 17, "");
     EXPECT_EQ(std::get<AgentHello>(*decode(frame)).role, "default");
@@ -204,13 +204,13 @@ TEST(Message, RefusesAnExpectedPartBeyondTheBlob) {
     EXPECT_EQ(decode(frame).error().code, Errc::Protocol);
 }
 
-TEST(Message, RefusesARoleItDoesNotKnow) {
+TEST(Message, RefusesAnUnknownRole) {
     Frame frame = frame_of(Message(Hello{}));
     frame.json = R"({"role":"boss","name":"","job_id":"","nonce":""})";
     EXPECT_EQ(decode(frame).error().what, "Hello: 'role' is 'boss'");
 }
 
-TEST(Message, KeepsAFailureWhoseCodeIsFromALaterVersion) {
+TEST(Message, KeepsAFailureWithACodeOfALaterVersion) {
     Frame frame = frame_of(Message(Failure{}));
     frame.json = R"({"code":"out_of_cheese","what":"no cheese"})";
     EXPECT_EQ(std::get<Failure>(*decode(frame)).what, "no cheese");
@@ -224,9 +224,9 @@ TEST(Message, SendsStderrThatIsNotUtf8WithReplacements) {
     EXPECT_EQ(std::get<WorkerExited>(*back).last_stderr, std::vector<std::string>{"caf\xef\xbf\xbd"});
 }
 
-TEST(Message, StaysWithinTheLimitsWhateverAWorkerWrote) {
+TEST(Message, StaysWithinTheLimitsForAnyOutputOfAWorker) {
     WorkerExited exited{};
-    exited.last_stderr.assign(100, std::string(100'000, '\x01'));  // six bytes each in JSON
+    exited.last_stderr.assign(100, std::string(100'000, '\x01'));  // each takes six bytes in JSON
     exited.last_stderr.back() = "the last line";
     for (std::string* text :
          {&exited.exec_failure, &exited.error_file, &exited.meaning, &exited.last_collective}) {
@@ -239,14 +239,14 @@ TEST(Message, StaysWithinTheLimitsWhateverAWorkerWrote) {
     EXPECT_EQ(back.last_stderr.back(), "the last line");
 }
 
-TEST(Message, RefusesToEncodeWhatAPeerWouldNotTake) {
+TEST(Message, RefusesToEncodeMessagesThatAPeerWouldRefuse) {
     const Message huge = request(store_op::Set{"k", Blob(std::string(kPeerLimits.blob_bytes + 1UL, 'x'))});
     const Result<std::string> bytes = encode(huge, 1);
     ASSERT_FALSE(bytes);
     EXPECT_EQ(bytes.error().code, Errc::Limit);
 }
 
-TEST(Message, TheStartOfALargeJobIsAsSmallAsThatOfASmallOne) {
+TEST(Message, TheOrderToStartDoesNotGrowWithTheJob) {
     StartGeneration start{};
     start.master_addr = "node00000";
     const std::size_t of_one_node = encode(start, 0)->size();
@@ -256,7 +256,7 @@ TEST(Message, TheStartOfALargeJobIsAsSmallAsThatOfASmallOne) {
     EXPECT_LT(encode(start, 0)->size(), of_one_node + 16) << "a few digits more";
 }
 
-TEST(CheckKey, TakesUtf8AndNothingElse) {
+TEST(CheckKey, AcceptsUtf8Only) {
     EXPECT_TRUE(check_key("nccl/3/0 \xe2\x82\xac \xf0\x9f\x98\x80"));
     for (const char* bad : {"", "\xff", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80",
                             "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "a\x80"}) {

@@ -1,4 +1,4 @@
-// Sessions of real agents and a real server, on a way that loses connections.
+// Sessions between real agents and a real server, over a relay that loses connections.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Long enough for a loaded machine, in which even the grace of a broken connection is 300 ms.
+/// The timeout is long enough for a loaded machine: even the grace of a broken connection is 300 ms.
 constexpr Heartbeats kPatient{60s};
 
 std::vector<std::string> notices_in(EventLog& events) {
@@ -21,7 +21,7 @@ std::vector<std::string> notices_in(EventLog& events) {
     return found;
 }
 
-/// Notices of all sizes: a reset falls into some of them, and between others.
+/// Notices of all sizes, so that resets happen within and between messages.
 Notice notice(int number) {
     return {"test",
             fmt::format("{} {}", number, std::string(static_cast<std::size_t>(number * 37 % 900), 'x'))};
@@ -40,7 +40,7 @@ bool says(EventLog& events, const std::string& text) {
     return false;
 }
 
-TEST(Session, LosesAndRepeatsNothingWhenItsConnectionsAreResetInMidMessage) {
+TEST(Session, LosesAndRepeatsNothingWhenConnectionsAreResetWithinAMessage) {
     RunningServer server({}, kPatient);
     FlakyRelay relay(server.endpoint());
     RunningLink link(relay.endpoint(), soon(), kTestJob, kPatient);
@@ -62,7 +62,7 @@ TEST(Session, LosesAndRepeatsNothingWhenItsConnectionsAreResetInMidMessage) {
     }
 }
 
-TEST(Session, GoesOnBesideASilentConnectionBeforeTheTimeOut) {
+TEST(Session, ContinuesOverAnotherConnectionBeforeTheTimeout) {
     RunningServer server({}, {6s});
     FlakyRelay relay(server.endpoint());
     RunningLink link(relay.endpoint(), soon(), kTestJob, {6s});
@@ -77,7 +77,7 @@ TEST(Session, GoesOnBesideASilentConnectionBeforeTheTimeOut) {
     EXPECT_FALSE(says(server.events, "lost ") || says(link.events, "lost "));
 }
 
-TEST(Session, KeepsWhatIsSaidWhileThereIsNoConnection) {
+TEST(Session, KeepsMessagesThatAreSentWithoutAConnection) {
     RunningServer server({}, kPatient);
     FlakyRelay relay(server.endpoint());
     RunningLink link(relay.endpoint(), soon(), kTestJob, kPatient);
@@ -95,7 +95,7 @@ TEST(Session, KeepsWhatIsSaidWhileThereIsNoConnection) {
     EXPECT_EQ(notices_in(link.events), in_order(3));
 }
 
-TEST(Session, ThatIsOverIsRefusedWithACodeThatTellsTheAgentToJoinAnew) {
+TEST(Session, IsRefusedAfterItsEndWithACodeThatTellsTheAgentToJoinAgain) {
     RunningServer server({}, {100ms});
     FlakyRelay relay(server.endpoint());
     RunningLink link(relay.endpoint(), soon(), kTestJob, kPatient);
@@ -111,7 +111,7 @@ TEST(Session, ThatIsOverIsRefusedWithACodeThatTellsTheAgentToJoinAnew) {
         << ::testing::PrintToString(link.events.lines());
 }
 
-TEST(Session, OfADeadProcessWaitsForTheGraceOnly) {
+TEST(Session, EndsAfterTheGraceWhenItsProcessDied) {
     RunningServer server({}, kPatient);
     RunningLink link(server.endpoint(), soon(), kTestJob, kPatient);
     ASSERT_TRUE(server.events.saw("joined node02"));
@@ -119,7 +119,7 @@ TEST(Session, OfADeadProcessWaitsForTheGraceOnly) {
     EXPECT_TRUE(server.events.saw("lost ")) << "silence would take a minute";
 }
 
-TEST(Session, IsTakenOverByNobodyWithoutTheToken) {
+TEST(Session, CannotBeTakenOverWithoutTheToken) {
     RunningServer server({}, kPatient);
     RawPeer agent(server.endpoint());
     ClientHandshake own(kTestJob, Hello{Role::Agent, "agent on node03", "", ""},
@@ -156,7 +156,7 @@ TEST(Session, IsTakenOverByNobodyWithoutTheToken) {
     EXPECT_FALSE(says(server.events, "lost "));
 }
 
-TEST(Session, WhoseCountsCannotBeIsRefused) {
+TEST(Session, IsRefusedWithImpossibleCounts) {
     RunningServer server;
     RawPeer agent(server.endpoint());
     (void)agent.shake_hands(kTestJob, Role::Agent);

@@ -14,12 +14,12 @@ void try_client(RunningServer& server, const std::string& scheme) {
     EXPECT_EQ(outcome.out, "the document is right\n");
 }
 
-TEST(ProtocolDocument, IsEnoughToWriteAClientOfTheStore) {
+TEST(ProtocolDocument, SufficesToWriteAStoreClient) {
     RunningServer server;
     try_client(server, "tcp:");
 }
 
-TEST(ProtocolDocument, IsEnoughToWriteAClientThatSpeaksTls) {
+TEST(ProtocolDocument, SufficesToWriteATlsClient) {
     const Result<std::shared_ptr<const TlsContext>> tls = TlsContext::for_server();
     if (!tls) GTEST_SKIP() << tls.error().what;
     RunningServer server({}, {}, false, *tls);

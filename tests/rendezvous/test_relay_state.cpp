@@ -22,7 +22,7 @@ StoreRequest request(StoreOp op, std::optional<Duration> timeout = std::nullopt)
 }
 Set set_of(const std::string& key, const std::string& value) { return {key, Blob(value)}; }
 
-/// A relay before a store, and the way between them, on which messages stay until the test lets them go.
+/// A relay, a store, and the connection between them, which holds messages until the test delivers them.
 struct Way {
     void ask(std::uint64_t client, StoreOp op, std::optional<Duration> timeout = std::nullopt) {
         take(relay.ask(client, ++asked[client], request(std::move(op), timeout), now));
@@ -31,7 +31,7 @@ struct Way {
         for (auto& one : actions.forward) there.push_back(std::move(one));
         for (auto& one : actions.told) told[one.client].push_back(one.reply);
     }
-    /// The store hears the next question, or all of them.
+    /// Delivers the next request, or all of them, to the store.
     void hear() {
         RelayState::Forward next = std::move(there.front());
         there.pop_front();
@@ -43,7 +43,7 @@ struct Way {
     void hear_all() {
         while (!there.empty()) hear();
     }
-    /// Its next answer arrives.
+    /// Delivers the store's next answer.
     void arrive() {
         const StoreAnswer next = std::move(back.front());
         back.pop_front();
@@ -58,7 +58,7 @@ struct Way {
     void leave(std::uint64_t client) {
         std::erase_if(there, [&](const auto& one) {
             return one.request.client == client;
-        });  // comes before the word of its end, and is for nobody
+        });  // arrives before the message of its end, for no client
         store.disconnect({kAgent, client});
         take(relay.leave(client, now));
     }
@@ -67,7 +67,7 @@ struct Way {
         for (StoreAnswer& answer : store.expire(now)) back.push_back(std::move(answer));
         take(relay.expire(now));
     }
-    /// What the client was told last; a Failure "nothing" when it was not.
+    /// The client's last answer; a Failure "nothing" if there is none.
     [[nodiscard]] StoreReply last(std::uint64_t client) const {
         const auto mine = told.find(client);
         return mine == told.end() || mine->second.empty() ? StoreReply(Failure{Errc::System, "nothing"})
@@ -101,7 +101,7 @@ TEST(RelayState, GivesEachClientItsOwnAnswers) {
     EXPECT_EQ(way.relay.under_way(), 0U);
 }
 
-TEST(RelayState, AsksOnceMoreForAllWhoWantWhatIsBeingAsked) {
+TEST(RelayState, SendsOneFurtherRequestForAllClientsWithTheSameRead) {
     Way way;
     for (std::uint64_t client = 1; client <= 64; ++client) way.ask(client, Get{"id"});
     EXPECT_EQ(way.there.size(), 1U);
@@ -115,7 +115,7 @@ TEST(RelayState, AsksOnceMoreForAllWhoWantWhatIsBeingAsked) {
     for (std::uint64_t client = 1; client <= 64; ++client) EXPECT_EQ(way.last(client), value("v"));
 }
 
-TEST(RelayState, TellsNobodyWhatWasTrueBeforeHeAsked) {
+TEST(RelayState, NeverAnswersWithAValueFromBeforeTheRequest) {
     Way way;
     way.ask(99, set_of("k", "old"));
     way.ask(1, Get{"k"});
@@ -123,7 +123,7 @@ TEST(RelayState, TellsNobodyWhatWasTrueBeforeHeAsked) {
     way.hear_all();
     way.ask(99, set_of("k", "new"));
     way.hear_all();
-    way.ask(3, Get{"k"});  // after the value was changed, before the answer to the first arrives
+    way.ask(3, Get{"k"});  // after the change of the value, before the first answer arrives
     way.ask(4, TryGet{"k"});
     way.settle();
     EXPECT_EQ(way.last(1), value("old"));
@@ -132,7 +132,7 @@ TEST(RelayState, TellsNobodyWhatWasTrueBeforeHeAsked) {
     EXPECT_EQ(way.last(4), value("new"));
 }
 
-TEST(RelayState, SharesWaitsForTheSameKeysOnly) {
+TEST(RelayState, SharesOnlyWaitsForTheSameKeys) {
     Way way;
     way.ask(1, Wait{{"a", "b"}});
     way.ask(2, Wait{{"a", "b"}});
@@ -149,18 +149,18 @@ TEST(RelayState, SharesWaitsForTheSameKeysOnly) {
     EXPECT_EQ(way.told[3].size(), 0U);
 }
 
-TEST(RelayState, CarriesOutOneClientsRequestsInItsOrder) {
+TEST(RelayState, KeepsTheOrderOfAClientsRequests) {
     Way way;
     way.ask(1, Get{"k"});
-    way.ask(2, Get{"k"});             // waits behind the other's
-    way.ask(2, set_of("k", "by 2"));  // and must not overtake
+    way.ask(2, Get{"k"});             // waits behind the other client's
+    way.ask(2, set_of("k", "by 2"));  // must not overtake
     ASSERT_EQ(way.there.size(), 3U);
     EXPECT_TRUE(std::holds_alternative<Get>(way.there[1].request.op));
     way.settle();
     EXPECT_EQ(way.told[2], (std::vector<StoreReply>{value("by 2"), Done{}}));
 }
 
-TEST(RelayState, EachWaitsForItsOwnTime) {
+TEST(RelayState, EachClientHasItsOwnTimeout) {
     Way way;
     way.ask(1, Get{"k"}, 10s);
     way.ask(2, Get{"k"}, 1s);
@@ -178,18 +178,18 @@ TEST(RelayState, EachWaitsForItsOwnTime) {
     EXPECT_EQ(way.last(3), value("v"));
 }
 
-TEST(RelayState, WhoseTimeIsUpBehindOthersIsToldWhatTheStoreKnows) {
+TEST(RelayState, AClientThatTimesOutBehindOthersIsToldWhatTheStoreKnows) {
     Way way;
     way.ask(9, set_of("k", "v"));
     way.ask(1, Get{"k"});
     way.ask(2, Get{"k"}, 1ms);
-    way.hear_all();  // the answers are slow
+    way.hear_all();  // the answers are still under way
     way.pass(1ms);
     way.settle();
     EXPECT_EQ(way.last(2), value("v")) << "it was there all the time";
 }
 
-TEST(RelayState, ATimeOutOfTheFirstLeavesTheOthersWaiting) {
+TEST(RelayState, ATimeoutOfTheFirstClientLeavesTheOthersWaiting) {
     Way way;
     way.ask(1, Get{"k"}, 1s);
     way.ask(2, Get{"k"}, 5s);
@@ -206,13 +206,13 @@ TEST(RelayState, ATimeOutOfTheFirstLeavesTheOthersWaiting) {
     EXPECT_EQ(way.last(2), value("v"));
 }
 
-TEST(RelayState, WhoGoesIsWaitedForByNobody) {
+TEST(RelayState, NothingWaitsForAClientThatIsGone) {
     Way way;
     way.ask(1, Get{"k"});
     way.ask(2, Get{"k"});
     way.ask(3, Get{"k"});
     way.hear_all();
-    way.leave(1);  // as whom the store was asked
+    way.leave(1);  // the relay asked the store as this client
     way.leave(3);
     way.ask(9, set_of("k", "v"));
     way.settle();
@@ -222,7 +222,7 @@ TEST(RelayState, WhoGoesIsWaitedForByNobody) {
     EXPECT_EQ(way.store.waiters(), 0U);
 }
 
-TEST(RelayState, WhoWaitsInABarrierIsOneClientThere) {
+TEST(RelayState, ARelayedClientCountsOnceInABarrier) {
     Way way;
     way.ask(1, Barrier{"b", 3});
     way.ask(2, Barrier{"b", 3});
@@ -237,7 +237,7 @@ TEST(RelayState, WhoWaitsInABarrierIsOneClientThere) {
     EXPECT_EQ(way.last(4), StoreReply(Done{}));
 }
 
-TEST(RelayState, ALostSessionIsTheEndOfAllThatIsAsked) {
+TEST(RelayState, ALostSessionEndsAllRequests) {
     Way way;
     way.ask(1, Get{"k"}, 1s);
     way.ask(2, Get{"k"}, 2s);
@@ -251,14 +251,14 @@ TEST(RelayState, ALostSessionIsTheEndOfAllThatIsAsked) {
     EXPECT_EQ(way.told[3].size(), 1U) << "nobody is answered twice";
 }
 
-/// Whatever happens in which order: each request is answered once, no read is older than what was
-/// acknowledged before it was asked, and nothing is left.
-TEST(RelayState, AnswersOnceAndNeverWhatWasOverInAnyOrderOfEvents) {
+/// In any order of events each request is answered once, no read returns a value older than one that was
+/// acknowledged before the request, and nothing is left.
+TEST(RelayState, AnswersOnceAndNeverWithOldValuesInAnyOrderOfEvents) {
     for (unsigned seed = 1; seed <= 2000; ++seed) {
         std::mt19937 random(seed);
         const auto pick = [&](unsigned count) { return static_cast<std::uint64_t>(random() % count); };
         Way way;
-        std::map<std::uint64_t, int> oldest;  // what the client's read may show at least
+        std::map<std::uint64_t, int> oldest;  // the oldest value that the client's read may return
         int written = 0, acknowledged = 0;
         constexpr std::uint64_t kWriter = 100;
         way.ask(kWriter, set_of("k", "0"));

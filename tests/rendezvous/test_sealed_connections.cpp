@@ -1,4 +1,4 @@
-// Real agents, clients and a real server that speak TLS to each other.
+// TLS between real agents, clients and a real server.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Long enough for a loaded machine, in which even the grace of a broken connection is 300 ms.
+/// The timeout is long enough for a loaded machine: even the grace of a broken connection is 300 ms.
 constexpr Heartbeats kPatient{60s};
 
 std::shared_ptr<const TlsContext> server_side() { return *TlsContext::for_server(); }
@@ -21,7 +21,7 @@ Result<std::unique_ptr<StoreClient>> connect(const Endpoint& server, bool tls) {
                                 soon());
 }
 
-TEST(SealedConnection, CarriesTheStore) {
+TEST(TlsConnection, CarriesTheStore) {
     RunningServer server({}, {}, false, server_side());
     const auto client = connect(server.endpoint(), true);
     ASSERT_TRUE(client) << client.error().what;
@@ -31,7 +31,7 @@ TEST(SealedConnection, CarriesTheStore) {
     EXPECT_EQ((*client)->add("n", 2).value_or(0), 2);
 }
 
-TEST(SealedConnection, CarriesAnAgentsSession) {
+TEST(TlsConnection, CarriesAnAgentsSession) {
     RunningServer server({}, {}, false, server_side());
     RunningLink link(server.endpoint(), soon(), kTestJob, {}, false, ServerLimits{}.handshake, client_side());
     ASSERT_TRUE(server.events.saw("joined node02"));
@@ -41,7 +41,7 @@ TEST(SealedConnection, CarriesAnAgentsSession) {
     EXPECT_TRUE(link.events.saw("message Notice 18"));
 }
 
-TEST(SealedConnection, SessionsGoOnWhenItIsResetInMidRecord) {
+TEST(TlsConnection, SessionsContinueWhenItIsResetWithinARecord) {
     RunningServer server({}, kPatient, false, server_side());
     FlakyRelay relay(server.endpoint());
     RunningLink link(relay.endpoint(), soon(), kTestJob, kPatient, false, ServerLimits{}.handshake,
@@ -64,7 +64,7 @@ TEST(SealedConnection, SessionsGoOnWhenItIsResetInMidRecord) {
     EXPECT_GT(relay.carried(), 3);
 }
 
-TEST(SealedConnection, ShowsNobodyOnTheWayWhatItCarries) {
+TEST(TlsConnection, HidesItsContentsOnTheNetwork) {
     RunningServer server({}, {}, false, server_side());
     FlakyRelay relay(server.endpoint());
     for (const bool tls : {true, false}) {
@@ -79,7 +79,7 @@ TEST(SealedConnection, ShowsNobodyOnTheWayWhatItCarries) {
     }
 }
 
-TEST(SealedConnection, IsRefusedByAServerWithoutTlsAndBothSidesSayWhatToDo) {
+TEST(TlsConnection, IsRefusedByAServerWithoutTlsAndBothSidesNameTheRemedy) {
     RunningServer server;
     const auto client = connect(server.endpoint(), true);
     ASSERT_FALSE(client);
@@ -92,14 +92,14 @@ TEST(SealedConnection, IsRefusedByAServerWithoutTlsAndBothSidesSayWhatToDo) {
     EXPECT_TRUE(link.events.saw("speaks no TLS: give --tls to every node, or to none"));
 }
 
-TEST(SealedConnection, IsNotNeededOnTheServersOwnHost) {
+TEST(TlsConnection, IsNotNeededOnTheServersOwnHost) {
     RunningServer server({}, {}, false, server_side());
     const auto client = connect(server.endpoint(), false);
     ASSERT_TRUE(client) << client.error().what;
     EXPECT_TRUE((*client)->set("k", "v"));
 }
 
-TEST(SealedConnection, IsHadAlsoAmongStrangersThatAreTurnedAway) {
+TEST(TlsConnection, IsServedBesideUnprovenPeersThatAreClosed) {
     ServerLimits limits;
     limits.strangers = 4;
     RunningServer server(limits, {}, false, server_side());
@@ -110,7 +110,7 @@ TEST(SealedConnection, IsHadAlsoAmongStrangersThatAreTurnedAway) {
     EXPECT_TRUE((*client)->set("k", "v"));
 }
 
-TEST(SealedConnection, ThatIsNeverFinishedIsClosedAfterTheHandshakeDeadline) {
+TEST(TlsConnection, IsClosedAfterTheHandshakeDeadlineIfUnfinished) {
     ServerLimits limits;
     limits.handshake = limits.goodbye = 30ms;
     RunningServer server(limits, {}, false, server_side());
@@ -120,7 +120,7 @@ TEST(SealedConnection, ThatIsNeverFinishedIsClosedAfterTheHandshakeDeadline) {
     EXPECT_TRUE(server.events.saw("no handshake within"));
 }
 
-TEST(SealedConnection, ThatBeginsWithGarbageIsClosed) {
+TEST(TlsConnection, IsClosedIfItBeginsWithGarbage) {
     RunningServer server({}, {}, false, server_side());
     RawPeer garbage(server.endpoint());
     ASSERT_TRUE(garbage.send("\x16 this is no TLS at all"));

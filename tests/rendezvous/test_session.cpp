@@ -15,7 +15,7 @@ constexpr TimePoint kStart{1h};
 
 EncodedMessage message(const std::string& text) { return {text, {}}; }
 
-/// What would be written now, and is.
+/// Writes the next bytes and returns them.
 std::string write_all(Outbox& outbox) {
     std::string text;
     while (!outbox.is_written()) {
@@ -31,7 +31,7 @@ std::string write_all(Outbox& outbox) {
     return text;
 }
 
-TEST(Outbox, WritesWhatWasPushedInPiecesOfAnySize) {
+TEST(Outbox, WritesItsBytesInPiecesOfAnySize) {
     Outbox outbox;
     outbox.push({"head", Blob("blob")});
     outbox.push(message("next"));
@@ -62,7 +62,7 @@ TEST(Outbox, KeepsASessionsMessagesUntilTheyAreAcknowledged) {
     EXPECT_EQ(outbox.bytes(), 4U) << "what is written of it is kept, too";
 }
 
-TEST(Outbox, TakesNoWordForMessagesThatWereNotWritten) {
+TEST(Outbox, RefusesAcknowledgementsOfUnwrittenMessages) {
     Outbox outbox;
     outbox.keep();
     outbox.push(message("one"));
@@ -72,14 +72,14 @@ TEST(Outbox, TakesNoWordForMessagesThatWereNotWritten) {
     EXPECT_FALSE(outbox.acknowledge(0)) << "and none is taken back";
 }
 
-TEST(Outbox, SaysAgainOnAnotherConnectionWhatIsNotAcknowledged) {
+TEST(Outbox, RepeatsUnacknowledgedMessagesOnAnotherConnection) {
     Outbox lost;
     lost.keep();
     for (const char* text : {"one ", "two ", "three "}) lost.push(message(text));
     (void)write_all(lost);
     lost.push_heartbeat(message("beat "));
     lost.push(message("four "));
-    lost.consume(7);  // the heartbeat, and a piece of the last one
+    lost.consume(7);  // the heartbeat, and a part of the last message
     ASSERT_TRUE(lost.acknowledge(1));
     Outbox next;
     next.push(message("welcome "));
@@ -90,7 +90,7 @@ TEST(Outbox, SaysAgainOnAnotherConnectionWhatIsNotAcknowledged) {
     EXPECT_EQ(next.bytes(), 0U);
 }
 
-TEST(Inbox, PassesOverWhatCameByTheConnectionBefore) {
+TEST(Inbox, SkipsMessagesThatAnEarlierConnectionDelivered) {
     Inbox inbox;
     for (int i = 0; i < 5; ++i) EXPECT_TRUE(inbox.take(1));
     ASSERT_TRUE(inbox.go_on(3));
@@ -101,7 +101,7 @@ TEST(Inbox, PassesOverWhatCameByTheConnectionBefore) {
     EXPECT_FALSE(inbox.go_on(7)) << "the sixth would be lost";
 }
 
-TEST(Inbox, OwesAWordForMuchThatItsPeerKeeps) {
+TEST(Inbox, AcknowledgesEarlyWhenThePeerKeepsMuch) {
     Inbox inbox;
     inbox.take(100);
     EXPECT_FALSE(inbox.owes_a_word());
@@ -111,7 +111,7 @@ TEST(Inbox, OwesAWordForMuchThatItsPeerKeeps) {
     EXPECT_FALSE(inbox.owes_a_word());
 }
 
-TEST(Outage, IsAsLongAsItLooksLikeADeadProcessOrASilentNetwork) {
+TEST(Outage, HasOneLimitForDeadProcessesAndOneForSilentNetworks) {
     const Heartbeats limits{3s};
     const auto wait_after = [&](Errc code, int sys) {
         return wait_for_redial(outage_of({code, "", sys}), limits);
@@ -124,13 +124,13 @@ TEST(Outage, IsAsLongAsItLooksLikeADeadProcessOrASilentNetwork) {
     EXPECT_EQ(wait_after(Errc::Timeout, 0), 0s);
 }
 
-TEST(Heartbeats, AreSpokenSixTimesWithinTheOneLimit) {
+TEST(Heartbeats, AreSentSixTimesWithinTheLimit) {
     EXPECT_EQ(Heartbeats{}.timeout, 3s);
     EXPECT_EQ(Heartbeats{}.interval, 500ms);
     EXPECT_EQ(Heartbeats{12s}.interval, 2s);
 }
 
-TEST(SilenceWatch, LooksAtTheEndOfTheTimeOutAndNotAtTheNextHeartbeat) {
+TEST(SilenceWatch, ChecksAtTheEndOfTheTimeoutNotAtTheNextHeartbeat) {
     SilenceWatch watch({3s}, kStart);
     const TimePoint heard = kStart + 100ms;
     EXPECT_EQ(watch.look(kStart + 500ms, heard).next, kStart + 1000ms);
@@ -138,7 +138,7 @@ TEST(SilenceWatch, LooksAtTheEndOfTheTimeOutAndNotAtTheNextHeartbeat) {
     EXPECT_EQ(watch.look(kStart + 3000ms, heard).next, heard + 3s);
 }
 
-TEST(SilenceWatch, LosesNobodyBeforeItHasReadWhatCameMeanwhile) {
+TEST(SilenceWatch, LosesNoPeerBeforeItHasReadPendingMessages) {
     SilenceWatch watch({3s}, kStart);
     (void)watch.look(kStart + 2800ms, kStart);
     const SilenceWatch::Verdict first = watch.look(kStart + 3s, kStart);
@@ -147,7 +147,7 @@ TEST(SilenceWatch, LosesNobodyBeforeItHasReadWhatCameMeanwhile) {
     EXPECT_FALSE(watch.look(kStart + 3s, kStart + 3s).are_lost) << "it was heard in between";
 }
 
-TEST(SilenceWatch, LosesWhoIsSilentAtTheSecondLookToo) {
+TEST(SilenceWatch, LosesAPeerThatIsSilentAtTheSecondCheckToo) {
     SilenceWatch watch({3s}, kStart);
     (void)watch.look(kStart + 2800ms, kStart);
     (void)watch.look(kStart + 3s, kStart);
@@ -156,7 +156,7 @@ TEST(SilenceWatch, LosesWhoIsSilentAtTheSecondLookToo) {
     EXPECT_EQ(second.next, kStart + 3001ms) << "the next one may be due at the same time";
 }
 
-TEST(SilenceWatch, GivesTheOthersTimeWhenItWasAwayItself) {
+TEST(SilenceWatch, GivesPeersTimeAfterThisProcessWasStopped) {
     SilenceWatch watch({3s}, kStart);
     (void)watch.look(kStart + 500ms, kStart);
     const SilenceWatch::Verdict back = watch.look(kStart + 1min, kStart);
@@ -165,7 +165,7 @@ TEST(SilenceWatch, GivesTheOthersTimeWhenItWasAwayItself) {
     EXPECT_TRUE(watch.look(kStart + 1min + 1s, kStart).are_lost) << "but not for ever";
 }
 
-TEST(SilenceWatch, WaitsForTheNextOneWhenNobodyIsThere) {
+TEST(SilenceWatch, HasNoDeadlineWithoutPeers) {
     SilenceWatch watch({3s}, kStart);
     const SilenceWatch::Verdict verdict = watch.look(kStart + 500ms, kNever);
     EXPECT_FALSE(verdict.are_lost);

@@ -10,14 +10,14 @@ using namespace store_op;
 
 const TimePoint t0{1000s};
 
-/// A store with a clock and a request counter; each client's answers are collected.
+/// A store with a clock and a request counter, which collects the answers of each client.
 struct Bench {
     explicit Bench(StoreLimits limits = {}) : store(limits) {}
 
     StoreAnswers ask(ClientId client, StoreOp op, std::optional<Duration> timeout = std::nullopt) {
         return store.apply(client, ++request, {generation, timeout, std::move(op)}, now);
     }
-    /// The one answer of an operation that does not wait.
+    /// The only answer of an operation that does not wait.
     StoreReply reply(StoreOp op, ClientId client = 1) {
         StoreAnswers answers = ask(client, std::move(op));
         EXPECT_EQ(answers.size(), 1U);
@@ -44,7 +44,7 @@ TEST(Store, KeepsWhatWasSet) {
     EXPECT_EQ(b.store.keys(), 1U);
 }
 
-TEST(Store, TellsAnEmptyValueFromNone) {
+TEST(Store, DistinguishesAnEmptyValueFromNone) {
     Bench b;
     b.reply(set_of("k", ""));
     EXPECT_EQ(b.reply(TryGet{"k"}), value(""));
@@ -76,13 +76,13 @@ TEST(Store, CompareSetSwapsOnlyWhatWasExpected) {
     EXPECT_EQ(b.reply(CompareSet{"k", "first", Blob("second")}), StoreReply(Exchanged{true, Blob("second")}));
 }
 
-TEST(Store, CompareSetTellsEmptyFromAbsent) {
+TEST(Store, CompareSetDistinguishesEmptyFromAbsent) {
     Bench b;
     EXPECT_EQ(b.reply(CompareSet{"k", "", Blob("x")}), StoreReply(Exchanged{false, Blob()}));
     EXPECT_EQ(b.reply(TryGet{"k"}), StoreReply(Absent{}));
 }
 
-TEST(Store, EraseSaysWhetherThereWasOne) {
+TEST(Store, EraseReportsWhetherTheKeyExisted) {
     Bench b;
     b.reply(set_of("k", "v"));
     EXPECT_EQ(b.reply(Erase{"k"}), StoreReply(Erased{true}));
@@ -104,7 +104,7 @@ TEST(Store, GetWaitsForTheKey) {
     EXPECT_EQ(b.store.next_deadline(), kNever);
 }
 
-TEST(Store, AddAndCompareSetWakeWaitersToo) {
+TEST(Store, AddAndCompareSetWakeWaitingClientsToo) {
     Bench b;
     b.ask(1, Get{"n"});
     EXPECT_EQ(b.ask(2, Add{"n", 4})[0].reply, value("4"));
@@ -132,7 +132,7 @@ TEST(Store, WaitForExistingKeysOrNoneReturnsAtOnce) {
     EXPECT_EQ(b.reply(Wait{{}}), StoreReply(Done{}));
 }
 
-TEST(Store, TimeoutNamesWhatIsMissingAndTheWait) {
+TEST(Store, TimeoutNamesTheMissingKeyAndTheWait) {
     Bench b;
     b.reply(set_of("b", ""));
     b.ask(1, Wait{{"a", "b", "c", "d", "e"}}, 5s);
@@ -146,7 +146,7 @@ TEST(Store, TimeoutNamesWhatIsMissingAndTheWait) {
     EXPECT_TRUE(b.ask(2, set_of("lonely", ""))[0].client == 2U) << "who timed out is not answered again";
 }
 
-TEST(Store, BarrierReleasesEveryoneWithTheLast) {
+TEST(Store, BarrierReleasesAllClientsWithTheLast) {
     Bench b;
     EXPECT_TRUE(b.ask(1, Barrier{"b", 3}).empty());
     EXPECT_TRUE(b.ask(2, Barrier{"b", 3}).empty());
@@ -162,7 +162,7 @@ TEST(Store, BarrierOfOneDoesNotWait) {
     EXPECT_EQ(b.reply(Barrier{"b", 1}), StoreReply(Done{}));
 }
 
-TEST(Store, BarrierRefusesADisagreeingCountNamingBoth) {
+TEST(Store, BarrierRefusesADifferentCountNamingBoth) {
     Bench b;
     b.ask(1, Barrier{"b", 4});
     const StoreReply refused = b.reply(Barrier{"b", 3}, 2);
@@ -172,7 +172,7 @@ TEST(Store, BarrierRefusesADisagreeingCountNamingBoth) {
     EXPECT_EQ(code(b.reply(Barrier{"other", 0}, 2)), Errc::InvalidArgument);
 }
 
-TEST(Store, BarrierTimeoutTellsHowManyArrivedAndForgetsThem) {
+TEST(Store, BarrierTimeoutReportsHowManyArrivedAndForgetsThem) {
     Bench b;
     b.ask(1, Barrier{"b", 4}, 5s);
     b.ask(2, Barrier{"b", 4}, 5s);
@@ -183,7 +183,7 @@ TEST(Store, BarrierTimeoutTellsHowManyArrivedAndForgetsThem) {
     EXPECT_TRUE(b.ask(3, Barrier{"b", 2}).empty()) << "a new barrier, with its own count";
 }
 
-TEST(Store, ALateComerDoesNotMeetItsOwnExpiredSelf) {
+TEST(Store, AClientDoesNotMeetItsOwnExpiredRequest) {
     Bench b;
     b.ask(1, Barrier{"b", 2}, 5s);
     b.now = t0 + 5s;
@@ -194,7 +194,7 @@ TEST(Store, ALateComerDoesNotMeetItsOwnExpiredSelf) {
     EXPECT_EQ(b.store.waiters(), 1U);
 }
 
-TEST(Store, DisconnectTakesAClientOutOfEverything) {
+TEST(Store, DisconnectRemovesAClientFromWaitsAndBarriers) {
     Bench b;
     b.ask(1, Barrier{"b", 2});
     b.ask(1, Get{"k"}, 5s);
@@ -209,7 +209,7 @@ TEST(Store, DisconnectTakesAClientOutOfEverything) {
     EXPECT_EQ(answers[0].client, 2U);
 }
 
-TEST(Store, ANewGenerationDropsKeysAndAnswersWhoWaits) {
+TEST(Store, ANewGenerationDropsKeysAndAnswersWaitingClients) {
     Bench b;
     b.reply(set_of("k", "v"));
     b.ask(1, Get{"never"}, 5s);
@@ -224,7 +224,7 @@ TEST(Store, ANewGenerationDropsKeysAndAnswersWhoWaits) {
     EXPECT_EQ(b.store.next_deadline(), kNever);
 }
 
-TEST(Store, AHostThatComesAfterTheFirstGenerationGetsItsOrderAndSaysWhyItCannotTakePart) {
+TEST(Store, AHostThatJoinsLateGetsItsOrderAndReportsWhyItCannotTakePart) {
     Bench b;
     b.reply(set_of("start/order", "run this"));
     b.reply(set_of("k", "of generation 0"));
@@ -262,7 +262,7 @@ TEST(Store, AGenerationNeverGoesBack) {
     EXPECT_EQ(b.store.keys(), 1U);
 }
 
-TEST(Store, KeepsWithinItsLimits) {
+TEST(Store, StaysWithinItsLimits) {
     StoreLimits limits;
     limits.key_bytes = 4;
     limits.value_bytes = 8;
@@ -287,7 +287,7 @@ TEST(Store, KeepsWithinItsLimits) {
     EXPECT_TRUE(b.ask(2, Get{"y"}).empty()) << "the limit is per client";
 }
 
-TEST(Store, WaitsOfManyKeysAreBoundedPerClientAndInAllAndFreedWhenItLeaves) {
+TEST(Store, WaitsForManyKeysHaveLimitsAndAreFreedWithTheirClient) {
     StoreLimits limits;
     limits.waiting_bytes_per_client = 256 * 1024;
     limits.waiting_bytes = 512 * 1024;
@@ -315,7 +315,7 @@ TEST(Store, WaitsOfManyKeysAreBoundedPerClientAndInAllAndFreedWhenItLeaves) {
     EXPECT_EQ(b.store.waiting_bytes(), 0U);
 }
 
-TEST(Store, WhatIsWaitedForIsCountedUntilItIsAnswered) {
+TEST(Store, WaitingBytesAreCountedUntilTheAnswer) {
     Bench b;
     b.ask(1, Wait{{"a", "b"}});
     b.ask(1, Get{"a"});

@@ -72,7 +72,7 @@ TEST(StoreClient, GetWakesWhenAnotherClientSets) {
     const auto reader = server.client();
     std::thread writer([&] {
         const auto client = server.client();
-        // Not before the reader waits: otherwise nothing would be tested.
+        // The set must follow the reader's wait: else this would test nothing.
         for (std::size_t waiters = 0; waiters == 0;)
             server.with([&](Server& s) { waiters = s.store().waiters(); });
         EXPECT_TRUE(client->set("k", "v"));
@@ -81,7 +81,7 @@ TEST(StoreClient, GetWakesWhenAnotherClientSets) {
     writer.join();
 }
 
-TEST(StoreClient, TimesOutWithTheServersExplanation) {
+TEST(StoreClient, ReportsTheServersReasonForATimeout) {
     RunningServer server;
     const auto client = server.client();
     const TimePoint start = MonotonicClock::now();
@@ -121,7 +121,7 @@ TEST(StoreClient, ReturnsByItsDeadlineFromAServerThatHangs) {
     EXPECT_EQ(*client->try_get("k"), "late");
 }
 
-TEST(StoreClient, LearnsThatItsGenerationIsOver) {
+TEST(StoreClient, IsToldThatItsGenerationIsOver) {
     RunningServer server;
     const auto old = server.client(0);
     ASSERT_TRUE(old->set("k", "old"));
@@ -137,7 +137,7 @@ TEST(StoreClient, LearnsThatItsGenerationIsOver) {
     EXPECT_EQ(*fresh->try_get("k"), std::nullopt);
 }
 
-TEST(StoreClient, SixtyFourMeetInABarrierManyTimes) {
+TEST(StoreClient, SixtyFourClientsMeetInABarrierManyTimes) {
     constexpr int kClients = 64;
     RunningServer server;
     std::atomic<int> inside = 0;
@@ -209,7 +209,7 @@ TEST(StoreClient, WaitsForAServerThatStartsLater) {
     thread.run([&] { server.reset(); });
 }
 
-TEST(StoreClient, ComesAgainWhenAServerWasTooBusyForItsHandshake) {
+TEST(StoreClient, RetriesWhenTheServerIsTooBusyForTheHandshake) {
     const Listener busy = *listen_tcp({"127.0.0.1", 0});
     std::thread server([&] {
         for (const Errc why : {Errc::Limit, Errc::Timeout}) {
@@ -227,7 +227,7 @@ TEST(StoreClient, ComesAgainWhenAServerWasTooBusyForItsHandshake) {
     EXPECT_EQ(failed.error().code, Errc::Refused);
 }
 
-TEST(StoreClient, GivesUpOnAServerThatIsNotThereNamingIt) {
+TEST(StoreClient, GivesUpOnAnAbsentServerNamingIt) {
     const test::ReservedPort port;
     const Endpoint nobody = port.endpoint();
     const auto failed = connect_with(nobody, kTestJob, MonotonicClock::now() + 50ms);
@@ -237,14 +237,14 @@ TEST(StoreClient, GivesUpOnAServerThatIsNotThereNamingIt) {
     EXPECT_NE(failed.error().what.find("refused"), std::string::npos) << failed.error().what;
 }
 
-TEST(StoreClient, GivesUpOnAServerThatSaysNothing) {
+TEST(StoreClient, GivesUpOnASilentServer) {
     const Listener silent = *listen_tcp({"127.0.0.1", 0});
     const auto failed = connect_with(silent.bound, kTestJob, MonotonicClock::now() + 50ms);
     ASSERT_FALSE(failed);
     EXPECT_EQ(failed.error().code, Errc::Timeout);
 }
 
-TEST(StoreClient, DoesNotTalkToAServerOfSomethingElse) {
+TEST(StoreClient, RefusesAServerOfAnotherProtocol) {
     const Listener other = *listen_tcp({"127.0.0.1", 0});
     std::thread http([&] {
         ASSERT_TRUE(*wait_readable(other.fd.get(), soon()));
@@ -260,7 +260,7 @@ TEST(StoreClient, DoesNotTalkToAServerOfSomethingElse) {
     http.join();
 }
 
-TEST(StoreClient, LearnsAtOnceThatTheServerIsGoneWhileItWaits) {
+TEST(StoreClient, NoticesAtOnceThatTheServerIsGone) {
     RunningServer server;
     const auto client = server.client();
     std::thread killer([&] {

@@ -59,7 +59,7 @@ class Hosted : public ::testing::Test {
     std::unique_ptr<StoreHost> host_;
 };
 
-TEST_F(Hosted, ServesWhatTheLaunchersStoreServes) {
+TEST_F(Hosted, ServesEveryOperationOfTheLaunchersStore) {
     const auto one = client(), other = client("rank 2");
     ASSERT_TRUE(one->set("key", "value"));
     EXPECT_EQ(other->get("key", in_time()).value_or(""), "value");
@@ -71,7 +71,7 @@ TEST_F(Hosted, ServesWhatTheLaunchersStoreServes) {
     EXPECT_EQ(other->get("large", in_time()).value_or(""), large);
 }
 
-TEST_F(Hosted, ManyMeetInABarrier) {
+TEST_F(Hosted, ManyClientsMeetInABarrier) {
     std::vector<std::thread> ranks;
     std::atomic<int> met = 0;
     for (int rank = 0; rank < 16; ++rank) {
@@ -86,7 +86,7 @@ TEST_F(Hosted, ManyMeetInABarrier) {
     EXPECT_EQ(met, 16 * 5);
 }
 
-TEST_F(Hosted, AWaitEndsAtItsTimeOutWithTheReason) {
+TEST_F(Hosted, AWaitEndsAtItsTimeoutWithTheReason) {
     const auto one = client();
     const Status waited = one->barrier("lonely", 3, MonotonicClock::now() + std::chrono::milliseconds(50));
     ASSERT_FALSE(waited);
@@ -94,7 +94,7 @@ TEST_F(Hosted, AWaitEndsAtItsTimeOutWithTheReason) {
     EXPECT_THAT(waited.error().what, HasSubstr("1 of 3"));
 }
 
-TEST_F(Hosted, RefusesWhoDoesNotKnowTheSecretOrTheJobAndSaysSo) {
+TEST_F(Hosted, RefusesAWrongSecretOrJobWithTheReason) {
     const auto stranger = StoreClient::connect(where_, member("stranger", "guess"), in_time());
     ASSERT_FALSE(stranger);
     EXPECT_EQ(stranger.error().code, Errc::Refused);
@@ -104,7 +104,7 @@ TEST_F(Hosted, RefusesWhoDoesNotKnowTheSecretOrTheJobAndSaysSo) {
     EXPECT_TRUE(client()->set("key", "still here"));
 }
 
-TEST_F(Hosted, ServesTheStoreToWhomeverKnowsTheSecret) {
+TEST_F(Hosted, ServesEachClientThatKnowsTheSecret) {
     ClientOptions agent = member();
     agent.role = Role::Agent;
     Result<std::unique_ptr<StoreClient>> connected = StoreClient::connect(where_, agent, in_time());
@@ -120,7 +120,7 @@ TEST_F(Hosted, GarbageEndsItsConnectionOnly) {
     EXPECT_TRUE(before->set("key", "value"));
 }
 
-TEST_F(Hosted, WhoSaysNothingIsClosedAfterTheHandshakesTime) {
+TEST_F(Hosted, ASilentClientIsClosedAfterTheHandshakeTimeout) {
     host_.reset();
     ServerLimits limits;
     limits.handshake = std::chrono::milliseconds(100);
@@ -129,7 +129,7 @@ TEST_F(Hosted, WhoSaysNothingIsClosedAfterTheHandshakesTime) {
     EXPECT_TRUE(is_closed(silent.get()));
 }
 
-TEST_F(Hosted, SilentConnectionsMakeRoomForMembersLongBeforeTheHandshakesTime) {
+TEST_F(Hosted, SilentConnectionsGiveWayToMembersBeforeTheHandshakeTimeout) {
     host_.reset();
     ServerLimits limits;
     limits.strangers = 2;
@@ -140,7 +140,7 @@ TEST_F(Hosted, SilentConnectionsMakeRoomForMembersLongBeforeTheHandshakesTime) {
     EXPECT_TRUE(is_closed(one.get()));
 }
 
-TEST_F(Hosted, WhoHangsUpLeavesItsBarrier) {
+TEST_F(Hosted, AClosedClientLeavesItsBarrier) {
     auto gone = client();
     std::thread waiting(
         [&] { (void)gone->barrier("pair", 2, MonotonicClock::now() + std::chrono::milliseconds(100)); });
@@ -152,7 +152,7 @@ TEST_F(Hosted, WhoHangsUpLeavesItsBarrier) {
     first.join();
 }
 
-TEST_F(Hosted, WhatWasAnsweredArrivesThoughTheHostGoes) {
+TEST_F(Hosted, AnswersArriveAlthoughTheHostEnds) {
     const auto one = client("rank 0");
     ASSERT_TRUE(one->set("key", "value"));
     host_.reset();
@@ -161,7 +161,7 @@ TEST_F(Hosted, WhatWasAnsweredArrivesThoughTheHostGoes) {
     EXPECT_EQ(late.error().code, Errc::Closed);
 }
 
-TEST_F(Hosted, ServesOnUntilOthersHaveGoneThoughItsProcessIsAtItsEnd) {
+TEST_F(Hosted, ServesOtherClientsAfterItsProcessWantsToEnd) {
     auto other = client();
     std::atomic<bool> has_ended = false;
     std::thread end([&] {
@@ -176,13 +176,13 @@ TEST_F(Hosted, ServesOnUntilOthersHaveGoneThoughItsProcessIsAtItsEnd) {
     end.join();
 }
 
-TEST_F(Hosted, ItsEndDoesNotWaitForItsOwnProcess) {
+TEST_F(Hosted, TheEndDoesNotWaitForItsOwnProcess) {
     const auto own = client("rank 0");
     host_.reset();
     EXPECT_FALSE(own->add("done", 1));
 }
 
-TEST_F(Hosted, ItsEndDoesNotWaitForOthersForEver) {
+TEST_F(Hosted, TheEndWaitsForOthersForABoundedTime) {
     host_.reset();
     start({}, std::chrono::milliseconds(1));
     const auto other = client();
@@ -202,13 +202,13 @@ TEST_F(Hosted, AForkedChildLeavesItToItsParent) {
     EXPECT_TRUE(client()->set("key", "value"));
 }
 
-TEST(StoreHost, WithoutATokenIsRefused) {
+TEST(StoreHost, RefusesToRunWithoutAToken) {
     EXPECT_EQ(StoreHost::start(UniqueFd(), {{"job", ""}, {}, {}}).error().code, Errc::InvalidArgument);
 }
 
 // ---- reach
 
-TEST_F(Hosted, IsReachedPastAddressesThatLeadNowhere) {
+TEST_F(Hosted, IsReachedDespiteAddressesThatLeadNowhere) {
     const Result<Listener> deaf = listen_tcp({"127.0.0.1", 0});
     ASSERT_TRUE(deaf);
     const auto reached = reach({{"127.0.0.1", 1}, deaf->bound, where_}, member(), in_time());
@@ -216,7 +216,7 @@ TEST_F(Hosted, IsReachedPastAddressesThatLeadNowhere) {
     EXPECT_EQ(reached->endpoint, where_);
 }
 
-TEST_F(Hosted, WhereAllRefuseNobodyIsWaitedFor) {
+TEST_F(Hosted, ReachEndsAtOnceWhenAllAddressesRefuse) {
     const auto reached =
         reach({where_}, member("stranger", "guess"), MonotonicClock::now() + std::chrono::hours(1));
     ASSERT_FALSE(reached);
@@ -232,7 +232,7 @@ TEST(Reach, NamesEveryAddressThatItTried) {
                 AllOf(HasSubstr("127.0.0.1:1"), HasSubstr("127.0.0.2:1"), HasSubstr("refused")));
 }
 
-/// A file's channel: what an earlier job left, then ours.
+/// An exchange through a file that returns first the value of an earlier job, then that of this one.
 class LeftBehind final : public Exchange {
   public:
     explicit LeftBehind(std::string later) : later_(std::move(later)) {}
@@ -245,7 +245,7 @@ class LeftBehind final : public Exchange {
     std::string later_;
 };
 
-TEST_F(Hosted, WhatAnEarlierJobLeftIsAskedAgain) {
+TEST_F(Hosted, AnEntryOfAnEarlierJobIsReadAgain) {
     const MeetingPoint ours{"job", "secret", where_.port, {"127.0.0.1"}};
     MeetingPoint point{"job", "old secret", where_.port, {"127.0.0.1"}};
     LeftBehind exchange(encode(ours));

@@ -1,4 +1,4 @@
-// Workers of a node that is not the head's: a real relay, its agent's session, and the server.
+// The store for workers of a node that is not the head's: a real relay, its agent's session, and the server.
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,10 +19,10 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-/// Long enough for a loaded machine, in which even the grace of a broken connection is 300 ms.
+/// The timeout is long enough for a loaded machine: even the grace of a broken connection is 300 ms.
 constexpr Heartbeats kPatient{60s};
 
-/// A Unix socket that has no name any more.
+/// A Unix socket whose name has been removed.
 struct Nameless {
     Nameless() {
         const test::TemporaryDirectory directory;
@@ -40,7 +40,7 @@ Result<std::unique_ptr<StoreClient>> connect_to(const StoreAddress& address, std
         address, {Role::Worker, credentials.job_id, credentials.token, generation, "a worker"}, soon());
 }
 
-/// An agent's node with a relay; what the link hears goes into `events`.
+/// An agent's node with a relay; the link's messages go into `events`.
 class RunningNode : private AgentLinkHandler {
   public:
     explicit RunningNode(const Endpoint& controller, ServerLimits limits = {}) {
@@ -125,7 +125,7 @@ TEST(StoreRelay, DoesEveryOperationAsTheServerDoes) {
     EXPECT_EQ(outcome.out, "the document is right\n");
 }
 
-TEST(StoreRelay, ItsClientsAndThoseOfTheServerMeetInOneStore) {
+TEST(StoreRelay, ItsClientsShareOneStoreWithTheServersClients) {
     RunningServer server({}, kPatient);
     RunningNode here(server.endpoint()), there(server.endpoint());
     const auto one = here.client(), two = there.client(), direct = server.client();
@@ -140,7 +140,7 @@ TEST(StoreRelay, ItsClientsAndThoseOfTheServerMeetInOneStore) {
     third.join();
 }
 
-TEST(StoreRelay, SixtyFourWorkersAreOneConnectionOfTheServer) {
+TEST(StoreRelay, SixtyFourWorkersUseOneConnectionOfTheServer) {
     constexpr int kWorkers = 64;
     RunningServer server({}, kPatient);
     RunningNode node(server.endpoint());
@@ -160,7 +160,7 @@ TEST(StoreRelay, SixtyFourWorkersAreOneConnectionOfTheServer) {
     server.with([](Server& s) { EXPECT_EQ(s.connections(), 1U); });
 }
 
-TEST(StoreRelay, AnswersItsOwnTimeOutsInTheServersWords) {
+TEST(StoreRelay, ReportsTimeoutsWithTheServersReason) {
     RunningServer server({}, kPatient);
     RunningNode node(server.endpoint());
     std::thread first([client = node.client()] { EXPECT_EQ(*client->get("k", soon()), "v"); });
@@ -176,7 +176,7 @@ TEST(StoreRelay, AnswersItsOwnTimeOutsInTheServersWords) {
     first.join();
 }
 
-TEST(StoreRelay, AStaleGenerationIsToldSo) {
+TEST(StoreRelay, AWorkerOfAnOldGenerationIsToldSo) {
     RunningServer server({}, kPatient);
     RunningNode node(server.endpoint());
     const auto old = node.client(0);
@@ -188,7 +188,7 @@ TEST(StoreRelay, AStaleGenerationIsToldSo) {
     EXPECT_EQ(*node.client(1)->try_get("k"), std::nullopt);
 }
 
-TEST(StoreRelay, AWorkerThatGoesIsForgottenByTheServer) {
+TEST(StoreRelay, TheServerForgetsAWorkerThatIsGone) {
     RunningServer server({}, kPatient);
     RunningNode node(server.endpoint());
     RawPeer leaving(node.address());
@@ -203,7 +203,7 @@ TEST(StoreRelay, AWorkerThatGoesIsForgottenByTheServer) {
                 HasSubstr("1 of 2 arrived"));
 }
 
-TEST(StoreRelay, ALostNodesWorkersAreForgottenWithIt) {
+TEST(StoreRelay, TheServerForgetsTheWorkersOfALostNode) {
     RunningServer server({}, kPatient);
     auto node = std::make_unique<RunningNode>(server.endpoint());
     RawPeer worker(node->address());
@@ -229,7 +229,7 @@ TEST(StoreRelay, AppliesNothingTwiceAndLosesNothingWhenConnectionsBreak) {
     EXPECT_GT(way.carried(), 5);
 }
 
-TEST(StoreRelay, WhenTheHeadIsLostWhatWaitsEndsAndTheNextHeadServesTheSameWorkers) {
+TEST(StoreRelay, ALostHeadEndsWaitsAndTheNextHeadServesTheSameWorkers) {
     auto server = std::make_unique<RunningServer>(ServerLimits{}, kPatient);
     RunningNode node(server->endpoint());
     const auto client = node.client();
@@ -250,13 +250,13 @@ TEST(StoreRelay, WhenTheHeadIsLostWhatWaitsEndsAndTheNextHeadServesTheSameWorker
     EXPECT_EQ(client->set("k", "v").error().code, Errc::StaleGeneration);
 }
 
-TEST(StoreRelay, AFloodOfLargeValuesWaitsForTheSession) {
+TEST(StoreRelay, LargeValuesWaitForTheSession) {
     ServerLimits limits;
     limits.output_bytes = 20U << 20;
     RunningServer server(limits, kPatient);
     RunningNode node(server.endpoint());
     constexpr int kWorkers = 4, kRounds = 4;
-    const std::string large(12U << 20, 'x');  // two of them are more than the server keeps for a session
+    const std::string large(12U << 20, 'x');  // two of them exceed the server's limit for a session
     std::vector<std::thread> workers;
     for (int i = 0; i < kWorkers; ++i) {
         workers.emplace_back([&, i] {
@@ -278,7 +278,7 @@ TEST(StoreRelay, AFloodOfLargeValuesWaitsForTheSession) {
         EXPECT_FALSE(line.starts_with("lost ")) << line << ::testing::PrintToString(server.events.lines());
 }
 
-TEST(StoreRelay, AWorkerThatDoesNotReadIsAloneWithIt) {
+TEST(StoreRelay, AWorkerThatDoesNotReadDelaysNoOther) {
     ServerLimits limits;
     limits.output_bytes = 24U << 20;
     RunningServer server(limits, kPatient);
@@ -297,7 +297,7 @@ TEST(StoreRelay, AWorkerThatDoesNotReadIsAloneWithIt) {
     for (const std::string& line : node.events.lines()) EXPECT_FALSE(line.starts_with("lost ")) << line;
 }
 
-TEST(StoreRelay, WhoHasTooMuchUnansweredIsNotReadUntilItHasLess) {
+TEST(StoreRelay, AWorkerWithTooManyOpenRequestsIsNotRead) {
     ServerLimits limits;
     limits.unanswered = 8;
     RunningServer server({}, kPatient);
@@ -315,7 +315,7 @@ TEST(StoreRelay, WhoHasTooMuchUnansweredIsNotReadUntilItHasLess) {
     }
 }
 
-TEST(StoreRelay, RefusesWhoDoesNotKnowTheTokenAndWhoClaimsToBeAnAgent) {
+TEST(StoreRelay, RefusesAWrongTokenAndAClaimToBeAnAgent) {
     RunningServer server({}, kPatient);
     RunningNode node(server.endpoint());
     EXPECT_EQ(connect_to(node.address(), 0, {kTestJob.job_id, "a guess"}).error().code, Errc::Refused);
@@ -330,7 +330,7 @@ TEST(StoreRelay, RefusesWhoDoesNotKnowTheTokenAndWhoClaimsToBeAnAgent) {
     EXPECT_TRUE(impostor.is_closed()) << "only an agent speaks for others";
 }
 
-TEST(StoreRelay, OnlyAnAgentSpeaksForOthers) {
+TEST(StoreRelay, OnlyAnAgentMayRelayForOthers) {
     RunningServer server;
     RawPeer worker(server.endpoint()), another(server.endpoint());
     (void)worker.shake_hands(kTestJob, Role::Worker);
@@ -343,7 +343,7 @@ TEST(StoreRelay, OnlyAnAgentSpeaksForOthers) {
 
 // ---- on the head's own host
 
-TEST(LocalClients, OfTheServerNeedNoSessionAndNoName) {
+TEST(LocalClients, NeedNeitherSessionNorName) {
     const Nameless way;
     LoopThread thread;
     SilentHandler handler;

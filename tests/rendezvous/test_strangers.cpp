@@ -9,7 +9,7 @@ using namespace std::chrono_literals;
 
 constexpr TimePoint kStart{};
 
-TEST(Strangers, ThereIsRoomUntilThereAreAsManyAsMayBe) {
+TEST(Strangers, HaveRoomUpToTheLimit) {
     Strangers strangers(2);
     strangers.arrived(1, kStart);
     EXPECT_EQ(strangers.room_at(), TimePoint::min());
@@ -18,7 +18,7 @@ TEST(Strangers, ThereIsRoomUntilThereAreAsManyAsMayBe) {
     EXPECT_EQ(strangers.room_at(), kStart + Strangers::kPatience);
 }
 
-TEST(Strangers, WhoSpokeAMomentAgoIsWaitedFor) {
+TEST(Strangers, ThatSentBytesAMomentAgoAreKept) {
     Strangers strangers(2);
     strangers.arrived(1, kStart);
     strangers.arrived(2, kStart + 10ms);
@@ -29,7 +29,7 @@ TEST(Strangers, WhoSpokeAMomentAgoIsWaitedFor) {
     EXPECT_EQ(strangers.next_to_go(), 1U);
 }
 
-TEST(Strangers, WhoWasRefusedGoesFirstAndAtOnce) {
+TEST(Strangers, ThatWereRefusedAreClosedFirst) {
     Strangers strangers(2);
     strangers.arrived(1, kStart);
     strangers.arrived(2, kStart);
@@ -40,7 +40,7 @@ TEST(Strangers, WhoWasRefusedGoesFirstAndAtOnce) {
     EXPECT_EQ(strangers.in_handshake(), 1U);
 }
 
-TEST(Strangers, WhoHasProvedItselfIsNoneAnyMore) {
+TEST(Strangers, EndWithTheProof) {
     Strangers strangers(1);
     strangers.arrived(1, kStart);
     EXPECT_TRUE(strangers.left(1));

@@ -23,7 +23,7 @@ std::string take_output(TlsSession& session) {
     return bytes;
 }
 
-/// What `from` wants to send goes to `to`, in pieces; what it said to it.
+/// Passes the output of `from` to `to` in pieces and returns what `to` received.
 std::string carry(TlsSession& from, TlsSession& to, std::size_t piece = 1 << 20) {
     const std::string bytes = take_output(from);
     std::string said;
@@ -35,7 +35,7 @@ std::string carry(TlsSession& from, TlsSession& to, std::size_t piece = 1 << 20)
     return said;
 }
 
-/// As TCP would carry them, until neither has more to say.
+/// Passes bytes in both directions until neither side has more to send.
 void meet(TlsSession& one, TlsSession& other, std::size_t piece = 1 << 20) {
     while (!one.output().empty() || !other.output().empty()) {
         carry(one, other, piece);
@@ -48,7 +48,8 @@ std::string say(TlsSession& from, TlsSession& to, std::string_view words, std::s
     return carry(from, to, piece);
 }
 
-/// The handshake of the wire between two that see these bindings; what the server answers to the proof.
+/// Performs ddprun's handshake between two sides with these bindings; returns the server's answer to the
+/// proof.
 Result<HandshakeMessage> prove(ClientHandshake& client, ServerHandshake& server) {
     return server.receive(**client.receive(*server.receive(client.hello())));
 }
@@ -63,7 +64,7 @@ ServerHandshake server_that_sees(const TlsSession& tls) {
     return handshake;
 }
 
-TEST(Tls, CarriesWhatIsSaidBothWaysAndNothingOfItCanBeRead) {
+TEST(Tls, EncryptsMessagesInBothDirections) {
     const auto server = new_server(), client = new_client();
     meet(*client, *server);
     ASSERT_TRUE(client->is_ready() && server->is_ready());
@@ -93,7 +94,7 @@ TEST(Tls, BothSidesSeeTheSameCertificateAndNoOtherServerHasIt) {
     EXPECT_NE(client->binding(), others->binding());
 }
 
-TEST(Tls, TheProofsPassBetweenTwoThatSeeTheSameCertificate) {
+TEST(Tls, ProofsAreValidIfBothSidesSeeTheSameCertificate) {
     const auto server = new_server(), client = new_client();
     meet(*client, *server);
     ClientHandshake there = client_that_sees(*client);
@@ -104,9 +105,9 @@ TEST(Tls, TheProofsPassBetweenTwoThatSeeTheSameCertificate) {
     EXPECT_TRUE(there.authenticated());
 }
 
-/// He ends the client's TLS with a certificate of his own, begins another one to the server, and passes on
-/// what both say.
-TEST(Tls, WhoeverStandsBetweenIsRefusedByTheServer) {
+/// The man in the middle ends the client's TLS with a certificate of his own, begins another session with the
+/// server, and passes messages on.
+TEST(Tls, TheServerRefusesAManInTheMiddle) {
     const auto server = new_server(), client = new_client(), to_client = new_server(),
                to_server = new_client();
     meet(*client, *to_client);
@@ -119,8 +120,8 @@ TEST(Tls, WhoeverStandsBetweenIsRefusedByTheServer) {
     EXPECT_NE(welcome.error().what.find("certificate"), std::string::npos) << welcome.error().what;
 }
 
-/// The same with a server that does not look: its proof is of another certificate than the client's.
-TEST(Tls, WhoeverStandsBetweenIsRefusedByTheClient) {
+/// The server does not check here, but its proof covers another certificate than the client sees.
+TEST(Tls, TheClientRefusesAManInTheMiddle) {
     const auto server = new_server(), client = new_client(), to_client = new_server(),
                to_server = new_client();
     meet(*client, *to_client);
@@ -135,7 +136,7 @@ TEST(Tls, WhoeverStandsBetweenIsRefusedByTheClient) {
     EXPECT_EQ(end.error().code, Errc::Refused);
 }
 
-TEST(Tls, AProofOfAPlainConnectionIsNoneOfASealedOne) {
+TEST(Tls, AProofOfAPlainConnectionIsInvalidOverTls) {
     const auto server = new_server(), client = new_client();
     meet(*client, *server);
     ClientHandshake plain(kJob, Hello{Role::Worker, "rank 3", "", ""}, std::string(32, '1'));
@@ -143,7 +144,7 @@ TEST(Tls, AProofOfAPlainConnectionIsNoneOfASealedOne) {
     EXPECT_FALSE(prove(plain, here));
 }
 
-TEST(Tls, AClientThatIsAnsweredPlainlySaysWhatToDo) {
+TEST(Tls, AClientThatGetsAPlainAnswerNamesTheRemedy) {
     const auto client = new_client();
     const Result<std::string_view> said = client->receive("DDPR\1\5");
     ASSERT_FALSE(said);
@@ -161,15 +162,15 @@ TEST(Tls, OlderTlsIsRefused) {
         server->receive(std::string("\x16\x03\x01\0", 4) + static_cast<char>(message.size()) + message);
     ASSERT_FALSE(said);
     EXPECT_EQ(said.error().code, Errc::Protocol);
-    EXPECT_FALSE(server->output().empty());  // the alert that tells the peer
+    EXPECT_FALSE(server->output().empty());  // the alert for the peer
 }
 
-TEST(Tls, WhatThePeerSaidBeforeItEndedInTheSameBytesIsHeard) {
+TEST(Tls, DataBeforeTheEndInTheSameBytesIsDelivered) {
     const auto server = new_server(), client = new_client();
     meet(*client, *server);
     ASSERT_TRUE(client->seal("the last request"));
     std::string bytes = take_output(*client);
-    // Bytes that are no record of this session end it, as a close_notify does.
+    // Bytes that are no record of this session end it like a close_notify.
     const Result<std::string_view> said =
         server->receive(bytes + std::string("\x17\x03\x03\0\x18", 5) + std::string(24, 'x'));
     ASSERT_TRUE(said) << said.error().what;
@@ -178,7 +179,7 @@ TEST(Tls, WhatThePeerSaidBeforeItEndedInTheSameBytesIsHeard) {
     EXPECT_FALSE(server->receive("more"));
 }
 
-TEST(Tls, AChangedByteEndsTheSessionAsACutWould) {
+TEST(Tls, AChangedByteEndsTheSession) {
     const auto server = new_server(), client = new_client();
     meet(*client, *server);
     ASSERT_TRUE(client->seal("set the learning rate to 1"));
@@ -189,7 +190,7 @@ TEST(Tls, AChangedByteEndsTheSessionAsACutWould) {
     EXPECT_EQ(said.error().code, Errc::Closed);
 }
 
-TEST(Tls, WhatIsCutShortSaysNothingYet) {
+TEST(Tls, AnIncompleteRecordDeliversNothing) {
     const auto server = new_server(), client = new_client();
     meet(*client, *server);
     ASSERT_TRUE(client->seal("half a record"));

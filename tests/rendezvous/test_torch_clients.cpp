@@ -17,7 +17,7 @@ class TorchPeer {
              std::int64_t number = 0) {
         raw_.send(encode_torch({op, std::move(keys), std::move(values), number}));
     }
-    /// So many bytes; "" when the connection is closed instead.
+    /// Reads this number of bytes; "" if the connection is closed first.
     std::string hear(std::size_t bytes) {
         std::string heard(bytes, '\0');
         return receive_exactly(raw_.fd(), heard, soon()) ? heard : "";
@@ -39,7 +39,7 @@ class TorchPeer {
     RawPeer raw_;
 };
 
-/// A server of PyTorch's clients in its first generation.
+/// A server for PyTorch's clients in its first generation.
 class ServingTorch : public RunningServer {
   public:
     explicit ServingTorch(ServerLimits limits = {}) : RunningServer(limits, {}, true) {
@@ -47,7 +47,7 @@ class ServingTorch : public RunningServer {
     }
 };
 
-TEST(TorchClients, AreServedOnThePortOfOurs) {
+TEST(TorchClients, AreServedOnTheServersPort) {
     ServingTorch server;
     TorchPeer one(server.endpoint()), two(server.endpoint());
     one.say(TorchOp::Wait, {"/k"});
@@ -60,7 +60,7 @@ TEST(TorchClients, AreServedOnThePortOfOurs) {
     EXPECT_EQ(two.value(), "value") << "the two name spaces have nothing to do with each other";
 }
 
-TEST(TorchClients, AreRefusedWhereTheStoreIsOff) {
+TEST(TorchClients, AreRefusedIfTheStoreIsOff) {
     RunningServer server;
     server.with([](Server& s) { s.begin_generation(1); });
     EXPECT_FALSE(TorchPeer(server.endpoint()).is_served());
@@ -73,7 +73,7 @@ TEST(TorchClients, AreRefusedBeforeAGenerationRuns) {
     EXPECT_TRUE(server.events.saw("no generation has begun"));
 }
 
-TEST(TorchClients, OfAnEndedGenerationAreClosedAndTheNextSeesNoKeyOfTheirs) {
+TEST(TorchClients, OfAnEndedGenerationAreClosedAndTheirKeysDropped) {
     ServingTorch server;
     TorchPeer old(server.endpoint());
     old.say(TorchOp::Set, {"init/"}, {"4"});
@@ -86,7 +86,7 @@ TEST(TorchClients, OfAnEndedGenerationAreClosedAndTheNextSeesNoKeyOfTheirs) {
     EXPECT_EQ(fresh.number(), 0);
 }
 
-TEST(TorchClients, WhoBreaksTheProtocolIsClosedAndTheOthersAreServed) {
+TEST(TorchClients, ThatBreakTheProtocolAreClosedAndOthersAreServed) {
     ServingTorch server;
     TorchPeer good(server.endpoint()), bad(server.endpoint());
     bad.say(TorchOp::Get, {std::string(10'000, 'k')});
@@ -97,7 +97,7 @@ TEST(TorchClients, WhoBreaksTheProtocolIsClosedAndTheOthersAreServed) {
     EXPECT_TRUE(good.is_served());
 }
 
-TEST(TorchClients, ThatWaitAreNoStrangersWhoTimeOut) {
+TEST(TorchClients, ThatWaitAreNotClosedByTheHandshakeTimeout) {
     ServerLimits limits;
     limits.strangers = 1;
     limits.handshake = std::chrono::milliseconds(50);
@@ -111,7 +111,7 @@ TEST(TorchClients, ThatWaitAreNoStrangersWhoTimeOut) {
     EXPECT_EQ(waiting.hear(1), "\0"s);
 }
 
-TEST(TorchClients, WhoDoesNotReadItsAnswersIsClosed) {
+TEST(TorchClients, ThatDoNotReadAnswersAreClosed) {
     ServingTorch server;
     TorchPeer greedy(server.endpoint());
     greedy.say(TorchOp::Set, {"k"}, {std::string(8U << 20, 'v')});
@@ -119,7 +119,7 @@ TEST(TorchClients, WhoDoesNotReadItsAnswersIsClosed) {
     EXPECT_TRUE(server.events.saw("does not read"));
 }
 
-TEST(TorchClients, ThatLeaveAreForgotten) {
+TEST(TorchClients, ThatDisconnectAreForgotten) {
     ServingTorch server;
     {
         TorchPeer gone(server.endpoint());

@@ -27,11 +27,11 @@ TorchRequest ask(TorchOp op, std::vector<std::string> keys = {}, std::vector<std
     return {op, std::move(keys), std::move(values), n};
 }
 
-/// Clients of one store: what each was told is kept, in order.
+/// The clients of one store, with the answers of each in order.
 class TorchClients {
   public:
     explicit TorchClients(TorchLimits limits = {}) : store_(limits) {}
-    /// What the client itself is told now.
+    /// Sends a request and returns the client's answer to it.
     std::string say(int client, TorchRequest request) {
         TorchStore::Outcome outcome =
             store_.apply(static_cast<TorchStore::Client>(client), std::move(request));
@@ -58,7 +58,7 @@ const std::string kStop(1, '\0'), kCanceled(1, '\1'), kReady(1, '\0'), kNotReady
 
 // ---- the bytes
 
-TEST(TorchMessage, IsTheBytesThatPyTorchSends) {
+TEST(TorchMessage, HasTheBytesThatPyTorchSends) {
     EXPECT_EQ(encode_torch_greeting(), "\0\xce\xf7\x85\x3c"s);
     EXPECT_EQ(encode_torch(ask(TorchOp::Set, {"/k"}, {"v"})), "\1\2\0\0\0\0\0\0\0/k\1\0\0\0\0\0\0\0v"s);
     EXPECT_EQ(encode_torch(ask(TorchOp::Add, {"init/"}, {}, 1)), "\4\5\0\0\0\0\0\0\0init/\1\0\0\0\0\0\0\0"s);
@@ -119,7 +119,7 @@ std::string error_of(std::string_view bytes, TorchLimits limits = {}) {
     }
 }
 
-TEST(TorchMessage, WithoutAGreetingIsOfAPyTorchBefore22WhichCountedFromSet) {
+TEST(TorchMessage, WithoutAGreetingHasTheNumbersBeforePyTorch22) {
     const std::string set = "\0"s + value("init/") + value("1"), add = "\3"s + value("init/") + number(1);
     for (const std::string& stream : {set + add, add + set}) {
         for (const std::size_t piece : {1U, 1000U}) {
@@ -137,13 +137,13 @@ TEST(TorchMessage, WithoutAGreetingIsOfAPyTorchBefore22WhichCountedFromSet) {
     EXPECT_THAT(error_of(add + "\x0c"), HasSubstr("request 12"));
 }
 
-TEST(TorchMessage, OfAnUnknownKindOrASecondGreetingIsTheEnd) {
+TEST(TorchMessage, OfAnUnknownKindOrASecondGreetingEndsTheConnection) {
     EXPECT_THAT(error_of(encode_torch_greeting() + encode_torch_greeting()), HasSubstr("second greeting"));
     EXPECT_THAT(error_of(encode_torch_greeting() + "\x13"), HasSubstr("request 19"));
     EXPECT_THAT(error_of("GET / HTTP/1.1"), HasSubstr("request 71"));
 }
 
-TEST(TorchMessage, LengthsAreJudgedBeforeTheBytesCome) {
+TEST(TorchMessage, LengthsAreCheckedBeforeTheBytesArrive) {
     const std::string greeting = encode_torch_greeting();
     EXPECT_THAT(error_of(greeting + "\3\1\x20\0\0\0\0\0\0"s), HasSubstr("a key of 8193 bytes"));
     EXPECT_THAT(error_of(greeting + "\1"s + value("k") + "\1\0\x80\0\0\0\0\0"s),
@@ -181,7 +181,7 @@ TEST(TorchStore, AnswersAsPyTorchsOwnServer) {
     EXPECT_EQ(c.store().keys(), 3U);
 }
 
-TEST(TorchStore, CompareSetTellsWhatIsThereNow) {
+TEST(TorchStore, CompareSetReturnsTheCurrentValue) {
     TorchClients c;
     EXPECT_EQ(c.say(1, ask(TorchOp::CompareSet, {"k"}, {"old", "new"})), value("old"))
         << "of an absent key what was expected";
@@ -190,7 +190,7 @@ TEST(TorchStore, CompareSetTellsWhatIsThereNow) {
     EXPECT_EQ(c.say(1, ask(TorchOp::CompareSet, {"k"}, {"first", "new"})), value("new"));
 }
 
-TEST(TorchStore, AWaitEndsWithTheLastOfItsKeysAndOnce) {
+TEST(TorchStore, AWaitEndsOnceWithTheLastOfItsKeys) {
     TorchClients c;
     EXPECT_EQ(c.say(1, ask(TorchOp::Wait, {"a", "b", "a"})), "");
     c.say(2, ask(TorchOp::Set, {"a"}, {""}));
@@ -213,7 +213,7 @@ TEST(TorchStore, ACanceledWaitIsForgotten) {
         << "the key may have come while the client gave up";
 }
 
-TEST(TorchStore, APushWakesOneOfThoseWhoWaitForTheQueue) {
+TEST(TorchStore, APushWakesOneClientOfTheQueue) {
     TorchClients c;
     c.say(1, ask(TorchOp::Wait, {"q"}));
     c.say(2, ask(TorchOp::Wait, {"q"}));
@@ -229,7 +229,7 @@ TEST(TorchStore, APushWakesOneOfThoseWhoWaitForTheQueue) {
     EXPECT_EQ(c.say(3, ask(TorchOp::Check, {"q"})), kReady) << "but it is there while it holds something";
 }
 
-TEST(TorchStore, ABarrierIsOverWithItsLastClient) {
+TEST(TorchStore, ABarrierEndsWithItsLastClient) {
     TorchClients c;
     EXPECT_EQ(c.say(1, ask(TorchOp::Barrier, {"b"}, {}, 3)), "");
     EXPECT_EQ(c.say(2, ask(TorchOp::Barrier, {"b"}, {}, 3)), "");
@@ -238,7 +238,7 @@ TEST(TorchStore, ABarrierIsOverWithItsLastClient) {
     EXPECT_EQ(c.told(1) + c.told(2), kStop + kStop);
 }
 
-TEST(TorchStore, AClientThatIsGoneIsNotWoken) {
+TEST(TorchStore, ADisconnectedClientIsNotWoken) {
     TorchClients c;
     c.say(1, ask(TorchOp::Wait, {"a", "b"}));
     c.store().disconnect(1);
@@ -247,7 +247,7 @@ TEST(TorchStore, AClientThatIsGoneIsNotWoken) {
     EXPECT_EQ(c.told(1), "");
 }
 
-TEST(TorchStore, OfAnEndedGenerationNothingIsLeft) {
+TEST(TorchStore, DropsEverythingOfAnEndedGeneration) {
     TorchClients c;
     c.say(1, ask(TorchOp::Wait, {"a"}));
     c.say(2, ask(TorchOp::Set, {"k"}, {"v"}));
@@ -257,7 +257,7 @@ TEST(TorchStore, OfAnEndedGenerationNothingIsLeft) {
     EXPECT_EQ(c.say(2, ask(TorchOp::Check, {"q"})), kNotReady);
 }
 
-TEST(TorchStore, WhatCannotBeServedIsRefusedAndChangesNothing) {
+TEST(TorchStore, UnsupportedRequestsAreRefusedAndChangeNothing) {
     TorchLimits limits;
     limits.keys = 2;
     limits.total_bytes = 20;

@@ -1,4 +1,4 @@
-// Nodes that come to, leave and are lost to a running job: real agents, each on a host of its own.
+// Nodes that join, leave and are lost by a running job: real agents, each on a host of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -38,7 +38,7 @@ class Elastic : public ::testing::Test {
     Program& operator[](int host) { return *nodes_[static_cast<std::size_t>(host)]; }
     [[nodiscard]] std::string file(const std::string& name) const { return hosts_->shared() + "/" + name; }
     void touch(const std::string& name) const { std::ofstream(file(name)); }
-    /// All of these nodes' workers have told of a world of this size.
+    /// Waits until the workers of these nodes have printed this world size.
     bool all_in_world_of(int size, const std::vector<int>& hosts) {
         return std::all_of(hosts.begin(), hosts.end(), [&](int host) {
             return (*this)[host].wait_for_output("WORLD_SIZE=" + std::to_string(size) + "\n");
@@ -46,7 +46,7 @@ class Elastic : public ::testing::Test {
     }
 
     std::optional<Hosts> hosts_;
-    /// Tells its place, saves at once when it is asked to stop, and ends when the test says so.
+    /// The worker prints its place, saves at once when it is asked to stop, and ends when the test says so.
     std::vector<std::string> acts_{"on",  "15",         "0",     "env",        "GROUP_RANK",
                                    "env", "WORLD_SIZE", "await", "/srv/finish"};
 
@@ -54,7 +54,7 @@ class Elastic : public ::testing::Test {
     std::vector<std::unique_ptr<Program>> nodes_;
 };
 
-TEST_F(Elastic, ANodeThatComesToARunningJobIsTakenInAtOnceAndBothSidesSaySo) {
+TEST_F(Elastic, ANodeThatJoinsARunningJobTakesPartAtOnceAndBothSidesReportIt) {
     const std::vector<std::string> options{"--nnodes=2:3", "--rdzv-conf=last_call_timeout=0"};
     start_all(options, 2);
     ASSERT_TRUE(all_in_world_of(2, {0, 1}));
@@ -72,10 +72,10 @@ TEST_F(Elastic, ANodeThatComesToARunningJobIsTakenInAtOnceAndBothSidesSaySo) {
     EXPECT_THAT(newcomer.out, HasSubstr("GROUP_RANK=2\n"));
 }
 
-TEST_F(Elastic, RanksAreTheSameWhicheverNodeComesFirst) {
+TEST_F(Elastic, RanksDoNotDependOnTheOrderInWhichNodesJoin) {
     start(0, {"--nnodes=3"});
     start(2, {"--nnodes=3"});
-    // Asked behind its arrival, in the same session: what answers is the head, which knows of it.
+    // The question follows the AgentHello in the same session, so the head that answers knows this node.
     const auto has_come = [&] {
         return run(hosts_->command(2, {path_of("DDPRUN"), "ps"})).out.find("joining") != std::string::npos;
     };
@@ -88,7 +88,7 @@ TEST_F(Elastic, RanksAreTheSameWhicheverNodeComesFirst) {
     for (int host : {0, 1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
 }
 
-TEST_F(Elastic, WithGrowRestartANodeWaitsUntilTheJobIsStartedAgain) {
+TEST_F(Elastic, WithGrowRestartANewNodeWaitsForTheNextRestart) {
     acts_ = {"env",        "WORLD_SIZE", "rank", "1",   "once", file("failed"), "await",
              file("fail"), "exit",       "3",    "end", "end",  "await",        file("finish")};
     const std::vector<std::string> options{"--nnodes=2:3", "--rdzv-conf=last_call_timeout=0",
@@ -104,7 +104,7 @@ TEST_F(Elastic, WithGrowRestartANodeWaitsUntilTheJobIsStartedAgain) {
     for (int host : {0, 1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
 }
 
-TEST_F(Elastic, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnWithoutARestart) {
+TEST_F(Elastic, SigtermToOneNodeRemovesItAndTheOthersGoOnWithoutARestart) {
     start_all({"--nnodes=2:3"});
     ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
     (*this)[1].signal(SIGTERM);
@@ -119,7 +119,7 @@ TEST_F(Elastic, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnWithoutARestart) {
     EXPECT_EQ((*this)[2].wait().status, 0);
 }
 
-TEST_F(Elastic, SigtermAtOneNodeAfterTheOtherIsOneStopWithTheWholeGrace) {
+TEST_F(Elastic, SigtermToOneNodeAfterTheOtherIsOneStopWithTheWholeGrace) {
     acts_ = {"note",  "15",          "asked", "env",   "WORLD_SIZE", "noted", "15",
              "await", file("saved"), "say",   "saved", "exit",       "0"};
     start_all({"--nnodes=2:3"});
@@ -138,7 +138,7 @@ TEST_F(Elastic, SigtermAtOneNodeAfterTheOtherIsOneStopWithTheWholeGrace) {
     }
 }
 
-TEST_F(Elastic, ASpareTakesThePlaceOfANodeThatIsLostAndUsesUpNoRestart) {
+TEST_F(Elastic, ASpareReplacesALostNodeWithoutUsingARestart) {
     start_all({"--nnodes=2"}, 2);
     ASSERT_TRUE(all_in_world_of(2, {0, 1}));
     start(2, {"--nnodes=2"});
@@ -153,7 +153,7 @@ TEST_F(Elastic, ASpareTakesThePlaceOfANodeThatIsLostAndUsesUpNoRestart) {
     EXPECT_EQ((*this)[2].wait().status, 0);
 }
 
-TEST_F(Elastic, ASpareOfAFixedJobThatWasNeverNeededSaysSoAndDoesNotEndWithSuccess) {
+TEST_F(Elastic, ASpareThatWasNeverNeededReportsItAndDoesNotExitWithZero) {
     start_all({"--nnodes=2"}, 2);
     ASSERT_TRUE(all_in_world_of(2, {0, 1}));
     start(2, {"--nnodes=2"});
@@ -166,7 +166,7 @@ TEST_F(Elastic, ASpareOfAFixedJobThatWasNeverNeededSaysSoAndDoesNotEndWithSucces
                 HasSubstr("the job 'elastic' at node00:29400 ended without a need for this spare"));
 }
 
-TEST_F(Elastic, ShrinksWithoutALostNodeAndGivesItItsPlaceWhenItReturns) {
+TEST_F(Elastic, AJobShrinksWithoutALostNodeWhichGetsItsPlaceBackWhenItReturns) {
     const std::vector<std::string> options{"--nnodes=2:3"};
     start_all(options);
     ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
@@ -179,7 +179,7 @@ TEST_F(Elastic, ShrinksWithoutALostNodeAndGivesItItsPlaceWhenItReturns) {
     for (int host : {0, 1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
 }
 
-TEST_F(Elastic, ANodeThatComesAfterTheHeadsEndFindsTheNewOneAsThatSays) {
+TEST_F(Elastic, ANodeThatStartsAfterTheHeadsLossFindsItsSuccessorAtTheReportedAddress) {
     for (int host : {0, 1, 2}) start(host, {"--nnodes=2:3", "--node-rank=" + std::to_string(host)});
     ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
     ASSERT_TRUE((*this)[0].wait_for_output("node01 is the standby"));
@@ -197,7 +197,7 @@ TEST_F(Elastic, ANodeThatComesAfterTheHeadsEndFindsTheNewOneAsThatSays) {
     for (int host : {1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
 }
 
-TEST_F(Elastic, TwoContainersOfOneHostWhoseProcessesHaveTheSameNumberAreTwoNodes) {
+TEST_F(Elastic, TwoContainersOfOneHostWithEqualProcessNumbersAreTwoNodes) {
     const auto contained = [&](int host) {
         std::vector<std::string> words =
             ddprun_probe({"--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400",
@@ -219,7 +219,7 @@ TEST_F(Elastic, TwoContainersOfOneHostWhoseProcessesHaveTheSameNumberAreTwoNodes
     EXPECT_EQ(other.wait().status, 0);
 }
 
-TEST_F(Elastic, WhileItWaitsItSaysForHowLongAndForWhomByName) {
+TEST_F(Elastic, AWaitingJobReportsHowLongItWaitsAndForWhichNodes) {
     Program head(hosts_->command(0, ddprun_probe({"--hosts=node00,node02", "--start=none"}, acts_)));
     EXPECT_TRUE(head.wait_for_output("waiting for 5 s: 1 of 2 nodes joined, "));
     EXPECT_TRUE(head.wait_for_output("left; missing: node02\n"));
@@ -232,7 +232,7 @@ class ElasticOnEight : public Elastic {
     ElasticOnEight() : Elastic(8) {}
 };
 
-TEST_F(ElasticOnEight, SparesTakeOverThenItShrinksToTheLeastAndGrowsAgainWithoutARestart) {
+TEST_F(ElasticOnEight, EightNodesUseSparesThenShrinkAndGrowAgainWithoutARestart) {
     const std::vector<std::string> options{"--nnodes=3:6"};
     start_all(options, 6);
     ASSERT_TRUE(all_in_world_of(6, {0, 1, 2, 3, 4, 5}));

@@ -1,5 +1,5 @@
-// What faults of the network cost a job: hosts of their own (tests/support/hosts.h), cables that are cut and
-// mended.
+// The cost of network faults for a job on several hosts (tests/support/hosts.h), whose cables are cut and
+// repaired.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -24,7 +24,7 @@ class Outages : public ::testing::Test {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
         hosts_ = std::make_unique<Hosts>(2, switch_);
     }
-    /// A ddprun on each host, with two workers each.
+    /// Starts a ddprun with two workers on each host.
     void start(std::vector<std::string> options, std::vector<std::string> acts) {
         options.insert(options.end(), {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
                                        "--rdzv-endpoint=node00:29400"});
@@ -47,7 +47,7 @@ class Outages : public ::testing::Test {
     void let_pass(std::chrono::milliseconds span) { std::this_thread::sleep_for(span); }
     void go_on() { std::ofstream(file("go on")); }
     [[nodiscard]] std::string file(const std::string& name) const { return hosts_->shared() + "/" + name; }
-    /// All workers run again, in one more generation.
+    /// Checks that all workers run again, in one more generation.
     void expect_one_restart() {
         for (int host : {0, 1}) {
             const Outcome outcome = node(host).wait();
@@ -56,7 +56,7 @@ class Outages : public ::testing::Test {
         }
         EXPECT_TRUE(all_gone(marker_));
     }
-    /// All is as if nothing had been.
+    /// Checks that the fault has changed nothing.
     void expect_undisturbed() {
         for (int host : {0, 1}) {
             const Outcome outcome = node(host).wait();
@@ -74,17 +74,17 @@ class Outages : public ::testing::Test {
     std::vector<std::unique_ptr<Program>> nodes_;
 };
 
-TEST_F(Outages, APartitionShorterThanTheTimeOutCostsNothing) {
+TEST_F(Outages, APartitionShorterThanTheTimeoutChangesNothing) {
     start({"--heartbeat-timeout=9"}, {"say", "up", "await", file("go on"), "say", "over"});
     hosts_->cut_cable(1);
-    let_pass(4s);  // another connection is looked for after three
-    go_on();       // what the workers do and say meanwhile waits
+    let_pass(4s);  // the agent dials again after three
+    go_on();       // messages of the workers wait meanwhile
     let_pass(200ms);
     hosts_->mend_cable(1);
     expect_undisturbed();
 }
 
-TEST_F(Outages, AnAgentThatIsStoppedForLessThanTheTimeOutCostsNothing) {
+TEST_F(Outages, AnAgentStoppedForLessThanTheTimeoutChangesNothing) {
     start({"--heartbeat-timeout=9"}, {"say", "up", "await", file("go on"), "say", "over"});
     signal_ddpruns(1, "STOP");
     let_pass(2s);
@@ -93,9 +93,9 @@ TEST_F(Outages, AnAgentThatIsStoppedForLessThanTheTimeOutCostsNothing) {
     expect_undisturbed();
 }
 
-TEST_F(Outages, NobodyIsLostForAnAbsenceThatAllShared) {
+TEST_F(Outages, NoNodeIsLostWhenAllWereStoppedTogether) {
     start({"--heartbeat-timeout=3"}, {"say", "up", "await", file("go on"), "say", "over"});
-    // As a debugger that stops all of a job, or a batch system that suspends it.
+    // A debugger that stops the whole job does this, and so does a batch system that suspends it.
     for (int host : {0, 1}) signal_all(host, "ddprun|warden|probe", "STOP");
     let_pass(5s);
     for (int host : {1, 0}) signal_all(host, "ddprun|warden|probe", "CONT");
@@ -103,7 +103,7 @@ TEST_F(Outages, NobodyIsLostForAnAbsenceThatAllShared) {
     expect_undisturbed();
 }
 
-TEST_F(Outages, ACutCableEndsTheWorkersOfBothSidesWithinTheTimeOutAndEachSaysWhy) {
+TEST_F(Outages, ACutCableEndsTheWorkersOfBothSidesWithinTheTimeoutAndEachReportsWhy) {
     start({"--heartbeat-timeout=3"}, {"say", "up", "hold"});
     hosts_->cut_cable(1);
     const Outcome zero = node(0).wait(), one = node(1).wait();
@@ -114,11 +114,11 @@ TEST_F(Outages, ACutCableEndsTheWorkersOfBothSidesWithinTheTimeOutAndEachSaysWhy
     EXPECT_TRUE(all_gone(marker_));
 }
 
-TEST_F(Outages, WhatIsLostInOneDirectionAloneIsALossForBoth) {
+TEST_F(Outages, SilenceInOneDirectionIsALossForBothSides) {
     for (int speaker : {0, 1}) {
         nodes_.clear();
         start({"--heartbeat-timeout=2"}, {"say", "up", "hold"});
-        // Its frames go to an address that nobody has.
+        // The node's frames go to an address that no host has.
         ASSERT_EQ(
             run(hosts_->command(speaker, {"ip", "neighbour", "replace", Hosts::address(1 - speaker), "lladdr",
                                           "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0"}))
@@ -138,14 +138,14 @@ class SlowNetwork : public Outages {
     SlowNetwork() { switch_ = Hosts::Switch::Slow; }
 };
 
-TEST_F(SlowNetwork, DelayAndFramesThatOvertakeEachOtherCostNothing) {
+TEST_F(SlowNetwork, DelayedAndReorderedFramesChangeNothing) {
     start({}, {"say", "up", "await", file("go on"), "say", "over"});
-    let_pass(4s);  // longer than the time-out
+    let_pass(4s);  // longer than the timeout
     go_on();
     expect_undisturbed();
 }
 
-TEST_F(Outages, ANodeThatIsStoppedForLongerThanTheTimeOutKillsItsWorkersAndRejoins) {
+TEST_F(Outages, ANodeStoppedForLongerThanTheTimeoutKillsItsWorkersAndRejoins) {
     start({"--heartbeat-timeout=2", "--max-restarts=1"},
           {"generation", "1", "ignore", "15", "say", "up", "hold", "end", "say", "again"});
     signal_ddpruns(1, "STOP");
@@ -154,7 +154,7 @@ TEST_F(Outages, ANodeThatIsStoppedForLongerThanTheTimeOutKillsItsWorkersAndRejoi
     expect_one_restart();
 }
 
-TEST_F(Outages, ANodeWhoseHeadIsStoppedForLongerThanTheTimeOutRejoins) {
+TEST_F(Outages, ANodeWhoseHeadIsStoppedForLongerThanTheTimeoutRejoins) {
     start({"--heartbeat-timeout=2", "--max-restarts=1"},
           {"generation", "1", "say", "up", "hold", "end", "say", "again"});
     signal_ddpruns(0, "STOP");
@@ -163,7 +163,7 @@ TEST_F(Outages, ANodeWhoseHeadIsStoppedForLongerThanTheTimeOutRejoins) {
     expect_one_restart();
 }
 
-TEST_F(Outages, ANodeWhoseCableIsCutForLongerThanTheTimeOutRejoins) {
+TEST_F(Outages, ANodeWhoseCableIsCutForLongerThanTheTimeoutRejoins) {
     start({"--heartbeat-timeout=2", "--max-restarts=1"},
           {"generation", "1", "say", "up", "hold", "end", "say", "again"});
     hosts_->cut_cable(1);
@@ -173,7 +173,7 @@ TEST_F(Outages, ANodeWhoseCableIsCutForLongerThanTheTimeOutRejoins) {
     expect_one_restart();
 }
 
-TEST_F(Outages, TheWorkersOfAStoppedDdprunAreKilledThoughItDoesNotWake) {
+TEST_F(Outages, TheWorkersOfAStoppedDdprunAreKilledEvenIfItNeverContinues) {
     start({"--heartbeat-timeout=2"}, {"say", "up", "hold"});
     signal_ddpruns(1, "STOP");
     EXPECT_EQ(node(0).wait().status, 69);
@@ -188,7 +188,7 @@ TEST_F(Outages, TheWorkersOfAStoppedDdprunAreKilledThoughItDoesNotWake) {
     EXPECT_EQ(node(1).wait().status, 69);
 }
 
-TEST_F(Outages, ANodeThatComesBackTooLateIsToldSo) {
+TEST_F(Outages, ANodeThatReturnsTooLateIsRefusedWithTheReason) {
     start({"--heartbeat-timeout=2"}, {"ignore", "15", "say", "up", "hold"});
     signal_ddpruns(1, "STOP");
     ASSERT_TRUE(node(0).wait_for_output("node node01: no heartbeat for 2 s"));

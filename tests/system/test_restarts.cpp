@@ -101,7 +101,7 @@ TEST(Restarts, ASignalDuringTheBackOffEndsTheJobAtOnce) {
     EXPECT_LT(outcome.took, 10s);
 }
 
-TEST(Restarts, ExitCodesThatCannotGetBetterAreFinal) {
+TEST(Restarts, PermanentExitCodesAreFinal) {
     for (const char* code : {"64", "65", "66", "78", "93", "126", "127"}) {
         const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=3"},
                                                  {"rank", "1", "say", "try", "exit", code, "end", "hold"}));

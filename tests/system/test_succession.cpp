@@ -20,13 +20,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class WithoutTheHead : public ::testing::Test {
+class LossOfTheHead : public ::testing::Test {
   protected:
     void SetUp() override {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     }
-    /// One ddprun on each host, the first is the head. A worker of the first generation stays until it is
-    /// stopped.
+    /// Starts one ddprun on each host; the first is the head. A worker of the first generation runs until it
+    /// is stopped.
     void start(int nodes, const std::string& nnodes, std::vector<std::string> options = {"--max-restarts=3"},
                const std::vector<std::string>& worker = {path_of("PROBE"), "env", "MASTER_ADDR", "env",
                                                          "WORLD_SIZE", "say", "running", "generation", "1",
@@ -55,7 +55,7 @@ class WithoutTheHead : public ::testing::Test {
             ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n"))
                 << "node " << node;
     }
-    /// The process itself, of which nodes_ has a parent.
+    /// The process id of ddprun itself; nodes_ has its parent.
     void signal_ddprun(int node, const std::string& signal) {
         run(hosts_->command(node, {"pkill", "-" + signal, "-x", "ddprun"}));
     }
@@ -67,7 +67,7 @@ class WithoutTheHead : public ::testing::Test {
     std::vector<std::unique_ptr<Program>> nodes_;
 };
 
-TEST_F(WithoutTheHead, AnElasticJobGoesOnUnderTheStandby) {
+TEST_F(LossOfTheHead, AnElasticJobContinuesUnderTheStandby) {
     start(3, "2:3");
     await_workers(3);
     nodes_[0]->signal(SIGKILL);
@@ -83,9 +83,9 @@ TEST_F(WithoutTheHead, AnElasticJobGoesOnUnderTheStandby) {
     EXPECT_THAT(two.err, HasSubstr("it goes to the standby, " + Hosts::name(1)));
 }
 
-/// While somebody looks at a job with GPUs, each node has a child that asks the driver, and takes as long as
-/// that does.
-TEST_F(WithoutTheHead, AQuestionThatIsOpenWhenTheStandbyTakesOverIsAnsweredAndHarmsNothing) {
+/// While a user watches a job with GPUs, each node has a child that asks the driver and lives as long as the
+/// answer takes.
+TEST_F(LossOfTheHead, AnOpenQuestionIsAnsweredWhenTheStandbyTakesOver) {
     hosts_ = std::make_unique<Hosts>(3);
     const std::string machine = hosts_->shared() + "/machine";
     std::ofstream(machine) << R"({"gpus": []})";
@@ -97,7 +97,7 @@ TEST_F(WithoutTheHead, AQuestionThatIsOpenWhenTheStandbyTakesOverIsAnsweredAndHa
     ASSERT_EQ(::mkfifo(machine.c_str(), 0600), 0);
     Program question(hosts_->command(1, {path_of("DDPRUN"), "ps", "--json"}));
     UniqueFd driver;
-    for (const TimePoint limit = MonotonicClock::now() + 60s; !driver;) {  // until a child reads
+    for (const TimePoint limit = MonotonicClock::now() + 60s; !driver;) {  // until a child reads it
         ASSERT_LT(MonotonicClock::now(), limit);
         driver = UniqueFd(::open(machine.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
     }
@@ -110,7 +110,7 @@ TEST_F(WithoutTheHead, AQuestionThatIsOpenWhenTheStandbyTakesOverIsAnsweredAndHa
     EXPECT_THAT(question.wait().out, HasSubstr("the head at " + Hosts::address(0)));
 }
 
-TEST_F(WithoutTheHead, ANameServerThatWentWithItHoldsNobodyUp) {
+TEST_F(LossOfTheHead, ALostNameServerDelaysNobody) {
     hosts_ = std::make_unique<Hosts>(3);
     Program server(hosts_->command(
         0, {"python3", "-c",
@@ -120,7 +120,7 @@ TEST_F(WithoutTheHead, ANameServerThatWentWithItHoldsNobodyUp) {
     endpoint_ = Hosts::name(0) + ":29411";
     start(3, "2:3");
     await_workers(3);
-    // From now on the standby's host asks that server, which never answers, for up to 90 s.
+    // From now on the standby's host asks this name server, which never answers, for up to 90 s.
     std::ofstream(hosts_->shared() + "/resolv.conf")
         << "nameserver " << Hosts::address(0) << "\noptions timeout:30 attempts:3\n";
     const std::string mounts = "mount --bind /dev/null /etc/hosts && mount --bind " + hosts_->shared() +
@@ -133,11 +133,11 @@ TEST_F(WithoutTheHead, ANameServerThatWentWithItHoldsNobodyUp) {
     }
 }
 
-/// As by a pod's restartPolicy, or `until ddprun ...; do :; done`. With MIN=1 it would be enough for a job of
-/// its own; and so would be a node that comes for the first time, and finds that one.
-class HeadThatComesAgain : public WithoutTheHead, public ::testing::WithParamInterface<const char*> {};
+/// A pod's restartPolicy restarts a head like this, and so does `until ddprun ...; do :; done`. With MIN=1
+/// the restarted head alone could form a second job, and so could a new node that finds it.
+class RestartedHead : public LossOfTheHead, public ::testing::WithParamInterface<const char*> {};
 
-TEST_P(HeadThatComesAgain, JoinsTheJobThatGoesOnAndRunsItNoSecondTime) {
+TEST_P(RestartedHead, JoinsTheContinuedJobInsteadOfRunningItASecondTime) {
     hosts_ = std::make_unique<Hosts>(4);
     start(3, GetParam(), {"--max-restarts=3"},
           {path_of("PROBE"), "env", "PATH", "env", "WORLD_SIZE", "say", "running", "hold"});
@@ -161,9 +161,9 @@ TEST_P(HeadThatComesAgain, JoinsTheJobThatGoesOnAndRunsItNoSecondTime) {
     EXPECT_THAT(end_of(1).err, HasSubstr("told the ddprun that listens at " + endpoint_));
 }
 
-INSTANTIATE_TEST_SUITE_P(Succession, HeadThatComesAgain, ::testing::Values("1:4", "2:4"));
+INSTANTIATE_TEST_SUITE_P(Succession, RestartedHead, ::testing::Values("1:4", "2:4"));
 
-TEST_F(WithoutTheHead, TheJobStillGoesBackIntoItsQueue) {
+TEST_F(LossOfTheHead, TheJobIsStillRequeued) {
     environment_.insert(environment_.end(), {"SLURM_JOB_ID=7", "ENVIRONMENT=BATCH"});
     hosts_ = std::make_unique<Hosts>(3);
     start(3, "2:3", {"--max-restarts=3", "--requeue=auto", "--log-dir=" + hosts_->shared()});
@@ -176,7 +176,7 @@ TEST_F(WithoutTheHead, TheJobStillGoesBackIntoItsQueue) {
         << "the end has been noted: there is no next run";
 }
 
-TEST_F(WithoutTheHead, WhoWaitsForTheStoreHearsOfItAndTheNextWorldHasAStore) {
+TEST_F(LossOfTheHead, AWaitForTheStoreFailsAndTheNextWorldHasAStore) {
     start(3, "2:3", {"--max-restarts=3"}, {path_of("DDP_PROBE"), "await"});
     await_workers(3);
     nodes_[0]->signal(SIGKILL);
@@ -191,7 +191,7 @@ TEST_F(WithoutTheHead, WhoWaitsForTheStoreHearsOfItAndTheNextWorldHasAStore) {
     }
 }
 
-TEST_F(WithoutTheHead, AnElasticJobOutlivesTheHeadsWholeHostAlsoWithTls) {
+TEST_F(LossOfTheHead, AnElasticJobSurvivesTheHeadsWholeHostAlsoWithTls) {
     if (std::getenv("WITHOUT_TLS") != nullptr) GTEST_SKIP() << "built without OpenSSL 3";
     start(3, "2:3", {"--tls", "--max-restarts=3", "--heartbeat-timeout=2"});
     await_workers(3);
@@ -202,7 +202,7 @@ TEST_F(WithoutTheHead, AnElasticJobOutlivesTheHeadsWholeHostAlsoWithTls) {
     }
 }
 
-TEST_F(WithoutTheHead, AHeadThatIsCutOffStopsItsWorkersAndTheOthersGoOn) {
+TEST_F(LossOfTheHead, AHeadThatIsCutOffStopsItsWorkersAndTheOthersContinue) {
     start(3, "1:3", {"--max-restarts=3", "--heartbeat-timeout=2"});
     await_workers(3);
     hosts_->cut_cable(0);
@@ -217,7 +217,7 @@ TEST_F(WithoutTheHead, AHeadThatIsCutOffStopsItsWorkersAndTheOthersGoOn) {
     }
 }
 
-TEST_F(WithoutTheHead, ANodeThatIsCutOffAloneStopsItsWorkers) {
+TEST_F(LossOfTheHead, ANodeThatIsCutOffAloneStopsItsWorkers) {
     start(3, "1:3", {"--max-restarts=3", "--heartbeat-timeout=2"});
     await_workers(3);
     hosts_->cut_cable(1);
@@ -231,7 +231,7 @@ TEST_F(WithoutTheHead, ANodeThatIsCutOffAloneStopsItsWorkers) {
     }
 }
 
-TEST_F(WithoutTheHead, AHeadThatWakesAfterItWasSucceededEndsAndRunsNothing) {
+TEST_F(LossOfTheHead, AHeadThatContinuesAfterItWasSucceededEndsAndRunsNothing) {
     start(3, "1:3", {"--max-restarts=3", "--heartbeat-timeout=2"});
     await_workers(3);
     signal_ddprun(0, "STOP");
@@ -248,7 +248,7 @@ TEST_F(WithoutTheHead, AHeadThatWakesAfterItWasSucceededEndsAndRunsNothing) {
     }
 }
 
-TEST_F(WithoutTheHead, ANodeThatWasTakenForLostAndRejoinedCanBeTheStandby) {
+TEST_F(LossOfTheHead, ANodeThatWasLostByMistakeAndRejoinedCanBeTheStandby) {
     start(2, "1:2", {"--max-restarts=3", "--heartbeat-timeout=2"},
           {path_of("PROBE"), "env", "WORLD_SIZE", "say", "running", "generation", "1", "hold", "end",
            "generation", "2", "hold", "end", "generation", "3", "hold", "end"});
@@ -264,8 +264,8 @@ TEST_F(WithoutTheHead, ANodeThatWasTakenForLostAndRejoinedCanBeTheStandby) {
     EXPECT_EQ(occurrences(one.out, "WORLD_SIZE=2\n"), 2) << one.out;
 }
 
-TEST_F(WithoutTheHead, AFixedJobGoesOnWhereASpareTakesThePlace) {
-    start(3, "2");  // the third to come is the spare, whichever that is
+TEST_F(LossOfTheHead, AFixedJobContinuesWhenASpareReplacesTheHead) {
+    start(3, "2");  // the third node to join is the spare
     await_workers(1);
     nodes_[0]->signal(SIGKILL);
     const Outcome one = end_of(1), two = end_of(2);
@@ -274,7 +274,7 @@ TEST_F(WithoutTheHead, AFixedJobGoesOnWhereASpareTakesThePlace) {
     EXPECT_THAT(one.out + two.out, HasSubstr("WORLD_SIZE=4"));
 }
 
-TEST_F(WithoutTheHead, AFixedJobWithoutASpareEndsAtOnce) {
+TEST_F(LossOfTheHead, AFixedJobWithoutASpareEndsAtOnce) {
     start(2, "2");
     for (int node : {0, 1}) ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n"));
     nodes_[0]->signal(SIGKILL);
