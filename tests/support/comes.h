@@ -5,7 +5,7 @@
 
 namespace ddprun::test {
 
-/// Whether a condition becomes true within `patience`: for what another process does in its own time. Blocks.
+/// True if the condition becomes true within `patience`, for events in other processes. Blocks.
 template <class Condition>
 [[nodiscard]] bool comes(const Condition& is_so,
                          std::chrono::milliseconds patience = std::chrono::minutes(1)) {

@@ -6,7 +6,7 @@
 /// For tests of what reads its environment.
 namespace ddp::testing {
 
-/// An environment variable for the life of this object; after it the variable is not set.
+/// Sets an environment variable; the destructor removes it.
 class Variable {
   public:
     Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }

@@ -4,7 +4,7 @@
 
 namespace ddprun::test {
 
-/// A time that moves when the test says so. Starts an hour after boot, so that "before" exists too.
+/// A time that only the test moves. It starts an hour after boot, so that earlier times exist.
 class FakeClock {
   public:
     [[nodiscard]] TimePoint now() const { return now_; }
@@ -14,7 +14,7 @@ class FakeClock {
     TimePoint now_ = TimePoint(std::chrono::hours(1));
 };
 
-/// A deadline that a working program never meets, for waits in tests: long enough for a loaded machine.
+/// A deadline for waits in tests, which a working program never reaches, even on a loaded machine.
 inline TimePoint soon() { return MonotonicClock::now() + std::chrono::seconds(30); }
 
 }  // namespace ddprun::test

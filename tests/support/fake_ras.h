@@ -12,8 +12,8 @@
 
 namespace ddprun::test {
 
-/// Stands for NCCL's RAS service: on a thread of its own it answers one client, each line with the next of
-/// its texts, then closes or stays silent.
+/// A fake of NCCL's RAS service: its thread answers each line of one client with the next of its texts, then
+/// closes the connection or stays silent.
 class FakeRas {
   public:
     enum class Then { Close, StaySilent };
@@ -25,7 +25,7 @@ class FakeRas {
     FakeRas& operator=(const FakeRas&) = delete;
 
     [[nodiscard]] Endpoint where() const { return {"localhost", listener_.bound.port}; }
-    /// The lines it got. It serves nobody afterwards.
+    /// The lines that it received. Ends the service.
     const std::vector<std::string>& heard() {
         stop_ = true;
         if (thread_.joinable()) thread_.join();

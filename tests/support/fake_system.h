@@ -10,7 +10,7 @@
 
 namespace ddprun::test {
 
-/// Fails the n-th call that can run out of something: spawn and the make_ family. 0: none.
+/// Fails the n-th call that needs a resource: spawn and the make_ family. 0: none.
 struct FailNth {
     int n = 0;
 };
@@ -18,8 +18,8 @@ struct FailNth {
 /// Scripted children in place of processes; the test ends them. Pipes, sockets and segments are real, so that
 /// an event loop can watch them.
 ///
-/// A child holds copies of the descriptors it was given until it ends, as a process does: the reader of its
-/// pipe meets the end of file then and not before. A child that ends raises SIGCHLD in this process.
+/// A child holds copies of its descriptors until it ends, as a process does: the reader of its pipe sees the
+/// end of file only then. A child that ends raises SIGCHLD in this process.
 class FakeSystem final : public os::System {
   public:
     explicit FakeSystem(FailNth fail = {}) : fail_(fail) {}
@@ -40,29 +40,29 @@ class FakeSystem final : public os::System {
     Result<UniqueFd> make_segment(std::uint64_t bytes) override;
     Result<UniqueFd> make_error_file() override;
 
-    // What the test does.
+    // Actions of the test.
 
     void exit(pid_t pid, int code);
     void die_of(pid_t pid, int signal, bool dumped_core = false);
-    /// The child does not die of this signal. SIGKILL cannot be ignored.
+    /// Makes the child ignore this signal; SIGKILL cannot be ignored.
     void ignore_signal(pid_t pid, int signal);
-    /// A grandchild in `group`, alive until a signal or exit() ends it.
+    /// Adds a grandchild in `group`, which lives until a signal or exit() ends it.
     pid_t add_grandchild(pid_t group);
-    /// The child's side of a descriptor it was given, by the child's number; -1 when it was not, or has
+    /// The child's copy of a descriptor, by the number that it has there; -1 if the child has none, or has
     /// ended.
     [[nodiscard]] int descriptor(pid_t pid, int childs_number) const;
-    /// From now on spawn fails with this errno, as for a missing program; 0: no more.
+    /// Makes spawn fail with this errno from now on, as for a missing program; 0: not any more.
     void fail_spawn(int error) { spawn_error_ = error; }
-    /// From now on a child has already exited with this code when spawn returns its number.
+    /// Makes every further child exit with this code before spawn returns its number.
     void exit_at_birth(int code) { exit_at_birth_ = code; }
-    /// Called before a group is signalled, and before a child is reaped: as if the kernel took its time
-    /// there.
+    /// Sets a function that is called before a group is signalled and before a child is reaped, to simulate a
+    /// slow kernel.
     void on_signal_group(std::function<void(pid_t group, int signal)> what) {
         on_signal_group_ = std::move(what);
     }
     void on_reap(std::function<void(pid_t pid)> what) { on_reap_ = std::move(what); }
 
-    // What the test sees.
+    // Observations of the test.
 
     struct Signal {
         pid_t target;
@@ -71,14 +71,14 @@ class FakeSystem final : public os::System {
         bool operator==(const Signal&) const = default;
     };
     [[nodiscard]] const std::vector<Signal>& signals() const { return signals_; }
-    /// Every process started so far, in order, with what it was started with.
+    /// All processes so far, in order, with the arguments of their spawn.
     [[nodiscard]] const std::vector<std::pair<pid_t, os::SpawnSpec>>& spawned() const { return spawned_; }
     [[nodiscard]] int live_children() const;
-    /// Ended and not yet reaped.
+    /// Children that have ended and are not reaped.
     [[nodiscard]] int zombies() const { return static_cast<int>(zombies_.size()); }
-    /// Descriptors handed out and still open, the children's copies not counted.
+    /// Open descriptors that were handed out, without the children's copies.
     [[nodiscard]] int open_fds() const;
-    /// Failable calls made so far.
+    /// The number of calls so far that FailNth counts.
     [[nodiscard]] int calls() const { return calls_; }
 
   private:

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-/// Half-precision numbers the slow and obvious way, for what tests compare with.
+/// Half-precision numbers by slow and obvious code, as the reference of tests.
 namespace half_float {
 
 inline float from_f16(std::uint16_t bits) {
@@ -18,7 +18,7 @@ inline float from_f16(std::uint16_t bits) {
     return static_cast<float>((bits & 0x8000) != 0 ? -value : value);
 }
 
-/// To nearest, ties to even.
+/// Rounds to nearest, ties to even.
 inline std::uint16_t to_f16(float value) {
     const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
     const double magnitude = std::abs(static_cast<double>(value));
@@ -37,7 +37,7 @@ inline float from_bf16(std::uint16_t value) {
     return wide;
 }
 
-/// Nearest of the two neighbours, by comparing distances; a tie goes to the even one.
+/// Takes the nearest of the two neighbours by comparing distances; a tie goes to the even one.
 inline std::uint16_t to_bf16(float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);

@@ -26,7 +26,7 @@ namespace {
 using namespace ddprun;
 using namespace ddprun::test;
 
-/// Says why there will be no host.
+/// Reports why the host cannot be made.
 [[noreturn]] void give_up(int control, const std::string& what) {
     const std::string text = what + ": " + std::strerror(errno);
     (void)!::write(control, text.data(), text.size());
@@ -42,7 +42,7 @@ void make_places(int control, const char* hosts_file, KeptDirectories& kept) {
     for (const char* where : {"/tmp", "/var/tmp", "/run", "/dev/shm"})
         mount_new("tmpfs", where, std::strcmp(where, "/run") == 0 ? "mode=755" : "mode=1777");
     kept.show_again();
-    ::umount2("/sys", MNT_DETACH);  // with the cgroups: hosts of their own would not share them
+    ::umount2("/sys", MNT_DETACH);  // with the cgroups, which separate hosts do not share
     mount_new("sysfs", "/sys", nullptr);
     mount_new("proc", "/proc", nullptr);
     if (::mount(hosts_file, "/etc/hosts", nullptr, MS_BIND, nullptr) != 0)
@@ -67,7 +67,7 @@ void make_places(int control, const char* hosts_file, KeptDirectories& kept) {
     ::_exit(is_there ? 127 : 126);
 }
 
-/// A program that somebody asked for, and waits for.
+/// A program that a client has requested and waits for.
 struct Started {
     UniqueFd asker;
     pid_t pid = 0;  ///< 0: has ended
@@ -78,7 +78,7 @@ class Host {
     Host(int listener, int control, int children)
         : listener_(listener), control_(control), children_(children) {}
 
-    /// Until the test is gone.
+    /// Runs until the test has ended.
     void serve() {
         for (;;) {
             std::vector<pollfd> ready{{listener_, POLLIN, 0}, {control_, POLLIN, 0}, {children_, POLLIN, 0}};

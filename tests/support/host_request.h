@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-/// What on_host (tests/support/on_host.cpp) and a host's first process (host_init.cpp) say to each other, in
-/// packets over a Unix socket: a request with three descriptors, then signals one way, and the process id and
-/// at last how it ended the other.
+/// The dialogue of on_host (tests/support/on_host.cpp) with a host's first process (host_init.cpp), in
+/// packets over a Unix socket. on_host sends a request with three descriptors, then signals; it receives the
+/// process id and in the end the exit status.
 namespace ddprun::test {
 
-/// A program to start: the descriptors that become its standard ones travel beside it.
+/// A program to start; the descriptors of its standard streams are sent with it.
 struct HostRequest {
     std::string directory;
     std::vector<std::string> arguments, environment;
@@ -60,7 +60,7 @@ inline bool send_request(int socket, std::string text, const StandardStreams& st
     return ::sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
 }
 
-/// The packet's bytes, "" when there is none; the descriptors, where it brought them.
+/// The bytes of the packet, "" if there is none, and its descriptors, if it has some.
 inline std::string receive_request(int socket, StandardStreams& streams) {
     std::string text(kMaxRequestBytes, '\0');
     iovec bytes{text.data(), text.size()};

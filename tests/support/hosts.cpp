@@ -40,7 +40,7 @@ std::string home_directory() {
     return user == nullptr ? "/root" : user->pw_dir;
 }
 
-/// Sources and builds.
+/// The directories of the sources and builds.
 std::vector<std::string> directories_to_keep() {
     std::vector<std::string> paths{std::filesystem::current_path()};
     for (const char* variable : {"BUILD_ROOT", "SOURCE_ROOT"}) {
@@ -49,7 +49,7 @@ std::vector<std::string> directories_to_keep() {
     return paths;
 }
 
-/// Our mounts are nobody else's from here on.
+/// Makes this process's mounts private.
 void enter_own_mount_namespace() {
     static bool is_done = false;
     if (is_done) return;
@@ -60,7 +60,7 @@ void enter_own_mount_namespace() {
 
 UniqueFd network_namespace(const char* path) { return UniqueFd(::open(path, O_RDONLY | O_CLOEXEC)); }
 
-/// A network that lives as long as its descriptor.
+/// A network namespace that lives as long as its descriptor.
 UniqueFd new_network() {
     const UniqueFd ours = network_namespace("/proc/thread-self/ns/net");
     if (!ours || ::unshare(CLONE_NEWNET) != 0) fail_errno("unshare the network");
@@ -104,7 +104,7 @@ class Hosts::Mount {
     const std::string target_;
 };
 
-/// The first process of a host; whatever runs there has ended when this has.
+/// The first process of a host; all processes of the host end with it.
 class Hosts::Host {
   public:
     Host(const std::string& name, const std::string& socket_path, const std::string& hosts_file)
@@ -135,7 +135,7 @@ class Hosts::Host {
     Host(const Host&) = delete;
     Host& operator=(const Host&) = delete;
 
-    /// Throws what the host says where it cannot be made.
+    /// Throws the host's message if it cannot be made.
     void await_ready() {
         std::array<char, 512> text{};
         const ssize_t n = ::read(control_.get(), text.data(), text.size());
@@ -156,7 +156,7 @@ class Hosts::Host {
     pid_t pid_ = -1;
 };
 
-/// A process in the switch's network.
+/// A process in the network namespace of the switch.
 class Hosts::SlowSwitch {
   public:
     SlowSwitch(int network, const std::vector<std::string>& ports) : pid_(::fork()) {

@@ -12,19 +12,19 @@ namespace ddprun::test {
 
 /// Several hosts on this machine, for jobs on several nodes: node00, node01, … Each has its own processes (a
 /// PID namespace), host name, /tmp, /var/tmp, /run, /dev/shm, loopback and an eth0 on one switch; its
-/// /etc/hosts knows all of them. As on a cluster they share the home directory: ours, which while this object
-/// lives is an empty one, also for the test.
+/// /etc/hosts names all of them. As on a cluster they share the home directory: an empty one, which is also
+/// the test's while this object lives.
 ///
-/// There are no cgroups in a host. Nothing has a name outside: all goes with this object, and with the test
-/// when it is killed. One at a time in a process, which has one thread while it is made. Throws
-/// std::runtime_error where why_not() would have told.
+/// A host has no cgroups. Nothing has a name outside, so everything ends with this object, also when the test
+/// is killed. A process has one at a time, and only one thread while it is made. Throws std::runtime_error if
+/// why_not() has a reason.
 class Hosts {
   public:
-    /// Why this machine cannot have hosts; nothing where it can.
+    /// The reason why this machine cannot have hosts; nothing if it can.
     static std::optional<std::string> why_not();
 
-    /// A kernel without bridges takes Router: a cut cable is the same silence. Slow delays each frame on its
-    /// own, so that they overtake each other (tests/support/slow_switch.h).
+    /// Router is for kernels without bridges; a cut cable is silent there too. Slow delays each frame by its
+    /// own time, so that frames overtake each other (tests/support/slow_switch.h).
     enum class Switch { Bridge, Router, Slow };
     explicit Hosts(int count, Switch made_of = Switch::Bridge);
     ~Hosts();
@@ -35,23 +35,23 @@ class Hosts {
     [[nodiscard]] static std::string name(int host);     ///< "node00"
     [[nodiscard]] static std::string address(int host);  ///< "10.77.0.1", of eth0
 
-    /// The command that runs `argv` on a host, from the test or from a program of any host. It ends as the
-    /// program does, passes signals on, and its SIGKILL is the program's; other processes of the host go on,
-    /// also when it ends. The program leads a session, has the environment of who runs the command, but for
-    /// HOME and what names places here.
+    /// The command that runs `argv` on a host, from the test or from a program of any host. It ends like the
+    /// program and forwards signals; if it is killed, the program gets SIGKILL. Other processes of the host
+    /// are not affected. The program leads a session and has the environment of the command, except for HOME
+    /// and variables that name directories outside.
     [[nodiscard]] std::vector<std::string> command(int host, const std::vector<std::string>& argv) const;
 
-    /// For on_host (tests/support/on_host.cpp), where the command above is not it.
+    /// The socket for on_host (tests/support/on_host.cpp), for other commands than the one above.
     [[nodiscard]] std::string socket_path(int host) const { return shared_ + "/.hosts/" + name(host); }
 
-    /// The same directory, by the same path, for the test and all hosts; HOME lies in it.
+    /// A directory with the same path for the test and all hosts; HOME is in it.
     [[nodiscard]] const std::string& shared() const { return shared_; }
     [[nodiscard]] const std::string& home() const { return home_; }
 
-    /// Packets are lost from now on, without a word to either side; and arrive again.
+    /// Drops all packets of the host silently; mend_cable() lets them arrive again.
     void cut_cable(int host);
     void mend_cable(int host);
-    /// The cable is cut and all processes are gone. For good.
+    /// Cuts the cable and kills all processes, for good.
     void power_off(int host);
 
   private:

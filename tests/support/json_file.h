@@ -8,7 +8,7 @@
 
 namespace ddprun::test {
 
-/// null when the file is absent or is not JSON.
+/// Null if the file is absent or is not JSON.
 inline Json json_file(const std::string& path) {
     std::stringstream content;
     content << std::ifstream(path).rdbuf();

@@ -12,8 +12,8 @@
 
 namespace ddprun::test {
 
-/// Directories that stay visible where a mount is about to hide them: the sources and what was built of them
-/// may lie in /tmp or in a home directory.
+/// Directories that stay visible although a mount hides their parents: sources and builds may be in /tmp or
+/// in a home directory.
 class KeptDirectories {
   public:
     explicit KeptDirectories(const std::vector<std::string>& paths) {
@@ -21,7 +21,7 @@ class KeptDirectories {
             kept_.push_back({path, UniqueFd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC))});
     }
 
-    /// After the mounts: binds those that cannot be seen any more to their old places.
+    /// Call it after the mounts: binds the hidden directories to their old places.
     void show_again() const {
         for (const Kept& one : kept_) {
             struct stat before {

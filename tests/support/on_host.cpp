@@ -1,7 +1,8 @@
 // on_host [--pid-file=FILE] SOCKET PROGRAM [ARGUMENT...]
-// Runs a program on the host (tests/support/hosts.h) whose first process listens there: with our standard
-// streams, directory and environment, in a session of its own. Ends as it ends; passes signals on; our death
-// is its SIGKILL. FILE tells the process id that it has there, which is the session's too.
+// Runs a program on the host (tests/support/hosts.h) whose first process listens at SOCKET, with this
+// process's standard streams, directory and environment, in a session of its own. Ends like the program and
+// forwards signals; if this process is killed, the program gets SIGKILL. FILE receives the program's process
+// id on the host, which is also its session's.
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -41,7 +42,7 @@ HostRequest request_of(char** arguments) {
     return request;
 }
 
-/// Blocks what can be passed on.
+/// Blocks the signals that are forwarded.
 int signals_to_pass_on() {
     sigset_t set;
     ::sigemptyset(&set);
@@ -58,7 +59,7 @@ int fail(const std::string& what) {
 
 int end_as(int status) {
     if (!WIFSIGNALED(status)) return WEXITSTATUS(status);
-    ::prctl(PR_SET_DUMPABLE, 0);  // the core, if one is wanted, is the program's
+    ::prctl(PR_SET_DUMPABLE, 0);  // only the program may dump a core
     sigset_t all;
     ::sigfillset(&all);
     ::signal(WTERMSIG(status), SIG_DFL);

@@ -33,7 +33,7 @@ PbsHosts::PbsHosts(const Hosts& hosts, const Settings& settings)
     for (const char* name : {"qsub", "qstat", "qdel", "qrerun", "pbsdsh", "pbs_tmrsh", "pbs_attach"}) {
         std::filesystem::create_symlink(program_path("commands.py"), bin() + "/" + name);
     }
-    // What a site does in /etc/profile.d.
+    // Sites do this in /etc/profile.d.
     std::ofstream(home_ + "/.bash_profile") << "PATH=$PATH:" << bin() << "\n";
     std::string facts;
     for (int host = 0; host < hosts.count(); ++host) {
@@ -55,7 +55,7 @@ PbsHosts::PbsHosts(const Hosts& hosts, const Settings& settings)
 
 PbsHosts::~PbsHosts() {
     server_->signal(SIGKILL);
-    std::cerr << server_->wait().err;  // a fault of its own
+    std::cerr << server_->wait().err;  // an error of the fake server itself
 }
 
 RunOptions PbsHosts::options() const {

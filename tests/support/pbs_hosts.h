@@ -9,12 +9,12 @@
 
 namespace ddprun::test {
 
-/// A PBS over hosts, as jobs and users see it (tests/support/fake_pbs): qsub, qstat, qdel, qrerun, pbsdsh,
-/// pbs_tmrsh. They are on the PATH of job scripts; for the test itself they are in bin(), and work from any
-/// directory that hosts see.
+/// A fake PBS over hosts, as jobs and users see it (tests/support/fake_pbs): qsub, qstat, qdel, qrerun,
+/// pbsdsh, pbs_tmrsh. They are on the PATH of job scripts; for the test itself they are in bin(), and work
+/// from any directory that hosts see.
 class PbsHosts {
   public:
-    /// Why this machine cannot have it; nothing where it can.
+    /// The reason why this machine cannot have it; nothing if it can.
     static std::optional<std::string> why_not();
 
     struct Settings {
@@ -31,7 +31,7 @@ class PbsHosts {
     PbsHosts& operator=(const PbsHosts&) = delete;
 
     [[nodiscard]] std::string bin() const { return state_ + "/bin"; }
-    /// A directory to submit from, for the test's own commands, and our PATH with bin().
+    /// Options for the test's own commands: a directory to submit from, and a PATH with bin().
     [[nodiscard]] RunOptions options() const;
 
   private:

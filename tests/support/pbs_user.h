@@ -16,10 +16,10 @@
 
 namespace ddprun::test {
 
-/// Whether the PBS whose commands are on PATH is to be tried, in place of the fake.
+/// True if the test uses the PBS whose commands are on PATH instead of the fake.
 inline bool wants_real_pbs() { return std::getenv("DDPRUN_TEST_PBS") != nullptr; }
 
-/// For it: a directory of this test in the home directory.
+/// A directory of this test in the home directory, for that PBS.
 inline RunOptions real_pbs() {
     RunOptions options;
     options.directory = std::string(std::getenv("HOME")) + "/" + unique_name("ddprun-test-pbs");
@@ -27,10 +27,10 @@ inline RunOptions real_pbs() {
     return options;
 }
 
-/// Somebody with a directory that all hosts of a PBS see, who submits jobs and looks at them.
+/// A user who submits jobs and queries them, with a directory that all hosts of the PBS see.
 class PbsUser {
   public:
-    /// `options`: where the commands are found, and the directory.
+    /// `options` have the PATH of the commands and the directory.
     explicit PbsUser(RunOptions options) : options_(std::move(options)) {}
 
     [[nodiscard]] const std::string& directory() const { return options_.directory; }
@@ -39,11 +39,12 @@ class PbsUser {
     Outcome run(std::vector<std::string> command, const std::string& input = "") const {
         RunOptions options = options_;
         options.input = input;
-        command.insert(command.begin(), "env");  // looks for it on the PATH of the options
+        command.insert(command.begin(), "env");  // searches the PATH of the options
         return test::run(command, options);
     }
 
-    /// The id of a job with this script; its output is in `out` of the directory. Throws what qsub says.
+    /// Submits a script and returns the job's id; its output is `out` in the directory. Throws qsub's
+    /// message.
     std::string submit(const std::string& script, const std::vector<std::string>& arguments = {}) const {
         std::ofstream(file("job.sh")) << "#!/bin/bash\ncd $PBS_O_WORKDIR\n" << script << "\n";
         std::vector<std::string> command{"qsub", "-j", "oe", "-o", file("out")};
@@ -54,13 +55,13 @@ class PbsUser {
         return std::string(trim(outcome.out));
     }
 
-    /// What qstat tells of a job, also of a finished one.
+    /// The answer of qstat about a job, also a finished one.
     [[nodiscard]] Json status(const std::string& id) const {
         const Json told = parse_json(run({"qstat", "-x", "-f", "-F", "json", id}).out).value_or(Json());
         return member(member(told, "Jobs"), id);
     }
 
-    /// The same, once the job has this state; null when that does not come.
+    /// The same, when the job has this state; null if it never has.
     [[nodiscard]] Json await_state(const std::string& id, const std::string& state) const {
         Json job;
         const bool has_come = comes([&] {
@@ -80,13 +81,13 @@ class PbsUser {
     [[nodiscard]] bool await_file(const std::string& name) const {
         return comes([&] { return std::filesystem::exists(file(name)); });
     }
-    /// The same for what a job writes that was submitted with -k doe: others' output comes at their end.
+    /// The same for the output of a job that was submitted with -k doe; other jobs deliver theirs at the end.
     [[nodiscard]] bool await_output(const std::string& text) const {
         return comes([&] { return file_content(file("out")).find(text) != std::string::npos; });
     }
 
   private:
-    /// A real PBS has polls of up to two minutes.
+    /// A real PBS polls at intervals of up to two minutes.
     template <class Condition>
     static bool comes(const Condition& is_so) {
         return test::comes(is_so, std::chrono::minutes(wants_real_pbs() ? 5 : 1));

@@ -1,10 +1,10 @@
-// Runs a program with system calls that answer an error and do nothing.
+// Runs a program whose system calls from FIRST to LAST fail with an error and do nothing.
 //
-//   refused_calls FIRST LAST ERRNO PROGRAM [ARGUMENT...]     numbers of calls, from FIRST to LAST
+//   refused_calls FIRST LAST ERRNO PROGRAM [ARGUMENT...]     FIRST and LAST are numbers of calls
 //
-// From number 424 on a call has the same number on every processor, and came with Linux 5.1 or later: without
-// those (ENOSYS) what is left is the kernel of RHEL 8 (4.18) and SLES 15. Exit code 77 where filters are not
-// to be had.
+// Calls from number 424 on have the same number on every processor and exist since Linux 5.1 or later: if
+// they fail with ENOSYS, the kernel behaves like that of RHEL 8 (4.18) and SLES 15. Exit code 77 if filters
+// are not available.
 #include <unistd.h>
 
 #include <cstdio>

@@ -8,12 +8,12 @@
 
 namespace ddprun::test {
 
-/// System calls by number, and the errno that they answer in place of doing anything.
+/// System calls by number, and the errno with which they fail without doing anything.
 struct Refused {
     unsigned first, last, error;
 };
 
-/// From now on, for this process and what it starts. False: filters are not to be had here.
+/// Applies to this process and its children from now on. False: filters are not available.
 inline bool refuse_calls(const Refused& calls) {
     sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

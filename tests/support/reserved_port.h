@@ -12,9 +12,9 @@
 
 namespace ddprun::test {
 
-/// A loopback port for a server that is started later, or never. It stays bound for the life of this object
-/// and nobody listens on it: the kernel gives it to no one else, a connect is refused, and a server that sets
-/// SO_REUSEADDR can take it.
+/// A loopback port for a server that starts later, or never. It is bound while this object lives and never
+/// listens: the kernel gives it to no other socket, refuses connections, and lets a server with SO_REUSEADDR
+/// bind it.
 class ReservedPort {
   public:
     ReservedPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

@@ -29,7 +29,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Where ddprun keeps the user's secret: a place of this test program, never the real home directory.
+/// The directory of the user's secret: one of this test program, never the real home directory.
 const std::string& config_home() {
     static const TemporaryDirectory directory;
     return directory.path();
@@ -70,7 +70,7 @@ UniqueFd input_file(const std::string& content) {
     return file;
 }
 
-/// Appends what is there; false at end of file.
+/// Appends the available bytes; false at end of file.
 bool append_from(int fd, std::string& into) {
     std::array<char, 65536> piece;
     const ssize_t n = ::read(fd, piece.data(), piece.size());
@@ -101,7 +101,7 @@ Program::Program(const std::vector<std::string>& command, const RunOptions& opti
     if (pid_ < 0) throw std::runtime_error("fork");
     if (pid_ > 0) return;
 
-    ::setpgid(0, 0);  // a signal to the test's group is not the program's
+    ::setpgid(0, 0);  // the program does not get signals to the test's group
     ::dup2(input.get(), 0);
     ::dup2(out_write.get(), 1);
     ::dup2(err_write.get(), 2);
@@ -118,7 +118,7 @@ Program::~Program() {
 
 void Program::signal(int number) const { ::kill(pid_, number); }
 
-/// One wait for output; false when both streams are closed or time is up.
+/// Waits once for output; false when both streams are closed or the time is over.
 bool Program::read_some(Clock::time_point until) {
     std::array<pollfd, 2> streams{{{out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}}};
     if (!out_ && !err_) return false;
@@ -180,7 +180,7 @@ std::string said_of_its_own_job(const Outcome& outcome) {
 
 namespace {
 
-/// Processes in whose /proc file, a list of texts that end with NUL, `wanted` stands.
+/// Processes whose /proc file, a list of texts that end with NUL, contains `wanted`.
 std::vector<pid_t> processes_whose(const char* file_name, const std::string& wanted) {
     std::vector<pid_t> found;
     DIR* proc = ::opendir("/proc");
@@ -210,7 +210,7 @@ std::vector<pid_t> processes_called_with(const std::string& argument) {
 std::vector<pid_t> children_named(pid_t parent, const std::string& name) {
     const std::string self = std::to_string(parent);
     std::ifstream file("/proc/" + self + "/task/" + self + "/children");
-    // All at once: read piece by piece, the list goes on to what is born meanwhile.
+    // One read takes the whole list: a list that is read in pieces also has processes that start meanwhile.
     std::string all;
     std::getline(file, all);
     std::vector<pid_t> found;

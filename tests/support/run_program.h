@@ -11,7 +11,7 @@
 
 namespace ddprun::test {
 
-/// How a program ended, and what it wrote.
+/// A program's end and output.
 struct Outcome {
     bool timed_out = false;
     bool signaled = false;
@@ -26,15 +26,15 @@ struct RunOptions {
     std::vector<std::string> unset;
     std::string directory;
     std::string input;  ///< its standard input; "" is /dev/null
-    /// Against a test that would never end, not against a slow machine: what takes seconds may take a minute
-    /// there.
+    /// The limit prevents endless tests; it is generous, because a slow machine may take a minute for work of
+    /// seconds.
     std::chrono::milliseconds timeout = std::chrono::minutes(3);
 };
 
 /// Default options with these variables.
 RunOptions with_environment(std::vector<std::string> environment);
 
-/// A started program whose output is being collected by this object (call wait). Killed by the destructor.
+/// A running program, whose output this object collects (call wait). The destructor kills it.
 class Program {
   public:
     explicit Program(const std::vector<std::string>& command, const RunOptions& options = {});
@@ -44,11 +44,11 @@ class Program {
 
     [[nodiscard]] pid_t pid() const { return pid_; }
     void signal(int number) const;
-    /// Reads on until `text` has appeared in stdout or stderr; false when the program ended or time ran out
+    /// Reads until `text` has appeared in stdout or stderr; false if the program ends or the time is over
     /// first.
     bool wait_for_output(const std::string& text,
                          std::chrono::milliseconds patience = std::chrono::minutes(1));
-    /// Until the program has ended and closed its output.
+    /// Waits until the program has ended and closed its output.
     Outcome wait();
 
   private:
@@ -63,17 +63,16 @@ class Program {
 
 Outcome run(const std::vector<std::string>& command, const RunOptions& options = {});
 
-/// What a ddprun wrote to stderr of its own job: without the lines about jobs that another test has killed
-/// meanwhile.
+/// The stderr of a ddprun without lines about jobs that another test has killed meanwhile.
 std::string said_of_its_own_job(const Outcome& outcome);
 
 /// Living processes (no zombies) whose environment holds "NAME=value".
 std::vector<pid_t> processes_with(const std::string& variable);
-/// Living processes with this argument.
+/// Living processes that have this argument.
 std::vector<pid_t> processes_called_with(const std::string& argument);
 /// The children a process has now whose command name (/proc/<pid>/comm) is `name`, oldest first.
 std::vector<pid_t> children_named(pid_t parent, const std::string& name);
-/// True once no such process is left, false after `timeout`.
+/// Waits until no such process is left; false after `timeout`.
 bool all_gone(const std::string& variable, std::chrono::milliseconds timeout = std::chrono::minutes(1));
 /// The programs' paths, which meson gives to the tests as environment variables: DDPRUN, PROBE, TRAIN.
 std::string path_of(const char* variable);
@@ -83,7 +82,7 @@ std::vector<std::string> ddprun_probe(const std::vector<std::string>& options,
 /// The command, under a filter that refuses the system calls with these numbers.
 std::vector<std::string> with_refused_calls(long first, long last, int error,
                                             std::vector<std::string> command);
-/// A name nobody else uses: "<stem>-<pid>-<counter>".
+/// A unique name: "<stem>-<pid>-<counter>".
 std::string unique_name(const std::string& stem);
 
 }  // namespace ddprun::test

@@ -1,11 +1,11 @@
-// Runs a program on a file system that hangs now and then: seccomp hands its calls to this process, which
-// holds some of them up.
+// Runs a program on a file system that hangs at times: seccomp hands its calls to this process, which delays
+// some of them.
 //
 //   slow_calls MILLISECONDS DIRECTORY REPORT PROGRAM [ARGUMENT...]
 //
-// Held up, once for each kind, are calls of a process named ddprun on files below DIRECTORY: exec, the second
+// It delays, once for each kind, calls of a process named ddprun on files below DIRECTORY: exec, the second
 // write, and in an attempt's directory mkdir, stat, inotify_add_watch and open (for each ending of a name).
-// So none comes before the nodes have met. REPORT gets a line for each: "open .log". Exit code 77 where
+// So no delay happens before the nodes have met. REPORT gets a line for each: "open .log". Exit code 77 if
 // seccomp cannot do this.
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -52,7 +52,7 @@ constexpr Call kCalls[] = {
     {SYS_write, "write", -1},
 };
 
-/// The descriptor by which this process's calls of those kinds are heard of; -1 there is none.
+/// The descriptor that reports this process's calls of these kinds; -1: none.
 int divert_calls() {
     std::vector<sock_filter> filter{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
     for (const Call& call : kCalls) {
@@ -83,7 +83,7 @@ bool send_descriptor(int socket, int fd) {
     return ::sendmsg(socket, &message, 0) == 1;
 }
 
-/// -1: the other side has ended instead.
+/// -1 if the other side has ended.
 int receive_descriptor(int socket) {
     char byte = 0;
     iovec part{&byte, 1};
@@ -104,7 +104,7 @@ std::string text_of(const std::string& path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The path that the caller names; "" none.
+/// The path in the caller's arguments; "": none.
 std::string path_of(const Call& call, const seccomp_notif& request) {
     const std::string proc = "/proc/" + std::to_string(request.pid);
     std::error_code ignored;
@@ -122,7 +122,7 @@ class SlowFiles {
     SlowFiles(int listener, std::chrono::milliseconds delay, std::string directory, const char* report)
         : listener_(listener), delay_(delay), directory_(std::move(directory) + "/"), report_(report) {}
 
-    /// Until the child has ended; its exit code.
+    /// Serves until the child has ended, and returns its exit code.
     int serve(pid_t child) {
         for (;;) {
             int status = 0;
@@ -166,7 +166,7 @@ class SlowFiles {
         answer.id = id;
         answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
         ::ioctl(listener_, SECCOMP_IOCTL_NOTIF_SEND,
-                &answer);  // fails where the caller has been killed: ignoring
+                &answer);  // ignoring: it fails if the caller was killed
     }
 
     int listener_;

@@ -20,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// With the kernel's header before each frame: what it would do to it later (checksums, cutting) then stays
-/// to be done.
+/// Each frame has the kernel's header in front, so that work that the kernel has postponed (checksums,
+/// cutting) stays postponed.
 UniqueFd open_port(const std::string& name) {
     UniqueFd port(::socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, htons(ETH_P_ALL)));
     constexpr int kYes = 1;
@@ -72,7 +72,7 @@ int be_slow_switch(const std::vector<std::string>& names) {
             for (std::size_t port = 0; port < ports.size(); ++port) {
                 if (port != frame.from)
                     (void)!::write(ports[port].get(), frame.bytes.data(),
-                                   frame.bytes.size());  // lost, as frames are
+                                   frame.bytes.size());  // ignoring: networks lose frames
             }
             waiting.erase(waiting.begin());
         }

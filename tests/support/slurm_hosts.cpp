@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Small waits: what is started here lives for seconds.
+/// The waits are short, because these programs live for seconds.
 std::string slurm_conf(const Hosts& hosts, const std::string& directory, const std::string& more) {
     return "ClusterName=test\nSlurmctldHost=node00\nSlurmUser=root\nSlurmdUser=root\nAuthType=auth/munge\nAuthInfo=cred_expire=5\n"
            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\n"
@@ -52,11 +52,11 @@ SlurmHosts::SlurmHosts(const Hosts& hosts, const std::string& more)
     std::filesystem::create_directories(directory_ + "/state");
     std::ofstream(directory_ + "/munge.key") << std::string(64, 'k') << unique_name("key");
     ::chmod((directory_ + "/munge.key").c_str(), 0600);
-    // slurmd wants to know a version even where nothing uses cgroups.
+    // slurmd needs a version even if nothing uses cgroups.
     std::ofstream(directory_ + "/cgroup.conf") << "CgroupPlugin=cgroup/v1\n";
     std::ofstream(directory_ + "/slurm.conf") << slurm_conf(hosts, directory_, more);
     for (int host = 0; host < hosts.count(); ++host) {
-        // In the host's own mounts, where every program that is started there later sees it.
+        // Mounted in the host's namespace, so that every later program of the host sees it.
         const Outcome mounted = test::run(hosts.command(
             host,
             {"sh", "-c", "mkdir -p /run/munge /run/slurmd && mount --bind \"$0\" /etc/slurm", directory_}));
@@ -83,7 +83,7 @@ SlurmHosts::SlurmHosts(const Hosts& hosts, const std::string& more)
 SlurmHosts::~SlurmHosts() = default;
 
 void SlurmHosts::start(int host, const std::vector<std::string>& daemon) {
-    // Their words are many, and nobody reads the pipes.
+    // The daemons write much, and no one reads the pipes.
     std::vector<std::string> quiet{
         "sh", "-c", "exec \"$@\" >>" + directory_ + "/log." + Hosts::name(host) + " 2>&1", "sh"};
     quiet.insert(quiet.end(), daemon.begin(), daemon.end());

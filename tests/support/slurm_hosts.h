@@ -10,11 +10,11 @@
 namespace ddprun::test {
 
 /// A Slurm over all hosts: munged and slurmd on each, slurmctld on the first. sbatch, srun, squeue, scancel
-/// and scontrol work on any of them as for a user of a cluster. No cgroups, no accounting; a host has four
-/// CPUs, however many it has.
+/// and scontrol work on any of them as for a user of a cluster. There are neither cgroups nor accounting, and
+/// Slurm believes that each host has four CPUs.
 class SlurmHosts {
   public:
-    /// Why this machine cannot have it; nothing where it can.
+    /// The reason why this machine cannot have it; nothing if it can.
     static std::optional<std::string> why_not();
 
     /// Returns when all nodes are idle. `more`: further lines of slurm.conf. Throws std::runtime_error.
@@ -29,11 +29,11 @@ class SlurmHosts {
     /// job's id.
     [[nodiscard]] std::string submit(const std::string& script,
                                      const std::vector<std::string>& options = {}) const;
-    /// Waits until a job has one of these states ("COMPLETED", "CANCELLED"), and returns it; else the last
-    /// one seen.
+    /// Waits until a job has one of these states ("COMPLETED", "CANCELLED") and returns it; else returns the
+    /// last state.
     [[nodiscard]] std::string await_state(const std::string& id,
                                           const std::vector<std::string>& states) const;
-    /// Waits until a file of the home directory has this text.
+    /// Waits until a file in the home directory contains this text.
     [[nodiscard]] bool await_text(const std::string& file, const std::string& text) const;
 
   private:

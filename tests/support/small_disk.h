@@ -8,7 +8,7 @@
 
 namespace ddprun::test {
 
-/// A small file system, where we may have one.
+/// A small file system, if this user may mount one.
 class SmallDisk {
   public:
     explicit SmallDisk(const std::string& options)

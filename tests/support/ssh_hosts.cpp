@@ -40,7 +40,7 @@ SshHosts::SshHosts(Hosts& hosts) {
     std::filesystem::copy(directory + "/id_ed25519.pub", directory + "/authorized_keys");
     write_file(directory + "/config",
                "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n");
-    // PAM would want the machine's own accounts and records of logins. A start of many hosts is not a flood.
+    // PAM would need the machine's accounts and login records. The limits allow the start of many hosts.
     write_file(
         directory + "/sshd_config",
         "HostKey " + directory + "/host_key\nAuthorizedKeysFile " + directory + "/authorized_keys\n" +

@@ -13,12 +13,12 @@ namespace ddprun::test {
 /// a cluster: the key, and a configuration that accepts host keys unseen, lie in the common home directory.
 class SshHosts {
   public:
-    /// Why this machine cannot have them; nothing where it can.
+    /// The reason why this machine cannot have them; nothing if it can.
     static std::optional<std::string> why_not();
 
     explicit SshHosts(Hosts& hosts);
 
-    /// What a host's sshd has written, one line for each connection and refusal. Ends that sshd.
+    /// The log of a host's sshd, with a line for each connection and refusal. Ends that sshd.
     std::string log(int host);
 
   private:

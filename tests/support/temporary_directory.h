@@ -8,7 +8,7 @@
 
 namespace ddprun::test {
 
-/// An empty directory that goes, with all that is in it, at the end of the test.
+/// An empty directory, which the destructor removes with its content.
 class TemporaryDirectory {
   public:
     TemporaryDirectory() : path_((std::filesystem::temp_directory_path() / "ddprun-test-XXXXXX").string()) {

@@ -18,7 +18,7 @@
 
 namespace ddprun::test {
 
-/// A program in the foreground of a terminal of its own, and somebody at its keyboard.
+/// A program in the foreground of its own terminal, with a simulated keyboard.
 class Terminal {
   public:
     explicit Terminal(std::vector<std::string> command, unsigned short columns = 80,
@@ -50,12 +50,12 @@ class Terminal {
         if (::write(keyboard_.get(), keys.data(), keys.size()) != static_cast<ssize_t>(keys.size()))
             ADD_FAILURE() << "type";
     }
-    /// As somebody who pulls at the window's corner.
+    /// Resizes the window.
     void resize(unsigned short columns, unsigned short rows) {
         const winsize size{rows, columns, 0, 0};
         if (::ioctl(keyboard_.get(), TIOCSWINSZ, &size) != 0) ADD_FAILURE() << "resize";
     }
-    /// What has been shown so far is forgotten.
+    /// Forgets the output so far.
     void forget() { screen_.clear(); }
     bool shows(const std::string& text, std::chrono::milliseconds patience = std::chrono::seconds(20)) {
         const auto until = std::chrono::steady_clock::now() + patience;
@@ -65,7 +65,7 @@ class Terminal {
         }
         return true;
     }
-    /// The exit code; -1 when it does not end in time.
+    /// The exit code; -1 if the program does not end in time.
     int wait(std::chrono::milliseconds patience = std::chrono::seconds(20)) {
         const auto until = std::chrono::steady_clock::now() + patience;
         while (std::chrono::steady_clock::now() < until) {
@@ -81,7 +81,7 @@ class Terminal {
     }
 
   private:
-    /// False at the end of what is there: the other side has closed.
+    /// False if the other side has closed and all output has been read.
     bool read_some() {
         pollfd input{keyboard_.get(), POLLIN, 0};
         if (::poll(&input, 1, 20) <= 0) return pid_ > 0;

@@ -9,7 +9,7 @@
 
 namespace ddprun::test {
 
-/// What a program asked of CUDA, call by call, as tests/gpu/check_trace.py reads it:
+/// A program's calls of CUDA, in the format that tests/gpu/check_trace.py reads:
 ///
 ///     # cuda-trace 1
 ///     <thread> <depth> <start> <end> <function> [<kernel>]

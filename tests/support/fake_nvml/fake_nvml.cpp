@@ -1,6 +1,5 @@
 // An NVML whose machine is described by the JSON file that FAKE_NVML names. The file is read anew at every
-// question, so that a test can change the machine while it is watched (replace the file, do not write into
-// it):
+// question, so that a test can change the machine meanwhile (replace the file, do not write into it):
 //
 //   {"init": 0, "driver": "580.65.06", "cuda": 13000,
 //    "gpus": [{"name": "H100", "uuid": "GPU-0", "bus_id": "00000000:3B:00.0", "total": 85899345920, "used":
@@ -12,8 +11,8 @@
 //              1], "recovery": 0}],
 //    "ancestor": 40, "p2p": 0}
 //
-// All of it is optional: a GPU answers "not supported" for what its object lacks. Without the file there is
-// no GPU.
+// All members are optional: a GPU answers "not supported" for those that its object lacks. Without the file
+// there is no GPU.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
