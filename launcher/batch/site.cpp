@@ -1,6 +1,7 @@
 #include "launcher/batch/site.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -129,6 +130,14 @@ Result<SiteProfile> find_site(const std::string& word) {
     Result<SiteProfile> site = parse_site(*text);
     if (!site) return site.error().with(word);
     return site;
+}
+
+std::string default_site(const std::optional<std::string>& ddprun_site,
+                         const std::vector<std::string>& files) {
+    if (ddprun_site && !ddprun_site->empty()) return *ddprun_site;
+    const auto exists = [](const std::string& file) { return ::access(file.c_str(), F_OK) == 0; };
+    const auto found = std::find_if(files.begin(), files.end(), exists);
+    return found == files.end() ? "generic" : *found;
 }
 
 }  // namespace ddprun

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -38,5 +39,10 @@ Result<SiteProfile> parse_site(std::string_view json);
 /// Finds a built-in profile by its name, or reads a file: a word with a '/' or that ends in ".json". Error:
 /// InvalidArgument, System.
 Result<SiteProfile> find_site(const std::string& word);
+
+/// What `--site` is where it is not given: DDPRUN_SITE, else the first of `files` that exists, else
+/// "generic".
+std::string default_site(const std::optional<std::string>& ddprun_site,
+                         const std::vector<std::string>& files);
 
 }  // namespace ddprun

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "env/print.h"
 #include "env/text.h"
@@ -65,7 +66,8 @@ void declare_batch_options(OptionList& options, BatchDraft& draft) {
     const auto as_it_is = [](const std::string& line) { return Result<std::string>(line); };
     options.value(
         "--site", "NAME|FILE", into(request.site, find_site),
-        "What the cluster's scripts have in common: derecho, polaris, or a FILE.json (docs/batch.md). Default: generic.");
+        "What the cluster's scripts have in common: derecho, polaris, or a FILE.json (docs/batch.md). "
+        "Default: DDPRUN_SITE, else etc/ddprun/site.json of ddprun's prefix or of the host, else generic.");
     options.value("--nodes", "N", into(request.nodes, count_from(1)), "Nodes. Default 1.");
     options.value("--gpus-per-node", "N", into(request.gpus_per_node, count_from(0)),
                   "GPUs of each node, and workers, unless --nproc-per-node says how many.");
@@ -108,6 +110,24 @@ void declare_batch_options(OptionList& options, BatchDraft& draft) {
         "submit: print the job's id only. status: one look.");
     options.flag(
         "-h,--help", [] {}, "This text.");
+}
+
+/// An administrator's profile: in etc/ of the prefix where ddprun lies in bin/, or in /etc.
+std::vector<std::string> site_files() {
+    std::error_code ignored;
+    const auto prefix = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().parent_path();
+    return {prefix / "etc/ddprun/site.json", "/etc/ddprun/site.json"};
+}
+
+Status take_default_site(BatchCommand& command, const EnvironmentLookup& env) {
+    const std::string word = default_site(env("DDPRUN_SITE"), site_files());
+    Result<SiteProfile> site = find_site(word);
+    if (!site)
+        return Error::invalid(fmt::format(
+            "the default of --site is wrong: {}; --site=generic goes without it", site.error().what));
+    command.request.site = *std::move(site);
+    if (word != "generic") command.remarks.push_back(fmt::format("--site={} is the default here", word));
+    return {};
 }
 
 /// Checks the words as ddprun will read them on the node, so that an error shows before the job is queued.
@@ -173,9 +193,14 @@ Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<
     if (split.unknown)
         return invalid(
             fmt::format("{}: unknown option of {} (ddprun's own stand behind --)", *split.unknown, *verb));
+    bool has_site = draft.command.kind == Kind::Show;
     for (const SplitWords::Given& given : split.options) {
         if (name_of(*given.option) == "help") return BatchCommand{};
         if (const Status taken = take_value(given); !taken) return taken.error();
+        has_site = has_site || name_of(*given.option) == "site";
+    }
+    if (!has_site) {
+        if (const Status taken = take_default_site(draft.command, env); !taken) return taken.error();
     }
     if (draft.command.kind == Kind::Show) return finish_status(std::move(draft), split.rest, scheduler, env);
     return finish_script(std::move(draft), std::move(split.rest), scheduler);

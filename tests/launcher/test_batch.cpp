@@ -22,6 +22,7 @@ using testing::ElementsAre;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
+using testing::StartsWith;
 using Words = std::vector<std::string>;
 using Phase = BatchStatus::Phase;
 
@@ -207,6 +208,33 @@ TEST(Site, IsABuiltInOneOrAFile) {
         find_site("nowhere").error().what,
         HasSubstr("'nowhere': there is no such site (expected generic, derecho, polaris, or a FILE.json)"));
     EXPECT_THAT(find_site("./nowhere.json").error().what, HasSubstr("nowhere.json: No such file"));
+}
+
+TEST(Site, TheVariableWinsOverTheHostsFileAndBothOverGeneric) {
+    const test::TemporaryDirectory directory;
+    const std::string file = directory.file("site.json"), none = directory.file("none.json");
+    std::ofstream(file) << R"({"name": "mine", "queue": "long"})";
+    EXPECT_EQ(default_site(std::nullopt, {none}), "generic");
+    EXPECT_EQ(default_site("", {none, file}), file) << "a variable that is set to nothing is not set";
+    EXPECT_EQ(default_site("derecho", {file}), "derecho");
+}
+
+TEST(Site, OfTheVariableIsInTheScriptUnlessTheOptionNamesAnother) {
+    const auto script_of = [](const std::vector<std::string>& words, const std::string& site) {
+        return parse_batch_command(Scheduler::Slurm, words, [&](std::string_view name) {
+            return name == "DDPRUN_SITE" ? std::optional(site) : std::nullopt;
+        });
+    };
+    const Result<BatchCommand> from_variable = script_of({"script", "train"}, "derecho");
+    ASSERT_TRUE(from_variable);
+    EXPECT_EQ(from_variable->request.site.name, "derecho");
+    EXPECT_THAT(from_variable->remarks, ElementsAre("--site=derecho is the default here"));
+    EXPECT_EQ(script_of({"script", "--site=polaris", "train"}, "derecho")->request.site.name, "polaris");
+    EXPECT_THAT(script_of({"script", "train"}, "nowhere").error().what,
+                AllOf(StartsWith("the default of --site is wrong: 'nowhere': there is no such site"),
+                      HasSubstr("--site=generic goes without it")));
+    EXPECT_TRUE(script_of({"script", "--site=generic", "train"}, "nowhere"));
+    EXPECT_TRUE(script_of({"status", "12"}, "nowhere")) << "no script is written";
 }
 
 // ---- the answers of schedulers
