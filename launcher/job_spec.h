@@ -205,7 +205,7 @@ struct JobSpec {
     Duration hang_timeout = Duration::zero();  ///< zero: hangs are not detected
     std::string report_file;
     std::string events_file;
-    std::optional<int> metrics_port;
+    std::optional<Endpoint> metrics_at;  ///< --metrics-port; host "" is all interfaces
     bool dry_run = false;
     bool quiet = false;  ///< ddprun writes no lines of its own but errors
 };

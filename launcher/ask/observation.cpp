@@ -76,9 +76,8 @@ Status Observation::open(ControlHandler questions) {
         if (!events) return Error{Errc::InvalidArgument, "--events: " + events.error().what, 0};
         events_ = std::move(*events);
     }
-    if (parts_.spec.metrics_port) {
-        Result<Listener> listener =
-            listen_tcp({"127.0.0.1", static_cast<std::uint16_t>(*parts_.spec.metrics_port)});
+    if (parts_.spec.metrics_at) {
+        Result<Listener> listener = listen_tcp(*parts_.spec.metrics_at);
         if (!listener) return listener.error().with("--metrics-port");
         Result<std::unique_ptr<RequestServer>> metrics =
             serve_metrics(parts_.loop, std::move(listener->fd), [this] { return render_metrics(status()); });

@@ -487,8 +487,9 @@ void observation_options(OptionList& options, OptionDraft& draft) {
                "Write every event of the job, one JSON object per line.")
         ->option_text("@file");
     options.value(
-        "--metrics-port", "PORT", into(spec.metrics_port, parse_port),
-        "Serve Prometheus metrics on this port of the loopback interface, where every user of this host can read them.");
+        "--metrics-port", "[ADDR:]PORT", into(spec.metrics_at, parse_metrics_address),
+        "Serve Prometheus metrics on this port of the loopback interface, where every user of this host can read them; "
+        "or at this address of the host, *:PORT at all, for everyone who reaches it.");
 }
 
 void other_options(OptionList& options, OptionDraft& draft) {

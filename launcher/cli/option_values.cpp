@@ -315,6 +315,17 @@ Result<int> parse_port(std::string_view text) {
     return parse_small(text, 65535, "a port (expected 0 to 65535; 0 takes a free one)");
 }
 
+Result<Endpoint> parse_metrics_address(std::string_view text) {
+    if (text.find(':') != std::string_view::npos) {
+        Result<Endpoint> where = parse_endpoint(text, 0);
+        if (where && where->host == "*") where->host.clear();
+        return where;
+    }
+    const Result<int> port = parse_port(text);
+    if (!port) return port.error();
+    return Endpoint{"127.0.0.1", static_cast<std::uint16_t>(*port)};
+}
+
 Result<Duration> parse_span(std::string_view text) {
     const Result<Duration> span = parse_duration(text);
     if (!span || *span < Duration::zero()) {

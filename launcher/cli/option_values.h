@@ -46,6 +46,9 @@ Status check_prefix(std::string_view text);
 
 Result<int> parse_rank(std::string_view text);
 Result<int> parse_port(std::string_view text);
+/// "9400" is a port of the loopback interface, "10.0.0.5:9400" another address, "*:9400" all of them (host
+/// "").
+Result<Endpoint> parse_metrics_address(std::string_view text);
 /// A duration of at least zero.
 Result<Duration> parse_span(std::string_view text);
 /// The value itself when it is one of `choices` (separated by spaces).

@@ -267,6 +267,22 @@ Status settle_rendezvous(Reading& reading) {
     return {};
 }
 
+/// Takes the node rank of a pod of a Kubernetes Indexed Job from JOB_COMPLETION_INDEX, unless the command
+/// line names ranks or hosts. A job of one node has none: each pod is a job of its own.
+Status settle_pod_index(Reading& reading, const EnvironmentLookup& env, CommandLine& line) {
+    RendezvousSpec& rdzv = reading.draft.spec.rendezvous;
+    const std::optional<std::string> index = env("JOB_COMPLETION_INDEX");
+    if (!index || index->empty() || reading.draft.spec.nodes.max == 1) return {};
+    for (const char* said : {"node-rank", "hosts", "hostfile", "start"}) {
+        if (reading.is_given(said)) return {};
+    }
+    const Result<int> rank = parse_rank(*index);
+    if (!rank) return rank.error().with("JOB_COMPLETION_INDEX");
+    rdzv.node_rank = *rank;
+    line.sources.emplace("node-rank", "JOB_COMPLETION_INDEX");
+    return {};
+}
+
 /// With a log directory and no option about streams, all output is both kept and shown. With --tee, lines
 /// have torchrun's prefix unless --prefix is given.
 void settle_output(const Reading& reading, OutputSpec& output) {
@@ -297,6 +313,7 @@ Result<CommandLine> build(Reading& reading, const EnvironmentLookup& env) {
     if (const Status consistent = Contradictions(reading).check(); !consistent) return consistent.error();
     if (!reading.program) return invalid("no program given (usage: ddprun [options] program [arguments])");
     if (const Status settled = settle_rendezvous(reading); !settled) return settled.error();
+    if (const Status settled = settle_pod_index(reading, env, line); !settled) return settled.error();
     settle_output(reading, draft.spec.output);
     if (draft.spec.pass_mpi_env) draft.spec.pmix = PmixUse::Off;
     draft.spec.failure_grace = std::min(draft.spec.failure_grace, draft.spec.shutdown_timeout);

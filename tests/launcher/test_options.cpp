@@ -449,8 +449,32 @@ TEST(Option, DdprunsTimesAndFilesArrive) {
     EXPECT_EQ(spec.failure_grace, seconds(1));
     EXPECT_EQ(spec.report_file, "r.json");
     EXPECT_EQ(spec.events_file, "e");
-    EXPECT_EQ(spec.metrics_port, 9000);
+    EXPECT_EQ(spec.metrics_at, (Endpoint{"127.0.0.1", 9000}));
     EXPECT_TRUE(spec.dry_run && spec.quiet && spec.narrow_gpus);
+}
+
+TEST(Option, MetricsAreServedOnTheLoopbackUnlessAnAddressIsNamed) {
+    const auto served_at = [](const char* value) {
+        return spec_of({std::string("--metrics-port=") + value}).metrics_at;
+    };
+    EXPECT_EQ(served_at("0"), (Endpoint{"127.0.0.1", 0}));
+    EXPECT_EQ(served_at("10.0.0.5:9400"), (Endpoint{"10.0.0.5", 9400}));
+    EXPECT_EQ(served_at("[::1]:9400"), (Endpoint{"::1", 9400}));
+    EXPECT_EQ(served_at("*:9400"), (Endpoint{"", 9400}));
+    EXPECT_THAT(error_of({"--metrics-port=node01"}), HasSubstr("'node01' is not a port"));
+    EXPECT_THAT(error_of({"--metrics-port=*:94000"}), HasSubstr("'*:94000' is not host:port"));
+}
+
+TEST(Option, ThePodIndexOfKubernetesIsTheNodeRankOfSeveralNodes) {
+    const Variables pod{{"JOB_COMPLETION_INDEX", "2"}};
+    const CommandLine line = line_of({"--nnodes=4"}, pod);
+    EXPECT_EQ(line.spec.rendezvous.node_rank, 2);
+    EXPECT_EQ(line.sources.at("node-rank"), "JOB_COMPLETION_INDEX");
+    EXPECT_EQ(spec_of({"--nnodes=1"}, pod).rendezvous.node_rank, std::nullopt) << "each pod is its own job";
+    EXPECT_EQ(spec_of({"--nnodes=4", "--node-rank=1"}, pod).rendezvous.node_rank, 1);
+    EXPECT_EQ(spec_of({"--hosts=a,b"}, pod).rendezvous.node_rank, std::nullopt);
+    EXPECT_EQ(error_of({"--nnodes=4"}, {{"JOB_COMPLETION_INDEX", "x"}}),
+              "JOB_COMPLETION_INDEX: 'x' is not a rank (expected 0, 1, ...)");
 }
 
 TEST(Option, PrefixComesFromTheFlagOrTorchrunsVariable) {
