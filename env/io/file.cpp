@@ -66,12 +66,14 @@ UniqueFd create_beside(const std::string& path, mode_t mode, std::string& name) 
 }
 
 Result<std::string> read_to_end(int fd, const std::string& path, std::size_t max_bytes) {
-    constexpr std::size_t kPiece = std::size_t{64} << 10;
+    // Most files, those of /proc and /sys, are shorter. A larger piece costs a page fault for each 4 KiB,
+    // because resize() writes zeros.
+    constexpr std::size_t kFirstPiece = 4095;
     std::string content;
     for (;;) {
         const std::size_t have = content.size();
         // Read one byte more than allowed, to detect a file that is too long.
-        content.resize(have + std::min(kPiece, max_bytes - have) + 1);
+        content.resize(have + std::min(std::max(kFirstPiece, have), max_bytes - have) + 1);
         const ssize_t got = ::read(fd, content.data() + have, content.size() - have);
         const int failure = errno;
         content.resize(have + (got > 0 ? static_cast<std::size_t>(got) : 0));

@@ -1,5 +1,6 @@
 #include "rendezvous/client/resolver.h"
 
+#include <netdb.h>
 #include <sys/epoll.h>
 
 #include <utility>
@@ -8,6 +9,12 @@ namespace ddprun::rdzv {
 
 void Resolver::look_up(const Endpoint& endpoint, Handler handler) {
     forget();
+    const auto answer_soon = [this, &handler](Result<SocketAddresses> found) {
+        soon_ = loop_.call_after(Duration::zero(), [handler, found = std::move(found)] { handler(found); });
+    };
+    // A numeric address, such as that of the only node, needs no thread.
+    if (Result<SocketAddresses> numeric = resolve(endpoint, AI_NUMERICHOST))
+        return answer_soon(std::move(numeric));
     call_.emplace([endpoint]() -> Result<SocketAddresses> {
         Result<SocketAddresses> found = resolve(endpoint, 0);
         if (!found) return found.error().with("resolve " + endpoint.host);
@@ -20,13 +27,11 @@ void Resolver::look_up(const Endpoint& endpoint, Handler handler) {
     };
     const Result<int> done = call_->done();
     const Status watched = done ? loop_.watch(*done, EPOLLIN, answer) : Status(done.error());
-    if (watched) return;
-    failed_ = loop_.call_after(Duration::zero(),
-                               [handler = std::move(handler), why = watched.error()] { handler(why); });
+    if (!watched) answer_soon(watched.error());
 }
 
 void Resolver::forget() {
-    loop_.cancel(std::exchange(failed_, 0));
+    loop_.cancel(std::exchange(soon_, 0));
     if (call_) loop_.unwatch(call_->done().value_or(-1));
     call_.reset();
 }

@@ -28,7 +28,7 @@ class Resolver {
   private:
     os::EventLoop& loop_;
     std::optional<BackgroundCall<Result<SocketAddresses>>> call_;
-    os::EventLoop::TimerId failed_ = 0;  ///< reports that the loop cannot watch the call
+    os::EventLoop::TimerId soon_ = 0;  ///< calls the handler when the answer needs no thread
 };
 
 }  // namespace ddprun::rdzv

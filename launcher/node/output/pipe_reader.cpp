@@ -25,7 +25,7 @@ PipeReader::Pipe::Pipe(UniqueFd fd) : fd_(std::move(fd)) {
 }
 
 PipeReader::PipeReader(os::EventLoop& loop, Owner& owner)
-    : loop_(loop), owner_(owner), buffer_(kReadBytes, '\0') {}
+    : loop_(loop), owner_(owner), buffer_(new char[kReadBytes]) {}
 
 PipeReader::~PipeReader() {
     loop_.cancel(timer_);
@@ -117,9 +117,9 @@ void PipeReader::read_resting() {
 ssize_t PipeReader::read_once(Pipe& pipe) {
     ssize_t n = 0;
     do {
-        n = ::read(pipe.fd_.get(), buffer_.data(), buffer_.size());
+        n = ::read(pipe.fd_.get(), buffer_.get(), kReadBytes);
     } while (n < 0 && errno == EINTR);
-    if (n > 0) owner_.on_read(pipe, std::string_view(buffer_).substr(0, static_cast<std::size_t>(n)));
+    if (n > 0) owner_.on_read(pipe, {buffer_.get(), static_cast<std::size_t>(n)});
     // An error counts as the end of the stream.
     return n < 0 && errno != EAGAIN ? 0 : n;
 }

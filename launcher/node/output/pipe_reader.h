@@ -78,7 +78,7 @@ class PipeReader {
     std::unordered_map<int, Pipe*> pipes_;
     std::vector<int> resting_;  ///< the timer runs while this is not empty
     os::EventLoop::TimerId timer_ = 0;
-    std::string buffer_;
+    std::unique_ptr<char[]> buffer_;  ///< not zeroed: each start would touch all of it
 };
 
 }  // namespace ddprun
