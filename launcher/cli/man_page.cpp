@@ -50,9 +50,9 @@ std::string options_section() {
             "Time spans are written 90, 90s, 500ms, 15m or 2h.") +
         "\n";
     const DdprunOptions options;
-    for (const OptionList::Group& group : options.list.groups()) {
-        if (!group.options.empty()) text += fmt::format(".SS {}\n", troff(group.title));
-        for (const CLI::Option* option : group.options) text += option_entry(*option);
+    for (CLI::App* group : options.list.groups()) {
+        if (!group->get_options().empty()) text += fmt::format(".SS {}\n", troff(group->get_group()));
+        for (const CLI::Option* option : group->get_options()) text += option_entry(*option);
     }
     return text;
 }

@@ -267,9 +267,9 @@ std::string render_help() {
         "DDPRUN_LAUNCHER names the launcher around us (openmpi, pmi, pals, slurm, ..., or none) where it\n"
         "is not recognised.\n";
     const DdprunOptions options;
-    for (const OptionList::Group& group : options.list.groups()) {
-        if (!group.options.empty()) text += fmt::format("\n{}:\n", group.title);
-        for (const CLI::Option* option : group.options) text += help_of(*option);
+    for (CLI::App* group : options.list.groups()) {
+        if (!group->get_options().empty()) text += fmt::format("\n{}:\n", group->get_group());
+        for (const CLI::Option* option : group->get_options()) text += help_of(*option);
     }
     text += "\nOther commands:\n" + render_subcommands();
     text +=

@@ -42,10 +42,9 @@ Result<std::string> parse_text(std::string_view text) {
 
 OptionList::OptionList(std::string variable_prefix) : variable_prefix_(std::move(variable_prefix)) {
     app_.set_help_flag();
-    begin_group("");
 }
 
-void OptionList::begin_group(const char* title) { groups_.push_back({title, {}}); }
+void OptionList::begin_group(const char* title) { groups_.push_back(app_.add_option_group(title)); }
 
 CLI::Option* OptionList::flag(const char* names, std::function<void()> switch_on, const char* help) {
     TakeValue take = [switch_on = std::move(switch_on)](const std::string& value) -> Status {
@@ -63,24 +62,16 @@ CLI::Option* OptionList::flag(const char* names, bool& place, const char* help) 
 }
 
 CLI::Option* OptionList::value(const char* names, const char* type, TakeValue take, const char* help) {
-    constexpr std::size_t kMostTogether = 6;
-    std::vector<CLI::Option*>& options = groups_.back().options;
-    // CLI11 compares and copies the names of a new option and of its whole group: small groups save a tenth
-    // of a millisecond at each start.
-    if (options.size() % kMostTogether == 0) group_ = app_.add_option_group(groups_.back().title);
-    // CLI11 also copies a callback several times, so it captures a pointer.
-    const TakeValue* const taker = &takers_.emplace_back(std::move(take));
-    const auto take_all = [taker](const CLI::results_t& values) {
+    const auto take_all = [take = std::move(take)](const CLI::results_t& values) {
         for (const std::string& value : values) {
-            if (const Status taken = (*taker)(value); !taken)
+            if (const Status taken = take(value); !taken)
                 throw CLI::ValidationError(taken.error().what, CLI::ExitCodes::ValidationError);
         }
         return true;
     };
-    CLI::Option* const option = group_->add_option(names, CLI::callback_t(take_all));
+    CLI::Option* const option = groups_.back()->add_option(names, CLI::callback_t(take_all));
     option->description(help)->type_name_fn([type] { return std::string(type); })->take_last();
     if (!variable_prefix_.empty()) option->envname(variable_of(variable_prefix_, name_of(*option)));
-    options.push_back(option);
     return option;
 }
 
@@ -90,7 +81,10 @@ Status OptionList::not_one_of(const std::string& value, const std::string& words
 
 std::vector<CLI::Option*> OptionList::options() const {
     std::vector<CLI::Option*> all;
-    for (const Group& group : groups_) all.insert(all.end(), group.options.begin(), group.options.end());
+    for (CLI::App* group : groups_) {
+        const std::vector<CLI::Option*> some = group->get_options();
+        all.insert(all.end(), some.begin(), some.end());
+    }
     return all;
 }
 
@@ -98,11 +92,9 @@ std::vector<CLI::Option*> OptionList::options() const {
 CLI::Option* OptionList::find_exactly(std::string_view label) const {
     const bool is_long = label.starts_with("--");
     const std::string name = is_long ? with_dashes(label.substr(2)) : std::string(label.substr(1));
-    for (const Group& group : groups_) {
-        for (CLI::Option* option : group.options) {
-            const std::vector<std::string>& names = is_long ? option->get_lnames() : option->get_snames();
-            if (std::find(names.begin(), names.end(), name) != names.end()) return option;
-        }
+    for (CLI::Option* option : options()) {
+        const std::vector<std::string>& names = is_long ? option->get_lnames() : option->get_snames();
+        if (std::find(names.begin(), names.end(), name) != names.end()) return option;
     }
     return nullptr;
 }

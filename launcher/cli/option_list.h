@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -87,11 +86,7 @@ class OptionList {
         return this->value(names, type, std::move(take), help)->option_text(all);
     }
 
-    struct Group {
-        std::string title;
-        std::vector<CLI::Option*> options;
-    };
-    [[nodiscard]] const std::vector<Group>& groups() const { return groups_; }
+    [[nodiscard]] const std::vector<CLI::App*>& groups() const { return groups_; }
     [[nodiscard]] std::vector<CLI::Option*> options() const;
     /// Finds an option by its whole name or letter, with dashes or underscores: "--log_dir", "-r". nullptr:
     /// none.
@@ -111,9 +106,7 @@ class OptionList {
     static Status not_one_of(const std::string& value, const std::string& words);
 
     CLI::App app_;
-    CLI::App* group_ = nullptr;  ///< CLI11's group for the next options
-    std::deque<TakeValue> takers_;
-    std::vector<Group> groups_;
+    std::vector<CLI::App*> groups_{&app_};  ///< the last one gets the next options
     std::string variable_prefix_;
 };
 

@@ -28,15 +28,13 @@ struct Source {
 
 /// A command line that is being read.
 struct Reading : DdprunOptions {
-    std::map<const CLI::Option*, Source> given;
+    std::map<std::string, Source, std::less<>> given;  ///< by long name
     std::optional<std::string> program;
     std::vector<std::string> arguments;
     CommandLine::Action action = CommandLine::Run;
 
     /// `name` is the whole name, without dashes.
-    [[nodiscard]] bool is_given(std::string_view name) const {
-        return given.contains(list.find_exactly("--" + std::string(name)));
-    }
+    [[nodiscard]] bool is_given(std::string_view name) const { return given.contains(name); }
 };
 
 /// A hint for options of mpiexec and srun: "-n 4", "-np 4", "--ppn=4"; nullopt: the option is none of these.
@@ -80,7 +78,7 @@ Status read_words(Reading& reading, const std::vector<std::string>& args) {
         if (name_of(*one.option) == "version") reading.action = CommandLine::Version;
         if (reading.action != CommandLine::Run) return {};
         one.option->add_result(std::move(one.value));
-        reading.given[one.option] = {one.label, "command line"};
+        reading.given[name_of(*one.option)] = {one.label, "command line"};
     }
     if (split.wrong) return *split.wrong;
     if (split.unknown) return no_such_option(reading.list, *split.unknown);
@@ -93,7 +91,7 @@ Status read_words(Reading& reading, const std::vector<std::string>& args) {
 
 /// Adds values from a weaker source than those read before.
 void give(Reading& reading, CLI::Option* option, const std::vector<std::string>& values, Source source) {
-    if (!values.empty() && reading.given.emplace(option, std::move(source)).second)
+    if (!values.empty() && reading.given.emplace(name_of(*option), std::move(source)).second)
         option->add_result(values);
 }
 
@@ -139,7 +137,7 @@ Status add_config(Reading& reading, const std::string& path) {
 /// Applies the values in the order in which the options are declared.
 Status apply_values(Reading& reading, CommandLine& line) {
     for (CLI::Option* option : reading.list.options()) {
-        const auto given = reading.given.find(option);
+        const auto given = reading.given.find(name_of(*option));
         if (given == reading.given.end()) continue;
         const Source& source = given->second;
         if (const Status taken = take_values(*option); !taken) return taken.error().with(source.label);
@@ -217,10 +215,10 @@ class Contradictions {
 
     /// "--nnodes 2", "--standalone", "PET_NNODES=2".
     [[nodiscard]] std::string told(std::string_view name) const {
-        const CLI::Option* const option = reading_.list.find_exactly("--" + std::string(name));
-        const auto found = reading_.given.find(option);
+        const auto found = reading_.given.find(name);
         if (found == reading_.given.end()) return fmt::format("--{}", name);
         const auto& [label, place] = found->second;
+        const CLI::Option* const option = reading_.list.find_exactly(fmt::format("--{}", name));
         if (is_flag(*option)) return label;
         return fmt::format("{}{}{}", label, label == place ? "=" : " ", excerpt(option->results().back()));
     }
