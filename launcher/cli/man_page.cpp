@@ -128,31 +128,15 @@ std::string signals() {
 
 std::string exit_codes() {
     std::string text = section("EXIT STATUS");
-    text += entry("0", "All workers succeeded.");
-    text += entry("1-127", "That of the worker which failed first.");
-    text += entry("128+N", "The worker which failed first died of signal N.");
-    text += entry("64", "The command line or a configuration file is wrong; nothing was started.");
-    text += entry("69", "The nodes did not find together, or one was lost.");
-    text += entry("70", "An error of ddprun's own.");
-    text += entry("75", "Stopped by a signal, or preempted: start it again.");
-    text += entry("93", "A worker asked not to be started again.");
-    text += entry("124", "The workers hung (--hang-timeout).");
-    text += entry("126, 127", "The program cannot be executed; does not exist.");
+    for (const auto& [code, meaning] : kExitCodes) text += entry(code, meaning);
     return text;
 }
 
-std::string example(std::string_view what, std::string_view command) {
-    return fmt::format(".PP\n{}\n.PP\n.RS\n.nf\n{}\n.fi\n.RE\n", troff(what), troff(command));
-}
-
 std::string examples() {
-    return section("EXAMPLES") +
-           example("One worker per GPU, else per CPU:", "ddprun --nproc-per-node=auto ./train --epochs 5") +
-           example("A Python script, with files for every rank and three restarts within any hour:",
-                   "ddprun --nproc-per-node=4 --log-dir logs --max-restarts 3/1h train.py") +
-           example("Two nodes by hand, the second with --node-rank=1:",
-                   "ddprun --nnodes=2 --node-rank=0 --master-addr=node01 --nproc-per-node=4 ./train") +
-           example("What would be started, and where:", "ddprun --dry-run --nproc-per-node=4 ./train");
+    std::string text = section("EXAMPLES");
+    for (const auto& [what, command] : kExamples)
+        text += fmt::format(".PP\n{}:\n.PP\n.RS\n.nf\n{}\n.fi\n.RE\n", troff(what), troff(command));
+    return text;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include <fmt/core.h>
@@ -11,14 +12,25 @@
 namespace ddprun {
 namespace {
 
-std::string help_of(const CLI::Option& option) {
+/// The options of the short help, in its order.
+constexpr std::array kMostUsed = {
+    "nproc-per-node", "nnodes",  "standalone", "hosts",        "hostfile",         "node-rank",
+    "rdzv-endpoint",  "module",  "env",        "max-restarts", "shutdown-timeout", "walltime-notice",
+    "hang-timeout",   "log-dir", "redirects",  "tee",          "report",           "dry-run",
+    "quiet",          "help"};
+
+/// An option's names and its kind of value: "  -r, --redirects STREAMS".
+std::string left_of(const CLI::Option& option) {
     const auto& [letters, names] = std::tie(option.get_snames(), option.get_lnames());
-    std::string left = letters.empty() ? fmt::format("      --{}", names[0])
-                                       : fmt::format("  -{}, --{}", letters[0], names[0]);
-    if (!is_flag(option)) left += " " + option.get_type_name();
+    const std::string left = letters.empty() ? fmt::format("      --{}", names[0])
+                                             : fmt::format("  -{}, --{}", letters[0], names[0]);
+    return is_flag(option) ? left : left + " " + option.get_type_name();
+}
+
+std::string help_of(const CLI::Option& option) {
     std::string text = option.get_description();
-    if (names.size() > 1) text += fmt::format(" Also --{}.", names[1]);
-    return help_entry(std::move(left), text);
+    if (option.get_lnames().size() > 1) text += fmt::format(" Also --{}.", option.get_lnames()[1]);
+    return help_entry(left_of(option), text);
 }
 
 std::vector<CLI::Option*> all_options() {
@@ -59,6 +71,11 @@ std::string subcommand_names(char separator) {
 /// The help's first sentence, which is shown beside a completion.
 std::string_view first_sentence(std::string_view help) {
     return help.substr(0, std::min(help.find(". "), help.size()));
+}
+
+std::string usage() {
+    return "usage: ddprun [options] program [arguments of the program ...]\n       ddprun " +
+           subcommand_names('|') + " [...]\n\n";
 }
 
 /// One case for each subcommand without a job's options: "<name>) <command> <its options>; return;;".
@@ -251,12 +268,48 @@ std::string tcsh_completion() {
 
 }  // namespace
 
+constexpr std::array<Example, 6> kExamples = {{
+    {"a Python script, with one worker per GPU, else per CPU",
+     "ddprun --nproc-per-node=auto train.py --epochs 5"},
+    {"four workers, at most three restarts within any hour, log files of each rank",
+     "ddprun --nproc-per-node=4 --max-restarts=3/1h --log-dir=logs train.py"},
+    {"in a PBS, Slurm or LSF job: all its hosts", "ddprun --nproc-per-node=auto train.py"},
+    {"a program on four hosts, started by ssh", "ddprun --hosts=node[01-04] --nproc-per-node=8 ./train"},
+    {"two hosts by hand, the second one with --node-rank=1",
+     "ddprun --nnodes=2 --node-rank=0 --rdzv-endpoint=node01:29400 --nproc-per-node=8 train.py"},
+    {"the jobs that run on this host, and their workers", "ddprun ps"},
+}};
+
+constexpr std::array<std::pair<const char*, const char*>, 10> kExitCodes = {{
+    {"0", "All workers succeeded."},
+    {"1-127", "That of the worker which failed first."},
+    {"128+N", "The worker which failed first died of signal N."},
+    {"64", "The command line or a configuration file is wrong; nothing was started."},
+    {"69", "The nodes did not find together, or one was lost."},
+    {"70", "An error of ddprun's own."},
+    {"75", "Stopped by a signal, or preempted: start it again."},
+    {"93", "A worker asked not to be started again."},
+    {"124", "The workers hung (--hang-timeout)."},
+    {"126, 127", "The program cannot be executed; does not exist."},
+}};
+
 std::string render_help() {
+    std::string text = usage() + "Examples:\n";
+    for (const auto& [what, command] : kExamples) text += fmt::format("  # {}\n  {}\n", what, command);
+    text += "\nOptions (ddprun --help=all lists all of them, with their defaults and the exit codes):\n";
+    const DdprunOptions options;
+    for (const char* name : kMostUsed) {
+        const CLI::Option& option = *options.list.find_exactly(fmt::format("--{}", name));
+        const std::string_view sentence = first_sentence(option.get_description());
+        text +=
+            help_entry(left_of(option), fmt::format("{}{}", sentence, sentence.ends_with('.') ? "" : "."));
+    }
+    return text;
+}
+
+std::string render_full_help() {
     std::string text =
-        "usage: ddprun [options] program [arguments of the program ...]\n"
-        "       ddprun " +
-        subcommand_names('|') +
-        " [...]\n\n"
+        usage() +
         "Starts, watches and stops the workers of a distributed data-parallel job. A program ending in .py,\n"
         "or a path to a file that is not executable and begins with #!...python, is run with PYTHON_EXEC,\n"
         "else python3; a name without a slash is looked for among ddprun's own workers, then in PATH.\n"
@@ -271,11 +324,8 @@ std::string render_help() {
         if (!group->get_options().empty()) text += fmt::format("\n{}:\n", group->get_group());
         for (const CLI::Option* option : group->get_options()) text += help_of(*option);
     }
-    text += "\nOther commands:\n" + render_subcommands();
-    text +=
-        "\nExit codes: 0 all workers succeeded; 1-127 that of the worker which failed first; 128+N it died\n"
-        "of signal N; 64 wrong usage; 69 rendezvous failed; 70 internal error; 75 stopped by a signal or\n"
-        "preempted, try again; 93 do not requeue; 126 program not executable; 127 program not found.\n";
+    text += "\nOther commands:\n" + render_subcommands() + "\nExit codes:\n";
+    for (const auto& [code, meaning] : kExitCodes) text += help_entry(fmt::format("  {}", code), meaning);
     return text;
 }
 

@@ -146,9 +146,10 @@ SplitWords OptionList::split(const std::vector<std::string>& words, Rest rest) c
             continue;
         }
         std::optional<std::string> value = attached_value(words[at], label);
-        if (is_flag(*option)) {
-            if (value) wrong(label, fmt::format("takes no value (got '{}')", excerpt(*value)));
-            value = "1";
+        if (option->get_items_expected_min() == 0) {
+            if (value && is_flag(*option))
+                wrong(label, fmt::format("takes no value (got '{}')", excerpt(*value)));
+            value = value.value_or("1");
         } else if (!value) {
             const std::string needed = fmt::format("needs a value ({})", option->get_type_name());
             if (++at == words.size()) {

@@ -41,7 +41,7 @@ struct SplitWords {
     struct Given {
         CLI::Option* option;
         std::string label;  ///< as the user wrote it: "--log_dir", "--redir", "-r"
-        std::string value;  ///< "1" for a flag
+        std::string value;  ///< "1" for a flag, and where an optional value is missing
     };
     std::vector<Given> options;          ///< in the order of the command line
     std::vector<std::string> rest;       ///< the words that are no options

@@ -506,8 +506,12 @@ void other_options(OptionList& options, OptionDraft& draft) {
     options.flag("--print-man", draft.print_man, "Print the manual page (troff) and exit.");
     options.flag(
         "-V,--version", [] {}, "Print the version and exit.");
-    options.flag(
-        "-h,--help", [] {}, "Print this text and exit.");
+    options
+        .value(
+            "-h,--help", "[all]", [](const std::string&) { return Status(); },
+            "Print the options that are used most and exit; --help=all: print all options.")
+        ->option_text("all")
+        ->expected(0, 1);
     options.value("--monitor-interval", "SECONDS", by(draft, set_monitor_interval),
                   "Accepted: ddprun is event-driven.");
     options

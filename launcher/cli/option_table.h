@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "env/result.h"
@@ -34,8 +36,18 @@ struct DdprunOptions {
     DdprunOptions() { declare_options(list, draft); }
 };
 
-/// The complete --help text, 100 columns wide.
+/// The text of --help: examples and the options that are used most; 100 columns wide.
 std::string render_help();
+/// The text of --help=all: all options and subcommands.
+std::string render_full_help();
+/// The examples of --help and of the manual page.
+struct Example {
+    const char* what;
+    const char* command;
+};
+extern const std::array<Example, 6> kExamples;
+/// The exit codes of ddprun with their meaning, for both too.
+extern const std::array<std::pair<const char*, const char*>, 10> kExitCodes;
 /// A completion script for bash, zsh, fish or tcsh. Error: InvalidArgument for another shell.
 Result<std::string> render_completion(std::string_view shell);
 

@@ -1,6 +1,7 @@
 #include "launcher/cli/options.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <set>
 #include <utility>
@@ -32,24 +33,46 @@ struct Reading : DdprunOptions {
     std::optional<std::string> program;
     std::vector<std::string> arguments;
     CommandLine::Action action = CommandLine::Run;
+    bool helps_with_all = false;  ///< --help=all
 
     /// `name` is the whole name, without dashes.
     [[nodiscard]] bool is_given(std::string_view name) const { return given.contains(name); }
 };
 
-/// A hint for options of mpiexec and srun: "-n 4", "-np 4", "--ppn=4"; nullopt: the option is none of these.
-std::optional<std::string_view> hint_for_mpi_users(std::string_view label) {
-    for (const std::string_view count :
-         {"-n", "--nprocs", "--ppn", "--npernode", "--ntasks", "--ntasks-per-node"}) {
-        if (label == count) return "workers per node are --nproc-per-node";
+/// Options of mpiexec, mpirun and srun, and ddprun's for the same; {0} is the user's value.
+struct MpiOption {
+    std::string_view words;
+    const char* ours;
+};
+constexpr std::array kMpiOptions = {
+    MpiOption{"-n -np --nprocs -ppn --ppn -perhost -npernode --npernode --ntasks --ntasks-per-node",
+              "--nproc-per-node={0}, the workers of each node"},
+    MpiOption{"-N", "--nnodes={0} for srun's -N, --nproc-per-node={0} for mpirun's"},
+    MpiOption{"-f -hostfile -machinefile --machinefile", "--hostfile={0}"},
+    MpiOption{"-H -host -hosts", "--hosts={0}"},
+};
+
+/// Finds such a word among the first ones: "-np 4", "-n4", "--ppn=4". nullopt: there is none.
+std::optional<Error> hint_for_mpi_users(const std::vector<std::string>& words, std::size_t first_ones) {
+    for (std::size_t at = 0; at < first_ones; ++at) {
+        const std::string_view word = words[at];
+        const std::size_t end = std::min(word.find_first_of("=0123456789"), word.size());
+        const std::string_view name = word.substr(0, end);
+        const bool has_next = at + 1 < words.size() && !is_option(words[at + 1]);
+        const std::string_view value = end == word.size() ? has_next ? std::string_view(words[at + 1]) : "N"
+                                       : word[end] == '=' ? word.substr(end + 1)
+                                                          : word.substr(end);
+        for (const auto& [theirs, ours] : kMpiOptions) {
+            const std::vector<std::string_view> names = split(theirs, ' ');
+            if (std::find(names.begin(), names.end(), name) != names.end())
+                return invalid(fmt::format("{}: unknown option; ddprun's is {}", name,
+                                           fmt::format(fmt::runtime(ours), excerpt(value))));
+        }
     }
-    if (label == "-N") return "nodes are --nnodes, workers per node --nproc-per-node";
     return std::nullopt;
 }
 
 Error unknown_option(const OptionList& options, std::string_view word, const std::string& name) {
-    if (const auto hint = hint_for_mpi_users(word))
-        return invalid(fmt::format("{}: unknown option ({})", word, *hint));
     const std::string near = options.nearest_to(name);
     if (near.empty()) return invalid(fmt::format("{}: unknown option (see ddprun --help)", excerpt(word)));
     return invalid(fmt::format("{}: unknown option (did you mean --{}?)", excerpt(word), near));
@@ -71,18 +94,35 @@ bool ends_reading(const CLI::Option& option) {
     return name_of(option) == "help" || name_of(option) == "version";
 }
 
-Status read_words(Reading& reading, const std::vector<std::string>& args) {
-    SplitWords split = reading.list.split(args, Rest::IsTheProgram);
+/// Reads the value of --help: none, or "all", which may also be the next word.
+Status take_help(Reading& reading, const SplitWords::Given& help, const std::vector<std::string>& rest) {
+    reading.action = CommandLine::Help;
+    reading.helps_with_all = help.value == "all" || (!rest.empty() && rest.front() == "all");
+    if (help.value == "1" || help.value == "all") return {};
+    return invalid(fmt::format("{}: '{}' is not all", help.label, excerpt(help.value)));
+}
+
+Status read_options(Reading& reading, SplitWords& split) {
     for (SplitWords::Given& one : split.options) {
-        if (name_of(*one.option) == "help") reading.action = CommandLine::Help;
-        if (name_of(*one.option) == "version") reading.action = CommandLine::Version;
-        if (reading.action != CommandLine::Run) return {};
+        if (name_of(*one.option) == "help") return take_help(reading, one, split.rest);
+        if (name_of(*one.option) == "version") {
+            reading.action = CommandLine::Version;
+            return {};
+        }
         one.option->add_result(std::move(one.value));
         reading.given[name_of(*one.option)] = {one.label, "command line"};
     }
     if (split.wrong) return *split.wrong;
-    if (split.unknown) return no_such_option(reading.list, *split.unknown);
-    if (split.rest.empty()) return {};
+    return split.unknown ? no_such_option(reading.list, *split.unknown) : Status();
+}
+
+Status read_words(Reading& reading, const std::vector<std::string>& args) {
+    SplitWords split = reading.list.split(args, Rest::IsTheProgram);
+    if (const Status read = read_options(reading, split); !read) {
+        const std::size_t options = args.size() - split.rest.size() + (split.unknown ? 1 : 0);
+        return hint_for_mpi_users(args, options).value_or(read.error());
+    }
+    if (reading.action != CommandLine::Run || split.rest.empty()) return {};
     reading.program = std::move(split.rest.front());
     reading.arguments.assign(std::make_move_iterator(split.rest.begin() + 1),
                              std::make_move_iterator(split.rest.end()));
@@ -333,7 +373,9 @@ Result<CommandLine> parse_command_line(const std::vector<std::string>& args, con
     if (reading.action != CommandLine::Run) {
         CommandLine line;
         line.action = reading.action;
-        line.text = line.action == CommandLine::Help ? render_help() : version_text();
+        line.text = line.action == CommandLine::Version ? version_text()
+                    : reading.helps_with_all            ? render_full_help()
+                                                        : render_help();
         return line;
     }
     add_variables(reading, env);

@@ -81,14 +81,26 @@ TEST(Option, NprocPerNodeTakesACountOrADeviceClass) {
                 HasSubstr("PET_NPROC_PER_NODE: 'x' is not a number"));
 }
 
-TEST(Option, OptionsOfMpiLaunchersAreAnsweredWithDdpruns) {
-    for (const char* word : {"-n", "-np", "--nprocs=4", "--ppn", "--ntasks-per-node=4"}) {
-        EXPECT_THAT(error_of({word}), HasSubstr("unknown option (workers per node are --nproc-per-node)"))
-            << word;
+TEST(Option, AWordOfAnMpiLauncherIsAnsweredWithOursAndTheUsersValue) {
+    const auto unknown = [](const std::string& word, const std::string& ours) {
+        return word + ": unknown option; ddprun's is " + ours;
+    };
+    const std::string count = "--nproc-per-node=4, the workers of each node";
+    for (const char* word : {"-n", "-np", "--nprocs", "-ppn", "--ppn", "--npernode", "--ntasks-per-node"}) {
+        EXPECT_EQ(error_of({word, "4", "./train"}), unknown(word, count));
+        EXPECT_EQ(error_of({"--standalone", word + std::string("=4"), "./train"}), unknown(word, count));
     }
+    EXPECT_EQ(error_of({"-n4", "./train"}), unknown("-n", count));
+    EXPECT_EQ(error_of({"-np", "--standalone"}),
+              unknown("-np", "--nproc-per-node=N, the workers of each node"));
     EXPECT_EQ(error_of({"-N", "2"}),
-              "-N: unknown option (nodes are --nnodes, workers per node --nproc-per-node)");
+              unknown("-N", "--nnodes=2 for srun's -N, --nproc-per-node=2 for mpirun's"));
+    EXPECT_EQ(error_of({"-hostfile", "nodes"}), unknown("-hostfile", "--hostfile=nodes"));
+    EXPECT_EQ(error_of({"-machinefile", "nodes"}), unknown("-machinefile", "--hostfile=nodes"));
+    EXPECT_EQ(error_of({"-H", "a,b"}), unknown("-H", "--hosts=a,b"));
     EXPECT_EQ(error_of({"-x"}), "-x: unknown option (see ddprun --help)");
+    EXPECT_EQ(error_of({"--nnodes=x", "./train", "-n", "4"}), error_of({"--nnodes=x", "./train"}))
+        << "a word of the program is no option";
 }
 
 TEST(Option, RdzvBackendIsStaticOrC10d) {
@@ -698,7 +710,7 @@ TEST(CommandLineGrammar, AWrongValueIsNamedWithItsOptionAndWhatWasExpectedInOneL
 }
 
 TEST(ManualPage, ExplainsEveryOptionOfTheHelp) {
-    const std::string page = parse({"--print-man"})->text, help = parse({"--help"})->text;
+    const std::string page = parse({"--print-man"})->text, help = parse({"--help=all"})->text;
     EXPECT_TRUE(page.starts_with(".TH DDPRUN 1"));
     EXPECT_THAT(page, HasSubstr(".PP\nEach worker finds")) << "no part of the entry before";
     EXPECT_THAT(page, HasSubstr(".PP\n\\-\\-signal and"));
@@ -718,19 +730,37 @@ TEST(ManualPage, ExplainsEveryOptionOfTheHelp) {
         EXPECT_THAT(page, HasSubstr(section));
 }
 
-TEST(Help, ListsEveryOptionWithin100Columns) {
-    const Result<CommandLine> line = parse({"--nnodes=1", "--help", "--never-reached"});
-    ASSERT_TRUE(line);
+/// The text of a help whose lines all fit into 100 columns.
+std::string help_of(std::vector<std::string> words) {
+    const Result<CommandLine> line = parse(std::move(words));
+    if (!line) return line.error().what;
     EXPECT_EQ(line->action, CommandLine::Help);
-    const DdprunOptions options;
-    for (const CLI::Option* option : options.list.options())
-        EXPECT_THAT(line->text, HasSubstr(option->get_name()));
-    std::size_t start = 0;
-    for (std::size_t end = 0; (end = line->text.find('\n', start)) != std::string::npos; start = end + 1) {
-        const std::string text = line->text.substr(start, end - start);
+    for (const std::string_view text : split(line->text, '\n')) {
         EXPECT_LE(text.size(), 100U) << text;
         EXPECT_FALSE(text.ends_with(' ')) << text;
     }
+    return line->text;
+}
+
+TEST(Help, OpensWithSixExamplesAndTwentyOptions) {
+    const std::string text = help_of({"--nnodes=1", "--help", "--never-reached"});
+    int commands = 0, options = 0;
+    for (const std::string_view line : split(text, '\n')) {
+        commands += line.starts_with("  ddprun ") ? 1 : 0;
+        options += line.find("--") == 6 ? 1 : 0;  // "  -t, --tee", "      --hosts"
+    }
+    EXPECT_EQ(commands, 6);
+    EXPECT_EQ(options, 20);
+    EXPECT_THAT(text, HasSubstr("--help=all"));
+    EXPECT_THAT(text, Not(HasSubstr("--event-log-handler")));
+}
+
+TEST(Help, AllListsEveryOption) {
+    const std::string text = help_of({"--nnodes=1", "--help=all", "--never-reached"});
+    const DdprunOptions options;
+    for (const CLI::Option* option : options.list.options()) EXPECT_THAT(text, HasSubstr(option->get_name()));
+    EXPECT_EQ(help_of({"-h", "all"}), text);
+    EXPECT_EQ(help_of({"--help=some"}), "--help: 'some' is not all");
 }
 
 TEST(Help, VersionIsOneLine) {
