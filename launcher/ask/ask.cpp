@@ -43,15 +43,23 @@ int code_for(const Error& error) {
     }
 }
 
+/// A job and the text of its answer.
+using JobText = std::pair<RunningJob, std::string>;
+
+Result<JobText> request_text(const std::string& which, const ControlRequest& request, Duration timeout) {
+    const Result<RunningJob> job = choose_job(which);
+    if (!job) return job.error();
+    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), timeout));
+    if (!line) return line.error();
+    Result<std::string> text = decode_control_text(*line);
+    return text ? Result<JobText>(JobText(*job, *std::move(text))) : text.error();
+}
+
 /// Sends a request to the job and prints the answer.
 int send_request(const std::string& command, const std::string& which, const ControlRequest& request) {
-    const Result<RunningJob> job = choose_job(which);
-    if (!job) return complain(command, job.error());
-    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), kTimeout));
-    if (!line) return complain(command, line.error());
-    const Result<std::string> text = decode_control_text(*line);
-    if (!text) return complain(command, text.error());
-    ddprun::print("job {}: {}\n", printable(job->id), printable(*text));
+    const Result<JobText> answer = request_text(which, request, kTimeout);
+    if (!answer) return complain(command, answer.error());
+    ddprun::print("job {}: {}\n", printable(answer->first.id), printable(answer->second));
     return 0;
 }
 
@@ -189,14 +197,9 @@ int send_signal(const AskOptions& options) {
 int show_stacks(const AskOptions& options) {
     ControlRequest request{"stacks", {}};
     if (options.rank) request.arguments["rank"] = std::to_string(*options.rank);
-    const Result<RunningJob> job = choose_job(options.job);
-    if (!job) return complain("stacks", job.error());
-    const Result<std::string> line =
-        ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackTimeout + kTimeout));
-    if (!line) return complain("stacks", line.error());
-    const Result<std::string> text = decode_control_text(*line);
-    if (!text) return complain("stacks", text.error());
-    ddprun::print("{}", printable_lines(*text));
+    const Result<JobText> answer = request_text(options.job, request, kStackTimeout + kTimeout);
+    if (!answer) return complain("stacks", answer.error());
+    ddprun::print("{}", printable_lines(answer->second));
     return 0;
 }
 

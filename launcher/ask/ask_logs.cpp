@@ -9,7 +9,6 @@
 #include "env/text.h"
 #include "launcher/ask/ask.h"
 #include "launcher/ask/followed_log.h"
-#include "launcher/exit_codes.h"
 
 namespace ddprun {
 namespace {
@@ -105,20 +104,14 @@ void follow(const RunningJob& job, std::vector<std::string> directories, std::ve
 }  // namespace
 
 int show_logs(const AskOptions& options) {
-    const auto complain = [](std::string_view why, ExitCode code) {
-        ddprun::print(stderr, "ddprun logs: {}\n", printable(why));
-        return static_cast<int>(code);
-    };
+    const auto cannot = [](std::string why) { return complain("logs", {Errc::NotFound, std::move(why), 0}); };
     if (!options.words.empty())
-        return complain(fmt::format("'{}': expected -r RANK", options.words.front()), ExitCode::Usage);
+        return complain("logs", Error::invalid(fmt::format("'{}': expected -r RANK", options.words.front())));
     const Result<RunningJob> job = choose_job(options.job);
-    if (!job)
-        return complain(job.error().what,
-                        job.error().code == Errc::NotFound ? ExitCode::Unavailable : ExitCode::Usage);
+    if (!job) return complain("logs", job.error());
     const Result<JobStatus> status = ask_status(*job);
-    if (!status) return complain(status.error().what, ExitCode::Unavailable);
-    if (const std::string why = obstacle(*status, options.rank); !why.empty())
-        return complain(why, ExitCode::Unavailable);
+    if (!status) return cannot(status.error().what);
+    if (std::string why = obstacle(*status, options.rank); !why.empty()) return cannot(std::move(why));
 
     std::vector<FollowedLog> files = files_of(*status, options.rank);
     bool found = false;
@@ -130,9 +123,7 @@ int show_logs(const AskOptions& options) {
     }
     for (FollowedLog& file : files) file.read_rest();
     std::fflush(stdout);
-    if (!found)
-        return complain(fmt::format("no log files in {} yet", status->log_directory), ExitCode::Unavailable);
-    return 0;
+    return found ? 0 : cannot(fmt::format("no log files in {} yet", status->log_directory));
 }
 
 }  // namespace ddprun

@@ -30,11 +30,10 @@ constexpr int kInterrupted = 128 + SIGINT;
 
 volatile sig_atomic_t was_interrupted = 0;
 
-std::string_view word_for(Scheduler scheduler) { return scheduler == Scheduler::Pbs ? "pbs" : "slurm"; }
 std::string_view submitter_of(Scheduler scheduler) { return scheduler == Scheduler::Pbs ? "qsub" : "sbatch"; }
 
 int complain_of(Scheduler scheduler, std::string_view what, const std::string& why, ExitCode code) {
-    ddprun::print(stderr, "ddprun {} {}: {}\n", word_for(scheduler), what, printable(why));
+    ddprun::print(stderr, "ddprun {} {}: {}\n", subcommand_of(scheduler), what, printable(why));
     return static_cast<int>(code);
 }
 
@@ -49,7 +48,7 @@ Status write_script(Scheduler scheduler, const JobRequest& request) {
     if (::access(request.script.c_str(), F_OK) == 0) {
         const Result<std::string> before = read_regular_file(request.script, kMostScriptBytes);
         if (!before) return before.error();
-        const std::string mark = fmt::format("# Written by ddprun {} script.\n", word_for(scheduler));
+        const std::string mark = fmt::format("# Written by ddprun {} script.\n", subcommand_of(scheduler));
         if (before->find(mark) == std::string::npos) {
             return Error{
                 Errc::InvalidArgument,
@@ -73,8 +72,7 @@ Result<std::string> submit_script(Scheduler scheduler, const JobRequest& request
     std::vector<std::string> command = {std::string(submitter_of(scheduler))};
     if (scheduler == Scheduler::Slurm) {
         command.emplace_back("--parsable");
-        const bool requeue = request.requeue && *request.requeue != RequeueSpec::Mode::No;
-        const Result<ToolEnd> version = requeue
+        const Result<ToolEnd> version = wants_requeue(request)
                                             ? run_scheduler_command({"sbatch", "--version"}, kCommandTimeout)
                                             : Result<ToolEnd>(ToolEnd{});
         if (version && can_expedite(version->out)) command.emplace_back("--requeue=expedite");
@@ -214,7 +212,7 @@ class Follower {
         read_log();
         const bool is_pbs = scheduler_ == Scheduler::Pbs;
         say(fmt::format("job {} goes on. ddprun {} status {} follows it again, {} {} ends it", job_,
-                        word_for(scheduler_), shell_quoted(job_), is_pbs ? "qdel" : "scancel",
+                        subcommand_of(scheduler_), shell_quoted(job_), is_pbs ? "qdel" : "scancel",
                         shell_quoted(job_)));
         return kInterrupted;
     }

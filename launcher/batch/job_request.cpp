@@ -88,9 +88,6 @@ const std::string& or_else(const std::string& said, const std::string& otherwise
 }
 int cpus_of(const JobRequest& request) { return request.cpus_per_node.value_or(request.site.cpus_per_node); }
 int gpus_of(const JobRequest& request) { return request.gpus_per_node.value_or(request.site.gpus_per_node); }
-bool wants_requeue(const JobRequest& request) {
-    return request.requeue && *request.requeue != RequeueSpec::Mode::No;
-}
 
 std::vector<std::string> pbs_lines(const JobRequest& request) {
     const SiteProfile& site = request.site;
@@ -191,7 +188,7 @@ std::string render_job_script(Scheduler scheduler, const JobRequest& request) {
     const bool is_pbs = scheduler == Scheduler::Pbs;
     std::string text = "#!/bin/bash -l\n";
     for (const std::string& line : is_pbs ? pbs_lines(request) : slurm_lines(request)) text += line + '\n';
-    text += fmt::format("# Written by ddprun {} script.\n\n", is_pbs ? "pbs" : "slurm");
+    text += fmt::format("# Written by ddprun {} script.\n\n", subcommand_of(scheduler));
     text += fmt::format("cd \"${}\" || exit 1\n", is_pbs ? "PBS_O_WORKDIR" : "SLURM_SUBMIT_DIR");
     for (const std::string& line : body_lines(request)) text += line + '\n';
     return text + ddprun_line(scheduler, request) + '\n';

@@ -34,6 +34,14 @@ struct JobRequest {
     bool counts_workers = false;      ///< `ddprun` has --nproc-per-node
 };
 
+inline bool wants_requeue(const JobRequest& request) {
+    return request.requeue && *request.requeue != RequeueSpec::Mode::No;
+}
+/// ddprun's subcommand for a scheduler.
+inline std::string_view subcommand_of(Scheduler scheduler) {
+    return scheduler == Scheduler::Pbs ? "pbs" : "slurm";
+}
+
 /// Fills in the name, and refuses values that no script can hold: a name with a blank, a value with a line
 /// end. Error: InvalidArgument naming the option and the value. Pure.
 Status settle(JobRequest& request);

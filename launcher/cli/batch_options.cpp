@@ -163,10 +163,9 @@ Result<BatchCommand> finish_script(BatchDraft draft, std::vector<std::string> re
     if (const Status line = take_ddprun_line(std::move(rest), request); !line) return line.error();
     if (const Status settled = settle(request); !settled) return settled.error();
     draft.command.to_file = !draft.file.empty();
-    const std::string suffix = scheduler == Scheduler::Pbs ? ".pbs" : ".slurm";
-    request.script = draft.command.to_file ? draft.file : request.name + suffix;
-    const bool names_itself =
-        scheduler == Scheduler::Pbs && request.requeue && *request.requeue != RequeueSpec::Mode::No;
+    request.script =
+        draft.command.to_file ? draft.file : fmt::format("{}.{}", request.name, subcommand_of(scheduler));
+    const bool names_itself = scheduler == Scheduler::Pbs && wants_requeue(request);
     if (draft.command.kind == BatchCommand::Kind::Script && names_itself && !draft.command.to_file) {
         draft.command.remarks.push_back(
             fmt::format("save it as {}: by that name it submits itself again", request.script));
@@ -216,26 +215,21 @@ std::vector<std::string> batch_words() {
 }
 
 std::string render_batch_help(Scheduler scheduler) {
-    const std::string_view word = scheduler == Scheduler::Pbs ? "pbs" : "slurm";
-    std::string text = fmt::format(
+    const std::string text = fmt::format(
         "usage: ddprun {0} script [options] [--] [options of ddprun] program [arguments]   prints a job script\n"
         "       ddprun {0} submit [options] [--] [options of ddprun] program [arguments]   submits it, follows the job\n"
         "       ddprun {0} status [--no-follow] JOB                                        follows a job\n\n",
-        word);
+        subcommand_of(scheduler));
     BatchDraft draft;
     OptionList options;
     declare_batch_options(options, draft);
-    for (const CLI::Option* option : options.options())
-        text += help_entry(fmt::format("  {} {}", option->get_name(), option->get_type_name()),
-                           option->get_description());
-    return text;
+    return text + render_options(options);
 }
 
 int run_batch_command(Scheduler scheduler, const std::vector<std::string>& words) {
     const Result<BatchCommand> command = parse_batch_command(scheduler, words, process_environment);
     if (!command) {
-        ddprun::print(stderr, "ddprun {}: {}\n", scheduler == Scheduler::Pbs ? "pbs" : "slurm",
-                      printable(command.error().what));
+        ddprun::print(stderr, "ddprun {}: {}\n", subcommand_of(scheduler), printable(command.error().what));
         return static_cast<int>(ExitCode::Usage);
     }
     for (const std::string& remark : command->remarks)

@@ -19,20 +19,6 @@ constexpr std::array kMostUsed = {
     "hang-timeout",   "log-dir", "redirects",  "tee",          "report",           "dry-run",
     "quiet",          "help"};
 
-/// An option's names and its kind of value: "  -r, --redirects STREAMS".
-std::string left_of(const CLI::Option& option) {
-    const auto& [letters, names] = std::tie(option.get_snames(), option.get_lnames());
-    const std::string left = letters.empty() ? fmt::format("      --{}", names[0])
-                                             : fmt::format("  -{}, --{}", letters[0], names[0]);
-    return is_flag(option) ? left : left + " " + option.get_type_name();
-}
-
-std::string help_of(const CLI::Option& option) {
-    std::string text = option.get_description();
-    if (option.get_lnames().size() > 1) text += fmt::format(" Also --{}.", option.get_lnames()[1]);
-    return help_entry(left_of(option), text);
-}
-
 std::vector<CLI::Option*> all_options() {
     static const DdprunOptions options;
     return options.list.options();
@@ -301,8 +287,8 @@ std::string render_help() {
     for (const char* name : kMostUsed) {
         const CLI::Option& option = *options.list.find_exactly(fmt::format("--{}", name));
         const std::string_view sentence = first_sentence(option.get_description());
-        text +=
-            help_entry(left_of(option), fmt::format("{}{}", sentence, sentence.ends_with('.') ? "" : "."));
+        text += help_entry(left_of_help(option),
+                           fmt::format("{}{}", sentence, sentence.ends_with('.') ? "" : "."));
     }
     return text;
 }
@@ -319,11 +305,7 @@ std::string render_full_help() {
         "so. Time spans: 90, 90s, 500ms, 15m, 2h.\n"
         "DDPRUN_LAUNCHER names the launcher around us (openmpi, pmi, pals, slurm, ..., or none) where it\n"
         "is not recognised.\n";
-    const DdprunOptions options;
-    for (CLI::App* group : options.list.groups()) {
-        if (!group->get_options().empty()) text += fmt::format("\n{}:\n", group->get_group());
-        for (const CLI::Option* option : group->get_options()) text += help_of(*option);
-    }
+    text += render_options(DdprunOptions().list);
     text += "\nOther commands:\n" + render_subcommands() + "\nExit codes:\n";
     for (const auto& [code, meaning] : kExitCodes) text += help_entry(fmt::format("  {}", code), meaning);
     return text;

@@ -199,6 +199,28 @@ std::string help_entry(std::string left, std::string_view text) {
     return left + wrap(text, kHelpWidth, kHelpColumn) + '\n';
 }
 
+std::string left_of_help(const CLI::Option& option) {
+    const std::vector<std::string>&letters = option.get_snames(), &names = option.get_lnames();
+    const std::string left = letters.empty() ? fmt::format("      --{}", names[0])
+                                             : fmt::format("  -{}, --{}", letters[0], names[0]);
+    return is_flag(option) ? left : left + " " + option.get_type_name();
+}
+
+std::string render_options(const OptionList& list) {
+    std::string text;
+    for (CLI::App* group : list.groups()) {
+        const std::vector<CLI::Option*> options = group->get_options();
+        if (!options.empty() && group != list.groups().front())
+            text += fmt::format("\n{}:\n", group->get_group());
+        for (const CLI::Option* option : options) {
+            const std::vector<std::string>& names = option->get_lnames();
+            const std::string also = names.size() > 1 ? fmt::format(" Also --{}.", names[1]) : "";
+            text += help_entry(left_of_help(*option), option->get_description() + also);
+        }
+    }
+    return text;
+}
+
 bool is_option(std::string_view word) { return word.size() > 1 && word[0] == '-'; }
 
 std::string label_of(std::string_view word) {

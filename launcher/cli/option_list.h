@@ -124,6 +124,11 @@ Status take_values(CLI::Option& option);
 inline constexpr std::size_t kHelpWidth = 100;
 std::string help_entry(std::string left, std::string_view text);
 
+/// An option's names and its kind of value: "  -r, --redirects STREAMS".
+std::string left_of_help(const CLI::Option& option);
+/// The entries of all options, below the titles of their groups.
+std::string render_options(const OptionList& list);
+
 /// Takes one value. Error: InvalidArgument, with the option as it was written.
 Status take_value(const SplitWords::Given& given);
 

@@ -203,73 +203,52 @@ Status apply_environment_defaults(const EnvironmentLookup& env, JobSpec& spec) {
     return {};
 }
 
-/// Finds contradictions between options; knows how each option was given.
-class Contradictions {
-  public:
-    explicit Contradictions(const Reading& reading) : reading_(reading), draft_(reading.draft) {}
+/// An option as the user gave it: "--nnodes 2", "--standalone", "PET_NNODES=2".
+std::string as_given(const Reading& reading, std::string_view name) {
+    const auto found = reading.given.find(name);
+    if (found == reading.given.end()) return fmt::format("--{}", name);
+    const auto& [label, place] = found->second;
+    const CLI::Option* const option = reading.list.find_exactly(fmt::format("--{}", name));
+    if (is_flag(*option)) return label;
+    return fmt::format("{}{}{}", label, label == place ? "=" : " ", excerpt(option->results().back()));
+}
 
-    [[nodiscard]] Status check() const {
-        if (draft_.module && draft_.no_python && !draft_.run_path) {
-            return both("module", "no-python", "a module is run by Python");
-        }
-        if (const Status nodes = check_nodes(); !nodes) return nodes;
-        if (const Status ranks = check_ranks(); !ranks) return ranks;
-        const JobSpec& spec = draft_.spec;
-        if (spec.pass_mpi_env && spec.pmix == PmixUse::On) {
-            return both("pass-mpi-env", "pmix", "workers have one launcher that their MPI speaks with");
-        }
-        if (spec.attach && spec.stdin_rank && spec.attach->first != *spec.stdin_rank) {
-            return both("attach", "stdin", "the attached rank reads the terminal");
-        }
-        return {};
+Status check_contradictions(const Reading& reading) {
+    const OptionDraft& draft = reading.draft;
+    const JobSpec& spec = draft.spec;
+    const int nodes = spec.nodes.max, node_rank = spec.rendezvous.node_rank.value_or(0);
+    const bool has_port_0 = spec.rendezvous.endpoint && spec.rendezvous.endpoint->port == 0;
+    const bool is_one_worker = spec.workers == WorkerCount{};
+    const struct {
+        bool is_there;
+        std::string_view one, other;
+        std::string why;
+    } contradictions[] = {
+        {draft.module && draft.no_python && !draft.run_path, "module", "no-python",
+         "a module is run by Python"},
+        {draft.standalone && nodes > 1, "standalone", "nnodes", "standalone is one node"},
+        {draft.standalone && node_rank > 0, "standalone", "node-rank", "the only node has rank 0"},
+        {reading.is_given("nnodes") && node_rank >= nodes, "node-rank", "nnodes",
+         fmt::format("nodes have ranks 0 to {}", nodes - 1)},
+        {!draft.standalone && has_port_0 && nodes > 1, "rdzv-endpoint", "nnodes",
+         "other nodes cannot find port 0; give a port"},
+        {spec.per_rank && reading.is_given("nproc-per-node") && !is_one_worker, "per-rank", "nproc-per-node",
+         "a rank is one worker"},
+        {spec.per_rank && draft.standalone, "per-rank", "standalone", "standalone is without the launcher"},
+        {spec.per_rank && spec.virtual_local_rank, "per-rank", "virtual-local-rank",
+         "the workers of a node meet by their local ranks"},
+        {spec.pass_mpi_env && spec.pmix == PmixUse::On, "pass-mpi-env", "pmix",
+         "workers have one launcher that their MPI speaks with"},
+        {spec.attach && spec.stdin_rank && spec.attach->first != *spec.stdin_rank, "attach", "stdin",
+         "the attached rank reads the terminal"},
+    };
+    for (const auto& [is_there, one, other, why] : contradictions) {
+        if (is_there)
+            return invalid(fmt::format("{} and {} contradict each other: {}", as_given(reading, one),
+                                       as_given(reading, other), why));
     }
-
-  private:
-    [[nodiscard]] Status check_nodes() const {
-        const Nodes& nodes = draft_.spec.nodes;
-        const RendezvousSpec& rdzv = draft_.spec.rendezvous;
-        if (draft_.standalone && nodes.max > 1) return both("standalone", "nnodes", "standalone is one node");
-        if (draft_.standalone && rdzv.node_rank.value_or(0) > 0) {
-            return both("standalone", "node-rank", "the only node has rank 0");
-        }
-        if (reading_.is_given("nnodes") && rdzv.node_rank.value_or(0) >= nodes.max) {
-            return both("node-rank", "nnodes", fmt::format("nodes have ranks 0 to {}", nodes.max - 1));
-        }
-        if (!draft_.standalone && rdzv.endpoint && rdzv.endpoint->port == 0 && nodes.max > 1) {
-            return both("rdzv-endpoint", "nnodes", "other nodes cannot find port 0; give a port");
-        }
-        return {};
-    }
-
-    [[nodiscard]] Status check_ranks() const {
-        if (!draft_.spec.per_rank) return {};
-        const WorkerCount& workers = draft_.spec.workers;
-        const bool is_one = workers.kind == WorkerCount::Kind::Number && workers.number == 1;
-        if (reading_.is_given("nproc-per-node") && !is_one)
-            return both("per-rank", "nproc-per-node", "a rank is one worker");
-        if (draft_.standalone) return both("per-rank", "standalone", "standalone is without the launcher");
-        if (draft_.spec.virtual_local_rank)
-            return both("per-rank", "virtual-local-rank", "the workers of a node meet by their local ranks");
-        return {};
-    }
-
-    /// "--nnodes 2", "--standalone", "PET_NNODES=2".
-    [[nodiscard]] std::string told(std::string_view name) const {
-        const auto found = reading_.given.find(name);
-        if (found == reading_.given.end()) return fmt::format("--{}", name);
-        const auto& [label, place] = found->second;
-        const CLI::Option* const option = reading_.list.find_exactly(fmt::format("--{}", name));
-        if (is_flag(*option)) return label;
-        return fmt::format("{}{}{}", label, label == place ? "=" : " ", excerpt(option->results().back()));
-    }
-
-    [[nodiscard]] Error both(std::string_view one, std::string_view other, std::string_view why) const {
-        return invalid(fmt::format("{} and {} contradict each other: {}", told(one), told(other), why));
-    }
-
-    const Reading& reading_;
-    const OptionDraft& draft_;
-};
+    return {};
+}
 
 ProgramSpec::Kind program_kind(const OptionDraft& draft) {
     if (draft.run_path) return ProgramSpec::Kind::RunPath;
@@ -348,7 +327,7 @@ Result<CommandLine> build(Reading& reading, const EnvironmentLookup& env) {
         line.text = *std::move(script);
         return line;
     }
-    if (const Status consistent = Contradictions(reading).check(); !consistent) return consistent.error();
+    if (const Status consistent = check_contradictions(reading); !consistent) return consistent.error();
     if (!reading.program) return invalid("no program given (usage: ddprun [options] program [arguments])");
     if (const Status settled = settle_rendezvous(reading); !settled) return settled.error();
     if (const Status settled = settle_pod_index(reading, env, line); !settled) return settled.error();
