@@ -32,8 +32,8 @@ AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHan
     : loop_(loop),
       options_(std::move(options)),
       handler_(handler),
-      backoff_(kFirstBackoff),
-      silence_(options_.heartbeats, loop.now()) {
+      redial_(options_.heartbeats, loop.now()),
+      backoff_(kFirstBackoff) {
     attempt_timer_ = loop_.call_after(Duration::zero(), [this] { attempt(); });
     if (options_.connect_by == kNever) return;
     deadline_timer_ = loop_.call_at(options_.connect_by, [this] {
@@ -44,7 +44,7 @@ AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHan
 
 AgentLink::~AgentLink() {
     for (const os::EventLoop::TimerId timer :
-         {attempt_timer_, deadline_timer_, heartbeat_timer_, silence_timer_, redial_timer_, outage_timer_})
+         {attempt_timer_, deadline_timer_, heartbeat_timer_, silence_timer_, redial_timer_})
         loop_.cancel(timer);
 }
 
@@ -111,8 +111,7 @@ void AgentLink::join(Dialled dialled) {
         if (std::count(addresses.begin(), addresses.end(), other) == 0) addresses.push_back(other);
     }
     connection_->send(encode_message(options_.hello));
-    silence_ = SilenceWatch(options_.heartbeats, loop_.now());
-    last_beat_ = loop_.now();
+    redial_ = RedialState(options_.heartbeats, loop_.now());
     look_for_silence();
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
     handler_.on_connected();
@@ -191,8 +190,7 @@ bool AgentLink::say(Result<EncodedMessage> message) {
 
 void AgentLink::beat() {
     connection_->beat(inbox_.word());
-    const TimePoint now = loop_.now();
-    if (now - std::exchange(last_beat_, now) > options_.heartbeats.timeout) stood_still_ = now;
+    feed(redial_event::Beat{});
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
 }
 
@@ -201,57 +199,46 @@ void AgentLink::keep_alive() {
 }
 
 void AgentLink::look_for_silence() {
-    const TimePoint heard = connection_->last_heard();
-    const SilenceWatch::Verdict verdict = silence_.look(loop_.now(), heard);
-    if (verdict.are_lost) {
-        const std::string span = format_duration(options_.heartbeats.timeout);
-        return connection_->fail(
-            {Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
-    }
-    const TimePoint suspect = heard + redial_after(options_.heartbeats);
-    if (suspect <= loop_.now()) redial();
-    const TimePoint next = suspect > loop_.now() ? std::min(suspect, verdict.next) : verdict.next;
-    silence_timer_ = loop_.call_at(next, [this] { look_for_silence(); });
+    feed(redial_event::Looked{connection_->last_heard()});
+    if (state_ == State::Joined)
+        silence_timer_ = loop_.call_at(redial_.look_at, [this] { look_for_silence(); });
 }
 
 // ---- another connection for the session
 
-/// Dials another connection; the present one stays, because it may recover.
+void AgentLink::feed(const RedialEvent& event) {
+    const RedialAction action = step(redial_, event, loop_.now());
+    loop_.cancel(std::exchange(redial_timer_, 0));
+    if (redial_.timer() != kNever)
+        redial_timer_ = loop_.call_at(redial_.timer(), [this] { feed(redial_event::TimePassed{}); });
+    switch (action) {
+        case RedialAction::None: return;
+        case RedialAction::Dial: return redial();
+        case RedialAction::EndAsLost: return connection_->give_up();
+        case RedialAction::EndAsRefused: return end(std::get<redial_event::DialFailed>(event).why);
+        case RedialAction::EndAsSilent: break;
+    }
+    const std::string span = format_duration(options_.heartbeats.timeout);
+    connection_->fail({Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
+}
+
+/// Dials another connection. TCP repeats its attempts to connect ever more slowly: after a partition a fresh
+/// attempt is faster.
 void AgentLink::redial() {
-    if (redial_timer_ != 0 || (dial_ && !dial_->is_over())) return;
     DialOptions options = to_dial();
     options.controllers = found_;
     options.hello.session = session_;
     options.hello.received = inbox_.received();
-    // TCP repeats its attempts to connect ever more slowly: after a partition a fresh attempt is faster.
     options.connecting = redial_pause(options_.heartbeats);
     options.handshake = redial_after(options_.heartbeats);
+    options.met = [this] { feed(redial_event::Met{}); };
     dial_ = std::make_unique<Dial>(loop_, std::move(options), [this](Result<Dialled> outcome) {
-        if (!outcome) return redial_again(outcome.error());
+        if (!outcome) {
+            was_refused_ = outcome.error().sys == ECONNREFUSED;
+            return feed(redial_event::DialFailed{outcome.error()});
+        }
         if (const Status gone_on = go_on(*std::move(outcome)); !gone_on) end(gone_on.error());
     });
-}
-
-void AgentLink::redial_again(const Error& why) {
-    was_refused_ = why.sys == ECONNREFUSED;
-    if (!is_worth_coming_again(why)) return end(why);
-    const bool has_grace = outage_ == Outage::Broken && outage_timer_ != 0;
-    if (outage_ == Outage::Broken && !has_grace && why.code != Errc::Timeout) return connection_->give_up();
-    // Also when the silent connection has recovered: TCP may deliver our messages much later than the peer's.
-    const Duration pause = has_grace ? wait_for_redial(Outage::Broken, options_.heartbeats) / 5
-                                     : pause_behind(why, options_.heartbeats);
-    redial_timer_ = loop_.call_after(pause, [this] {
-        redial_timer_ = 0;
-        redial();
-    });
-}
-
-/// Ends the session unless the dial has found a listener: a dead process has none, and a slow one gets the
-/// time that silence gets.
-void AgentLink::give_up_unless_somebody_is_there() {
-    outage_timer_ = 0;
-    const bool is_there = dial_ && !dial_->is_over() && dial_->has_met_somebody();
-    if (!is_there) connection_->give_up();
 }
 
 /// Error: Protocol.
@@ -263,9 +250,7 @@ Status AgentLink::go_on(Dialled dialled) {
     dialled.connection->set_limits(kPeerLimits);
     dialled.connection->go_on_from(*connection_);
     connection_ = std::move(dialled.connection);
-    outage_.reset();
-    for (os::EventLoop::TimerId* timer : {&outage_timer_, &redial_timer_})
-        loop_.cancel(std::exchange(*timer, 0));
+    feed(redial_event::Resumed{});
     handler_.on_detail(fmt::format("another connection to the controller at {}, nothing was heard for {}",
                                    connection_->peer(), format_duration(silent_for)));
     return {};
@@ -277,22 +262,14 @@ void AgentLink::on_closed(Connection& connection, const Error& closed) {
     if (state_ == State::Over || &connection != connection_.get()) return;
     const Error why = refusal_.value_or(closed);
     if (!connection.keeps_messages()) return end(why);
-    outage_ = outage_of(why);
-    // After a long standstill of ours, a closed connection means that the controller has given us up.
-    const bool stood_still = loop_.now() - stood_still_ < options_.heartbeats.timeout;
-    if (outage_ == Outage::Broken && stood_still) outage_ = Outage::Unreachable;
-    outage_timer_ = loop_.call_after(wait_for_redial(*outage_, options_.heartbeats),
-                                     [this] { give_up_unless_somebody_is_there(); });
-    loop_.cancel(std::exchange(redial_timer_, 0));
-    if (dial_ && !dial_->has_met_somebody()) dial_.reset();  // it began when nothing came through
-    redial();
+    feed(redial_event::Closed{outage_of(why)});
 }
 
 void AgentLink::end(const Error& why) {
     if (state_ == State::Over) return;
     state_ = State::Over;
     for (const os::EventLoop::TimerId timer :
-         {attempt_timer_, deadline_timer_, heartbeat_timer_, silence_timer_, redial_timer_, outage_timer_})
+         {attempt_timer_, deadline_timer_, heartbeat_timer_, silence_timer_, redial_timer_})
         loop_.cancel(timer);
     dial_.reset();
     if (connection_) connection_->fail(why);

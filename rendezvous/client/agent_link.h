@@ -9,10 +9,10 @@
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "rendezvous/client/dial.h"
+#include "rendezvous/client/redial_state.h"
 #include "rendezvous/wire/agent_message.h"
 #include "rendezvous/wire/connection.h"
 #include "rendezvous/wire/handshake.h"
-#include "rendezvous/wire/session.h"
 #include "rendezvous/wire/store_message.h"
 
 namespace ddprun::rdzv {
@@ -96,9 +96,8 @@ class AgentLink final : private ConnectionOwner {
     [[nodiscard]] bool is_hopeless(const Error& why);
     [[nodiscard]] DialOptions to_dial() const;
     void join(Dialled dialled);
+    void feed(const RedialEvent& event);
     void redial();
-    void redial_again(const Error& why);
-    void give_up_unless_somebody_is_there();
     Status go_on(Dialled dialled);
     Status receive(Frame frame);
     Status understand(Frame frame);
@@ -118,7 +117,7 @@ class AgentLink final : private ConnectionOwner {
     std::string session_;
     std::vector<Endpoint> found_;  ///< numeric addresses, so that a session needs no name server
     Inbox inbox_;
-    std::optional<Outage> outage_;  ///< set while the connection is lost
+    RedialState redial_;
     std::optional<Error> refusal_;  ///< the controller's last words
     Duration backoff_;
     std::string last_cause_;
@@ -128,11 +127,7 @@ class AgentLink final : private ConnectionOwner {
     os::EventLoop::TimerId deadline_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;
     os::EventLoop::TimerId silence_timer_ = 0;
-    os::EventLoop::TimerId redial_timer_ = 0;  ///< before the next look for another connection
-    os::EventLoop::TimerId outage_timer_ = 0;  ///< ends the session
-    SilenceWatch silence_;
-    TimePoint last_beat_{},
-        stood_still_{};  ///< when this process was found to have missed beats for a whole time-out
+    os::EventLoop::TimerId redial_timer_ = 0;  ///< of redial_
 };
 
 }  // namespace ddprun::rdzv

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "env/hmac.h"
+#include "rendezvous/client/redial_state.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -17,17 +18,6 @@ constexpr Duration kHeadStart = std::chrono::milliseconds(50);
 constexpr Duration kOthersAnswer = std::chrono::seconds(1);
 
 }  // namespace
-
-bool is_worth_coming_again(const Error& why) {
-    switch (why.code) {
-        case Errc::System:
-        case Errc::NotFound:
-        case Errc::Closed:
-        case Errc::Timeout:
-        case Errc::Limit: return true;
-        default: return false;
-    }
-}
 
 Dial::Dial(os::EventLoop& loop, DialOptions options, Handler handler)
     : loop_(loop),
@@ -87,7 +77,7 @@ Status Dial::connect(Attempt& attempt, const SocketAddress& address) {
 void Dial::on_connect_result(Attempt& attempt) {
     if (const int failure = connect_outcome(attempt.socket.get()))
         return drop(attempt, Error::system("connect", failure));
-    has_met_somebody_ = true;
+    options_.met();
     if (const Status begun = begin_handshake(attempt); !begun) drop(attempt, begun.error());
 }
 

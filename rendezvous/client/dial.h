@@ -26,6 +26,8 @@ struct DialOptions {
     Duration handshake;                               ///< time from there to the proof
     std::string when_token_differs = {};              ///< appended to the error when our token is refused
     std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's context; null without `--tls`
+    /// Called when an address has accepted a connection: the controller's process probably lives.
+    std::function<void()> met = [] {};
 };
 
 /// A connection on which both sides have proved that they know the token.
@@ -53,10 +55,6 @@ class Dial final : private ConnectionOwner {
     Dial(const Dial&) = delete;
     Dial& operator=(const Dial&) = delete;
 
-    [[nodiscard]] bool is_over() const { return handler_ == nullptr; }
-    /// True when an address has accepted a connection: the controller's process probably lives.
-    [[nodiscard]] bool has_met_somebody() const { return has_met_somebody_; }
-
   private:
     struct Attempt {
         UniqueFd socket;
@@ -69,6 +67,7 @@ class Dial final : private ConnectionOwner {
     void on_frame(Connection& connection, Frame frame) override;
     void on_closed(Connection& connection, const Error& why) override;
 
+    [[nodiscard]] bool is_over() const { return handler_ == nullptr; }
     void found(Result<SocketAddresses> addresses);
     void try_next();
     Status connect(Attempt& attempt, const SocketAddress& address);
@@ -92,10 +91,6 @@ class Dial final : private ConnectionOwner {
     Attempts attempts_;
     os::EventLoop::TimerId next_timer_ = 0;
     std::optional<Error> why_not_;
-    bool has_met_somebody_ = false;
 };
-
-/// True when another attempt may succeed: the controller was too busy or full, or does not listen (yet).
-bool is_worth_coming_again(const Error& why);
 
 }  // namespace ddprun::rdzv

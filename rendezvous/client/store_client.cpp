@@ -21,7 +21,8 @@ namespace {
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
 constexpr Duration kLongestBackoff = std::chrono::milliseconds(500);
 
-/// True when the server may be there a moment later.
+/// True when the server may be there a moment later. Unlike is_worth_coming_again(), not for an unknown name
+/// or a failing system call: who names a store knows that its host is up, so these do not pass.
 bool is_worth_another_try(const Error& error) {
     switch (error.code) {
         case Errc::Closed:

@@ -36,13 +36,11 @@ AgentSession* AgentSessions::find(const Hello& hello) {
 }
 
 SessionCounts AgentSessions::counts(const AgentSession& session, const Hello& hello) {
-    return {session.inbox.received(), std::max(session.connection->acknowledged(), hello.received)};
+    return {session.inbox.received(), resumes_after(session.connection->acknowledged(), hello.received)};
 }
 
 Status AgentSessions::go_on(AgentSession& session, const Hello& hello, Connection& connection) {
-    if (hello.received > session.connection->acknowledged()) {
-        if (Status known = session.connection->acknowledge(hello.received); !known) return known;
-    }
+    if (Status known = session.connection->acknowledge(counts(session, hello).begins); !known) return known;
     connection.go_on_from(*session.connection);
     session.connection = &connection;
     loop_.cancel(std::exchange(session.outage_timer, 0));

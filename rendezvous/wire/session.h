@@ -2,6 +2,7 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -31,13 +32,10 @@ Outage outage_of(const Error& why);
 /// means a dead process.
 Duration wait_for_redial(Outage outage, const Heartbeats& limits);
 
-/// An agent dials another connection when the present one has been silent for redial_after(), and waits
-/// redial_pause() for an address to answer.
-inline Duration redial_after(const Heartbeats& limits) { return limits.timeout / 3; }
-inline Duration redial_pause(const Heartbeats& limits) { return limits.timeout / 12; }
-/// The pause before the next dial. It is zero after a Timeout, which has taken one pause already.
-inline Duration pause_behind(const Error& why, const Heartbeats& limits) {
-    return why.code == Errc::Timeout ? Duration::zero() : redial_pause(limits);
+/// How many of our messages are not sent again to a peer that resumes and has received this many. The peer
+/// may have acknowledged more by the lost connection.
+inline std::uint64_t resumes_after(std::uint64_t acknowledged, std::uint64_t received) {
+    return std::max(acknowledged, received);
 }
 
 /// The messages to a peer that have not been written yet and, of a session, those that have not been

@@ -12,7 +12,10 @@ namespace ddprun::test {
 using namespace std::chrono_literals;
 using rdzv::Outage;
 
-SimulatedSession::SimulatedSession(Parts parts) : parts_(std::move(parts)) {
+SimulatedSession::SimulatedSession(Parts parts)
+    : parts_(std::move(parts)),
+      head_watch_(parts_.limits, parts_.now()),
+      redial_(parts_.limits, parts_.now()) {
     const auto wire = std::make_shared<Wire>();
     for (Side& side : sides_) {
         side.out.keep();
@@ -143,7 +146,7 @@ void SimulatedSession::reset() {
 
 void SimulatedSession::fall_silent(Duration span, bool is_noticed) {
     const bool is_calm = head().wire && head().wire == agent().wire && !head().wire->is_broken &&
-                         !head().watch && !agent().watch;
+                         !head().looks_for_silence && !agent().looks_for_silence;
     may_end_ = may_end_ || !is_calm;  // two outages can add up to a longer one
     silence_ = span;
     silent_until_ = parts_.now() + span;
@@ -151,8 +154,8 @@ void SimulatedSession::fall_silent(Duration span, bool is_noticed) {
         Side& side = sides_[way];
         side.heard = parts_.now() - parts_.dice.span(0s, parts_.limits.interval);
         beat(way);
-        if (side.watch) continue;
-        side.watch.emplace(parts_.limits, parts_.now());
+        if (std::exchange(side.looks_for_silence, true)) continue;
+        (way == kToHead ? head_watch_ : redial_.silence) = rdzv::SilenceWatch(parts_.limits, parts_.now());
         parts_.after(0s, [this, way] { look(way); });
     }
     if (!is_noticed) return;
@@ -175,8 +178,8 @@ void SimulatedSession::head_closed(const WirePtr& wire, Outage outage) {
     if (side.is_over || !wire || side.wire != wire) return;
     side.wire = nullptr;
     close(wire);
-    parts_.after(wait_for_redial(outage, parts_.limits), [this, number = ++side.outage] {
-        if (number == head().outage) give_up(kToHead, Errc::Closed);
+    parts_.after(wait_for_redial(outage, parts_.limits), [this, number = ++head_outage_] {
+        if (number == head_outage_) give_up(kToHead, Errc::Closed);
     });
 }
 
@@ -187,7 +190,6 @@ void SimulatedSession::move_to(Side& side, const WirePtr& wire, TimePoint now) {
     side.wire = wire;
     side.decoder = rdzv::FrameDecoder(rdzv::kPeerLimits);
     side.heard = now;
-    ++side.outage;
 }
 
 /// The agent has proved who it is and wants to go on with the session, after `received` bytes.
@@ -195,11 +197,11 @@ void SimulatedSession::prove(std::uint64_t attempt, const WirePtr& wire, std::ui
     if (agent().is_over || attempt != attempt_ || wire->is_broken || is_silent() || !parts_.is_whole())
         return;
     Side& side = head();
-    if (side.is_over) {
-        return parts_.after(leg(), [this] { give_up(kToAgent, Errc::Refused); });
-    }
-    const std::uint64_t begins = std::max(side.out.acknowledged(), received);
-    if (received > side.out.acknowledged()) check(side.out.acknowledge(received));
+    if (side.is_over)
+        return parts_.after(leg(), [this, attempt] { dial_failed(attempt, Errc::StaleGeneration); });
+    const std::uint64_t begins = rdzv::resumes_after(side.out.acknowledged(), received);
+    check(side.out.acknowledge(begins));
+    ++head_outage_;
     const WirePtr earlier = std::exchange(side.wire, nullptr);
     move_to(side, wire, parts_.now());
     // The wire holds this step until it arrives, so the step must not hold the wire.
@@ -222,43 +224,42 @@ void SimulatedSession::agent_closed(const WirePtr& wire, Outage outage) {
     if (side.is_over || !wire || side.wire != wire) return;
     side.wire = nullptr;
     close(wire);
-    outage_ = outage;
-    has_grace_ = true;
-    parts_.after(wait_for_redial(outage, parts_.limits), [this, number = ++side.outage] {
-        if (number == agent().outage) outage_is_over();
-    });
-    ++redials_;
-    redial_is_due_ = false;
-    if (!has_met_somebody_) is_dialling_ = false;
-    redial();
-}
-
-void SimulatedSession::outage_is_over() {
-    has_grace_ = false;
-    if (!is_dialling_ || !has_met_somebody_) give_up(kToAgent, Errc::Closed);
+    feed(rdzv::redial_event::Closed{outage});
 }
 
 /// Watches for silence, on both sides, while they may not hear each other.
 void SimulatedSession::look(Way way) {
     Side& side = sides_[way];
-    if (side.is_over) return;
-    if (side.heard > silent_until_) return side.watch.reset();
-    const TimePoint now = parts_.now();
-    const rdzv::SilenceWatch::Verdict verdict = side.watch->look(now, side.heard);
-    if (verdict.are_lost) return give_up(way, Errc::Timeout);
-    TimePoint next = verdict.next;
+    side.looks_for_silence = !side.is_over && side.heard <= silent_until_;
+    if (!side.looks_for_silence) return;
+    TimePoint next;
     if (way == kToAgent) {
-        const TimePoint suspect = side.heard + redial_after(parts_.limits);
-        if (suspect <= now) redial();
-        else next = std::min(suspect, next);
+        feed(rdzv::redial_event::Looked{side.heard});
+        next = redial_.look_at;
+    } else {
+        const rdzv::SilenceWatch::Verdict verdict = head_watch_.look(parts_.now(), side.heard);
+        if (verdict.are_lost) return give_up(kToHead, Errc::Timeout);
+        next = verdict.next;
     }
-    parts_.after(next - now, [this, way] { look(way); });
+    parts_.after(next - parts_.now(), [this, way] { look(way); });
 }
 
-void SimulatedSession::redial() {
-    if (agent().is_over || is_dialling_ || redial_is_due_) return;
-    is_dialling_ = true;
-    has_met_somebody_ = false;
+void SimulatedSession::feed(const rdzv::RedialEvent& event) {
+    using rdzv::RedialAction;
+    if (agent().is_over) return;
+    const RedialAction action = step(redial_, event, parts_.now());
+    if (redial_.timer() != std::exchange(redial_timer_, redial_.timer()) && redial_timer_ != kNever)
+        parts_.after(redial_timer_ - parts_.now(), [this] { feed(rdzv::redial_event::TimePassed{}); });
+    switch (action) {
+        case RedialAction::None: return;
+        case RedialAction::Dial: return dial();
+        case RedialAction::EndAsLost: return give_up(kToAgent, Errc::Closed);
+        case RedialAction::EndAsSilent: return give_up(kToAgent, Errc::Timeout);
+        case RedialAction::EndAsRefused: return give_up(kToAgent, Errc::StaleGeneration);
+    }
+}
+
+void SimulatedSession::dial() {
     dialled_ = nullptr;
     const std::uint64_t attempt = ++attempt_;
     if (!parts_.is_whole() || is_silent())
@@ -268,8 +269,8 @@ void SimulatedSession::redial() {
 }
 
 void SimulatedSession::meet(std::uint64_t attempt, std::uint64_t received) {
-    if (agent().is_over || attempt != attempt_) return;
-    has_met_somebody_ = true;
+    if (attempt != attempt_) return;
+    feed(rdzv::redial_event::Met{});
     dialled_ = std::make_shared<Wire>();
     parts_.after(redial_after(parts_.limits), [this, attempt] { dial_failed(attempt, Errc::Timeout); });
     parts_.after(leg() + leg() + leg(),
@@ -278,34 +279,21 @@ void SimulatedSession::meet(std::uint64_t attempt, std::uint64_t received) {
 
 void SimulatedSession::welcome(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received,
                                std::uint64_t begins) {
-    if (attempt != attempt_ || !is_dialling_) return;
-    is_dialling_ = false;
+    if (attempt != attempt_) return;
+    ++attempt_;
     dialled_ = nullptr;
-    ++resumed_;
     check(agent().in.go_on(begins));
     check(agent().out.acknowledge(received));
     move_to(agent(), wire, parts_.now());
-    outage_.reset();
-    has_grace_ = false;
-    ++redials_;
-    redial_is_due_ = false;
+    feed(rdzv::redial_event::Resumed{});
     write(kToHead);
 }
 
 void SimulatedSession::dial_failed(std::uint64_t attempt, Errc why) {
-    if (agent().is_over || attempt != attempt_ || !std::exchange(is_dialling_, false)) return;
+    if (attempt != attempt_) return;
+    ++attempt_;
     dialled_ = nullptr;
-    const bool has_grace = outage_ == Outage::Broken && has_grace_;
-    if (outage_ == Outage::Broken && !has_grace && why != Errc::Timeout)
-        return give_up(kToAgent, Errc::Closed);
-    redial_is_due_ = true;
-    const Duration pause = has_grace ? wait_for_redial(Outage::Broken, parts_.limits) / 5
-                                     : pause_behind({why, "", 0}, parts_.limits);
-    parts_.after(pause, [this, number = ++redials_] {
-        if (number != redials_) return;
-        redial_is_due_ = false;
-        redial();
-    });
+    feed(rdzv::redial_event::DialFailed{{why, "", 0}});
 }
 
 }  // namespace ddprun::test

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "rendezvous/client/redial_state.h"
 #include "rendezvous/wire/frame.h"
 #include "rendezvous/wire/session.h"
 #include "tests/simulation/dice.h"
@@ -14,9 +15,9 @@
 namespace ddprun::test {
 
 /// A session between one agent and one head in simulated time. Both ends are those of
-/// rendezvous/wire/session, and they exchange the bytes of the wire in pieces. For a reset or silent
-/// connection this class copies what rendezvous/client/agent_link and rendezvous/serve/server do, with their
-/// timeouts.
+/// rendezvous/wire/session, and they exchange the bytes of the wire in pieces. When the agent dials again,
+/// and when its session is over, is decided by rendezvous/client/redial_state; the network between is
+/// simulated.
 ///
 /// It checks that every message arrives once and in order, and that an outage that should be survived ends no
 /// session. Messages on the way may be lost when the session ends.
@@ -33,8 +34,8 @@ class SimulatedSession {
         /// True when a piece on its way can arrive: the receiver lives, and no cable is cut.
         std::function<bool()> can_arrive = {};
         std::function<void(rdzv::Frame)> head_hears = {}, agent_hears = {};
-        /// Called when the session is over for that side: Timeout, Closed, or Refused by the head, for which
-        /// it was over before.
+        /// Called when the session is over for that side: Timeout, Closed, or StaleGeneration from the head,
+        /// for which it was over before.
         std::function<void(Errc)> head_loses = {}, agent_loses = {};
         std::function<void(const std::string&)> wrong = {};
     };
@@ -57,7 +58,6 @@ class SimulatedSession {
     /// The process on that side has ended.
     void agent_ends() { agent().is_over = true; }
     void head_ends() { head().is_over = true; }
-    [[nodiscard]] std::uint64_t resumed() const { return resumed_; }
 
   private:
     enum Way : std::size_t { kToHead, kToAgent };  ///< a direction, and the side that receives
@@ -79,9 +79,7 @@ class SimulatedSession {
         WirePtr wire;                     ///< null: this side knows that the connection is lost
         rdzv::FrameDecoder decoder{rdzv::kPeerLimits};
         TimePoint heard{};
-        std::optional<rdzv::SilenceWatch> watch;
-        std::uint64_t outage = 0;  ///< the number of the outage; timers of earlier ones do nothing
-        bool owes_beat = false, is_over = false;
+        bool looks_for_silence = false, owes_beat = false, is_over = false;
     };
 
     Side& head() { return sides_[kToHead]; }
@@ -100,9 +98,9 @@ class SimulatedSession {
     void head_closed(const WirePtr& wire, rdzv::Outage outage);
     void agent_closed(const WirePtr& wire, rdzv::Outage outage);
     static void close(const WirePtr& wire);
-    void outage_is_over();
     void look(Way side);
-    void redial();
+    void feed(const rdzv::RedialEvent& event);
+    void dial();
     void meet(std::uint64_t attempt, std::uint64_t received);
     void prove(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received);
     void welcome(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received, std::uint64_t begins);
@@ -118,15 +116,13 @@ class SimulatedSession {
     int resets_ = 0;  ///< the number of resets shortly after one another
     Duration slowest_leg_ = std::chrono::microseconds(400);
     bool may_end_ = false;
-    std::uint64_t resumed_ = 0;
-    // The agent's attempts to get another connection.
-    std::uint64_t attempt_ = 0;
-    bool is_dialling_ = false, has_met_somebody_ = false;
-    WirePtr dialled_;
-    bool redial_is_due_ = false;
-    std::uint64_t redials_ = 0;  ///< the number of the redial; timers of earlier ones do nothing
-    std::optional<rdzv::Outage> outage_;
-    bool has_grace_ = false;
+    rdzv::SilenceWatch head_watch_;
+    std::uint64_t head_outage_ = 0;  ///< the number of the outage; timers of earlier ones do nothing
+    rdzv::RedialState redial_;       ///< the agent's
+    TimePoint redial_timer_ = kNever;
+    std::uint64_t attempt_ =
+        0;             ///< the number of the agent's dial; what belongs to earlier ones does nothing
+    WirePtr dialled_;  ///< null until the dial has met the head
 };
 
 }  // namespace ddprun::test

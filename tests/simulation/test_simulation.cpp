@@ -707,7 +707,7 @@ class SimulatedJob {
         };
         parts.agent_loses = [this, is_a_fault, &agent, &head](Errc code) {
             if (is_a_fault()) note_fault();
-            lose_head(agent, head, code == Errc::Refused ? Errc::StaleGeneration : code);
+            lose_head(agent, head, code);
         };
         parts.wrong = [this](const std::string& what) { must(false, what); };
         sessions_.push_back(std::make_unique<SimulatedSession>(std::move(parts)));

@@ -31,7 +31,7 @@ PURE = [
     "launcher/node/agent/agent_state", "launcher/head/control/heir_state",
     "launcher/head/control/job_state", "launcher/head/control/succession",
     "launcher/doctor/judge",
-    "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/held_answers", "rendezvous/serve/membership",
+    "rendezvous/client/redial_state", "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/held_answers", "rendezvous/serve/membership",
     "rendezvous/serve/rank_table", "rendezvous/serve/store.", "rendezvous/serve/strangers", "rendezvous/serve/torch_message",
     "rendezvous/serve/torch_store", "rendezvous/wire/frame", "rendezvous/wire/handshake", "rendezvous/wire/session",
     "rendezvous/wire/store_message", "rendezvous/wire/tls",

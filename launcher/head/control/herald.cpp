@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "rendezvous/client/redial_state.h"
+
 namespace ddprun {
 namespace {
 
