@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ctime>
 #include <numeric>
 
 namespace ddprun {
@@ -46,6 +47,21 @@ struct Hosts {
     Status outcome;                  ///< of each starter that begins
     std::vector<std::size_t> begun;  ///< the starters that began, in their order
 };
+
+TEST(StartState, TakesTimeInProportionToTheHosts) {
+    constexpr int kHosts = 20'000;
+    const std::clock_t begun = std::clock();
+    Hosts hosts(kHosts);
+    hosts.feed(TimePassed{});
+    for (int node = 1; node < kHosts; ++node) hosts.feed(Joined{node});
+    EXPECT_EQ(hosts.begun.size(), static_cast<std::size_t>(kHosts));
+    EXPECT_TRUE(hosts.feed(Joined{kHosts}).settled);
+    hosts.feed(Finish{10s});
+    for (int node = 1; node < kHosts; ++node) hosts.feed(Ended{static_cast<std::size_t>(node - 1), 0});
+    EXPECT_TRUE(hosts.feed(Ended{kHosts - 1, 0}).ended);
+    EXPECT_LT(std::clock() - begun, 3 * CLOCKS_PER_SEC)
+        << "one look at all hosts for each takes ten times as long";
+}
 
 TEST(StartState, IsSettledWithoutFailuresWhenTheLastHostJoins) {
     Hosts hosts(2);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "env/text.h"
 
@@ -33,14 +34,20 @@ bool is_missing(const StartState& state, int node) {
 
 /// The starter of this node alone; null when one program (srun) starts many.
 StarterState* own_starter(StartState& state, int node) {
-    const auto is_own = [node](const StarterState& one) { return one.command.nodes == std::vector{node}; };
-    const auto found = std::ranges::find_if(state.starters, is_own);
-    return found == state.starters.end() ? nullptr : &*found;
+    const auto host = state.hosts.find(node);
+    if (host == state.hosts.end()) return nullptr;
+    StarterState& starter = state.starters[host->second.starter];
+    return starter.command.nodes.size() == 1 ? &starter : nullptr;
+}
+
+void end(StartState& state, StarterState& starter) {
+    if (std::exchange(starter.phase, StarterState::Ended) == StarterState::Running) --state.running;
 }
 
 void fail(StartState& state, int node, std::string why, TimePoint now) {
     if (state.phase != StartState::Phase::Starting || !is_missing(state, node)) return;
     state.hosts[node].phase = HostState::Failed;
+    --state.missing_hosts;
     state.failures.push_back({node, std::move(why)});
     state.settle_at = std::min(state.settle_at, deadline_after(now, kMoreFailures));
 }
@@ -58,19 +65,19 @@ void on(StartState& state, const start_event::Begun& event, TimePoint now) {
     state.late_at = deadline_after(now, state.timeout);
     if (event.outcome) return;
     StarterState& starter = state.starters[event.starter];
-    starter.phase = StarterState::Ended;
+    end(state, starter);
     for (const int node : starter.command.nodes) fail(state, node, event.outcome.error().what, now);
 }
 
 void on(StartState& state, const start_event::Ended& event, TimePoint now) {
     StarterState& starter = state.starters[event.starter];
-    starter.phase = StarterState::Ended;
+    end(state, starter);
     if (state.phase != StartState::Phase::Starting) return;
     const std::string words = why_ended(starter.command, last_lines_of(starter.words), event.exit_code);
     for (const int node : starter.command.nodes) {
         HostState& host = state.hosts[node];
         // No worker runs before all have joined, so a host that has joined and ended cannot take part either.
-        if (host.phase == HostState::Joined) host.phase = HostState::Missing;
+        if (std::exchange(host.phase, HostState::Missing) == HostState::Joined) ++state.missing_hosts;
         fail(state, node, host.told.empty() ? words : host.told, now);
     }
 }
@@ -86,7 +93,10 @@ void on(StartState& state, const start_event::TimePassed&, TimePoint now) {
 }
 
 void on(StartState& state, const start_event::Joined& event, TimePoint) {
-    if (is_missing(state, event.node)) state.hosts[event.node].phase = HostState::Joined;
+    if (is_missing(state, event.node)) {
+        state.hosts[event.node].phase = HostState::Joined;
+        --state.missing_hosts;
+    }
     if (StarterState* starter = own_starter(state, event.node)) {
         starter->is_silent = false;
         starter->words.clear();
@@ -100,22 +110,24 @@ void on(StartState& state, const start_event::FellSilent& event, TimePoint) {
 void on(StartState& state, const start_event::Finish& event, TimePoint now) {
     state.phase = StartState::Phase::Ending;
     // While hosts are missing no worker has run, and their starter may wait for them for ever (Hydra does).
-    const bool all_have_joined = state.failures.empty() && state.missing().empty();
+    const bool all_have_joined = state.failures.empty() && state.missing_hosts == 0;
     const Duration timeout = all_have_joined ? event.timeout : std::min(event.timeout, kMoreFailures);
     state.kill_at = std::min(state.kill_at, deadline_after(now, timeout));
 }
 
 /// The first waiting starter, unless kMostStarting starters with missing hosts run.
 std::optional<std::size_t> next_starter(StartState& state) {
-    const auto is_starting = [&state](const StarterState& one) {
-        return one.phase == StarterState::Running &&
-               std::ranges::any_of(one.command.nodes, [&state](int node) { return is_missing(state, node); });
-    };
-    const auto waiting = std::ranges::find(state.starters, StarterState::Waiting, &StarterState::phase);
-    const auto starting = static_cast<std::size_t>(std::ranges::count_if(state.starters, is_starting));
-    if (waiting == state.starters.end() || starting >= kMostStarting) return std::nullopt;
-    waiting->phase = StarterState::Running;
-    return static_cast<std::size_t>(waiting - state.starters.begin());
+    if (state.begun == state.starters.size()) return std::nullopt;
+    std::erase_if(state.starting, [&state](std::size_t starter) {
+        const StarterState& one = state.starters[starter];
+        const auto is_here = [&state](int node) { return !is_missing(state, node); };
+        return one.phase != StarterState::Running || std::ranges::all_of(one.command.nodes, is_here);
+    });
+    if (state.starting.size() >= kMostStarting) return std::nullopt;
+    state.starters[state.begun].phase = StarterState::Running;
+    ++state.running;
+    state.starting.push_back(state.begun);
+    return state.begun++;
 }
 
 }  // namespace
@@ -132,9 +144,10 @@ StartState begin_start(std::vector<StarterCommand> commands, Duration timeout) {
     StartState state;
     state.timeout = timeout;
     for (StarterCommand& command : commands) {
-        for (const int node : command.nodes) state.hosts.emplace(node, HostState{});
+        for (const int node : command.nodes) state.hosts.emplace(node, HostState{state.starters.size()});
         state.starters.emplace_back().command = std::move(command);
     }
+    state.missing_hosts = state.hosts.size();
     return state;
 }
 
@@ -142,18 +155,20 @@ StartActions step(StartState& state, const StartEvent& event, TimePoint now) {
     std::visit([&](const auto& one) { on(state, one, now); }, event);
     StartActions actions;
     if (state.phase == StartState::Phase::Starting) {
-        actions.settled = now >= state.settle_at || state.missing().empty();
+        actions.settled = now >= state.settle_at || state.missing_hosts == 0;
         if (actions.settled) state.phase = StartState::Phase::Settled;
         else actions.begin = next_starter(state);
     }
     if (state.phase != StartState::Phase::Ending) return actions;
-    for (std::size_t i = 0; i < state.starters.size(); ++i) {
+    const bool has_ended =
+        std::holds_alternative<start_event::Ended>(event);  // nothing to kill because of it
+    for (std::size_t i = 0; i < state.starters.size() && !has_ended; ++i) {
         StarterState& starter = state.starters[i];
         if (starter.phase != StarterState::Running || (!starter.is_silent && now < state.kill_at)) continue;
-        starter.phase = StarterState::Ended;
+        end(state, starter);
         actions.kill.push_back(i);
     }
-    actions.ended = std::ranges::count(state.starters, StarterState::Running, &StarterState::phase) == 0;
+    actions.ended = state.running == 0;
     if (actions.ended) state.phase = StartState::Phase::Ended;
     return actions;
 }

@@ -32,8 +32,9 @@ struct StartState {
     enum class Phase : std::uint8_t { Starting, Settled, Ending, Ended };
     struct Host {
         enum Phase : std::uint8_t { Missing, Joined, Failed };
+        std::size_t starter = 0;  ///< its number
         Phase phase = Missing;
-        std::string told;  ///< the reason of its own ddprun; read with TimePassed and Ended; "" none
+        std::string told = {};  ///< the reason of its own ddprun; read with TimePassed and Ended; "" none
     };
     struct Starter {
         enum Phase : std::uint8_t { Waiting, Running, Ended };
@@ -42,10 +43,13 @@ struct StartState {
         bool is_silent = false;  ///< its only host is lost, so the starter may never end
         std::string words;       ///< the end of what it wrote; cleared when its only host joins
     };
-    Duration timeout{};         ///< a host must join within this time after the last starter has begun
-    std::map<int, Host> hosts;  ///< by node rank; only those that a starter starts
-    std::vector<Starter> starters;
+    Duration timeout{};             ///< a host must join within this time after the last starter has begun
+    std::map<int, Host> hosts;      ///< by node rank; only those that a starter starts
+    std::vector<Starter> starters;  ///< they begin in this order
     Phase phase = Phase::Starting;
+    // Counted, because every event of a large job asks for them.
+    std::size_t missing_hosts = 0, begun = 0, running = 0;  ///< `begun` and `running`: starters
+    std::vector<std::size_t> starting;  ///< running starters that had missing hosts; at most kMostStarting
     std::vector<StartFailure> failures;
     TimePoint late_at = kNever, settle_at = kNever, kill_at = kNever;
     [[nodiscard]] std::vector<int> missing() const;  ///< node ranks
