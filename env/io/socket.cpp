@@ -244,19 +244,6 @@ Status send_all(int fd, std::string_view bytes, TimePoint deadline) {
     return {};
 }
 
-Status receive_exactly(int fd, std::span<char> into, TimePoint deadline) {
-    while (!into.empty()) {
-        const ssize_t got = ::recv(fd, into.data(), into.size(), MSG_DONTWAIT);
-        if (got == 0) return Error{Errc::Closed, "receive: connection closed by the peer", 0};
-        if (got > 0) {
-            into = into.subspan(static_cast<std::size_t>(got));
-            continue;
-        }
-        if (Status waited = wait_or_fail(fd, "receive", POLLIN, deadline); !waited) return waited;
-    }
-    return {};
-}
-
 Result<bool> wait_readable(int fd, TimePoint deadline) { return wait_for(fd, POLLIN, deadline); }
 
 void set_socket_option(int fd, int level, int option, int value) {

@@ -4,7 +4,6 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -56,11 +55,10 @@ struct UnixPeer {
 };
 Result<UnixPeer> unix_peer(int fd);
 
-/// Writes all bytes / fills the whole span of a non-blocking socket, waiting with poll until the deadline.
-/// Error: Timeout, Closed (EOF, EPIPE, RST), System. `what` of the error says only the attempt
-/// ("send: Broken pipe"); the caller knows the peer.
+/// Writes all bytes to a non-blocking socket, waiting with poll until the deadline. Error: Timeout, Closed
+/// (EPIPE, RST), System. `what` of the error says only the attempt ("send: Broken pipe"); the caller knows
+/// the peer.
 Status send_all(int fd, std::string_view bytes, TimePoint deadline);
-Status receive_exactly(int fd, std::span<char> into, TimePoint deadline);
 
 /// Waits until `fd` is readable (true) or the deadline passes (false).
 Result<bool> wait_readable(int fd, TimePoint deadline);

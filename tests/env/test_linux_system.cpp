@@ -18,6 +18,7 @@
 #include "env/os/process_tree.h"
 #include "env/text.h"
 #include "tests/env/process_fixture.h"
+#include "tests/support/receive_exactly.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun::os {
@@ -293,7 +294,7 @@ TEST(SocketPair, IsNonBlockingOnOurSideOnly) {
     EXPECT_EQ(::fcntl(pair->theirs.get(), F_GETFL) & O_NONBLOCK, 0);
     ASSERT_TRUE(send_all(pair->theirs.get(), "ready", test::soon()));
     std::string ready(5, '\0');
-    ASSERT_TRUE(receive_exactly(pair->ours.get(), ready, test::soon()));
+    ASSERT_TRUE(test::receive_exactly(pair->ours.get(), ready, test::soon()));
     EXPECT_EQ(ready, "ready");
 }
 

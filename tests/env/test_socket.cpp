@@ -9,11 +9,13 @@
 
 #include "env/io/socket.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/receive_exactly.h"
 
 namespace ddprun {
 namespace {
 
 using namespace std::chrono_literals;
+using test::receive_exactly;
 using test::soon;
 
 TimePoint in(Duration span) { return MonotonicClock::now() + span; }
@@ -172,26 +174,6 @@ TEST(Transfer, CarriesMoreThanTheBuffersHold) {
 TEST(Transfer, OfNoBytesNeedsNoPeer) {
     const Connected pair = connected_pair();
     EXPECT_TRUE(send_all(pair.client.get(), "", in(0ms)));
-    EXPECT_TRUE(receive_exactly(pair.server.get(), {}, in(0ms)));
-}
-
-TEST(Receive, TimesOutOnASilentPeer) {
-    const Connected pair = connected_pair();
-    std::string one(1, '\0');
-    const Status status = receive_exactly(pair.server.get(), one, in(20ms));
-    ASSERT_FALSE(status);
-    EXPECT_EQ(status.error().code, Errc::Timeout);
-    EXPECT_EQ(status.error().what, "receive: timed out");
-}
-
-TEST(Receive, ReportsAPeerThatClosesInTheMiddle) {
-    Connected pair = connected_pair();
-    ASSERT_TRUE(send_all(pair.client.get(), "half", soon()));
-    pair.client.reset();
-    std::string eight(8, '\0');
-    const Status status = receive_exactly(pair.server.get(), eight, soon());
-    ASSERT_FALSE(status);
-    EXPECT_EQ(status.error().code, Errc::Closed);
 }
 
 TEST(Send, TimesOutOnAPeerThatDoesNotRead) {

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "tests/support/receive_exactly.h"
+
 namespace ddprun::rdzv {
 
 LoopThread::LoopThread()
@@ -139,7 +141,7 @@ std::optional<Message> RawPeer::receive() {
         if (!frame) return std::nullopt;
         if (*frame) return *decode(std::move(**frame));
         char byte = 0;
-        const Status got = receive_exactly(fd_.get(), {&byte, 1}, soon());
+        const Status got = test::receive_exactly(fd_.get(), {&byte, 1}, soon());
         if (!got) {
             EXPECT_EQ(got.error().code, Errc::Closed) << got.error().what;
             return std::nullopt;

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "server_fixture.h"
+#include "tests/support/receive_exactly.h"
 #include "tests/support/reserved_port.h"
 
 namespace ddprun::rdzv {
@@ -179,7 +180,7 @@ TEST(AgentLink, ASilentControllerIsLost) {
     ServerHandshake handshake(kTestJob, "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff");
     while (!handshake.authenticated()) {
         char byte = 0;
-        ASSERT_TRUE(receive_exactly(peer.get(), {&byte, 1}, soon()));
+        ASSERT_TRUE(test::receive_exactly(peer.get(), {&byte, 1}, soon()));
         decoder.feed({&byte, 1});
         if (auto frame = decoder.next(); *frame) {
             ASSERT_TRUE(send_all(peer.get(), bytes_of(any(*handshake.receive(*decode_handshake(**frame))), 0),

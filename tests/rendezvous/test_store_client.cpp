@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "server_fixture.h"
+#include "tests/support/receive_exactly.h"
 #include "tests/support/reserved_port.h"
 
 namespace ddprun::rdzv {
@@ -251,7 +252,7 @@ TEST(StoreClient, RefusesAServerOfAnotherProtocol) {
         const UniqueFd peer(::accept(other.fd.get(), nullptr, nullptr));
         EXPECT_TRUE(send_all(peer.get(), "HTTP/1.1 400 Bad Request\r\n\r\n", soon()));
         char byte = 0;
-        while (receive_exactly(peer.get(), {&byte, 1}, soon())) {
+        while (test::receive_exactly(peer.get(), {&byte, 1}, soon())) {
         }
     });
     const auto failed = connect_with(other.bound, kTestJob);

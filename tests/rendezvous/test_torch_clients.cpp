@@ -3,6 +3,7 @@
 
 #include "env/io/socket.h"
 #include "tests/rendezvous/server_fixture.h"
+#include "tests/support/receive_exactly.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -20,7 +21,7 @@ class TorchPeer {
     /// Reads this number of bytes; "" if the connection is closed first.
     std::string hear(std::size_t bytes) {
         std::string heard(bytes, '\0');
-        return receive_exactly(raw_.fd(), heard, soon()) ? heard : "";
+        return test::receive_exactly(raw_.fd(), heard, soon()) ? heard : "";
     }
     std::int64_t number() {
         const std::string bytes = hear(8);

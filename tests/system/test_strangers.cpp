@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "env/io/socket.h"
+#include "tests/support/receive_exactly.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
