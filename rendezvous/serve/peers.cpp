@@ -192,8 +192,10 @@ void Peers::on_closed(Connection& connection, const Error& why) {
     stranger_left(peer->id);
     owner_.on_gone(*peer, why);
     // A worker or tool that closes its connection has finished, and an agent may close an unneeded connection
-    // before Hello, because another one was faster: neither is logged.
-    const bool has_finished = why.code == Errc::Closed || why.code == Errc::StaleGeneration;
+    // before Hello, because another one was faster: neither is logged. Nor is the end of a foreign peer with
+    // its generation.
+    const bool is_foreign = peer->stage == Peer::Stage::Foreign;
+    const bool has_finished = why.code == Errc::Closed || (is_foreign && why.code == Errc::StaleGeneration);
     if (!has_finished && peer->stage != Peer::Stage::Leaving && !peer->is_reported)
         owner_.on_log(fmt::format("closed {}: {}", peer->name(), why.what));
 }

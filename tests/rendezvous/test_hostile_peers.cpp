@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <utility>
+
+#include "rendezvous/serve/peers.h"
 #include "server_fixture.h"
 
 namespace ddprun::rdzv {
@@ -267,6 +270,41 @@ TEST(HostilePeer, TooManyConnectionsAreRefused) {
     EXPECT_TRUE(fourth.is_closed());
     EXPECT_TRUE(server.events.saw("there are 3 connections"));
     EXPECT_TRUE(one->set("k", "v"));
+}
+
+/// Ends the first peer that enters, as one whose generation is over, and serves the next.
+class OwnerOfOneGeneration final : public PeersOwner {
+  public:
+    EventLog events;
+
+  private:
+    Status on_entered(Peer& peer) override {
+        if (!std::exchange(has_ended_, true))
+            peer.connection->fail({Errc::StaleGeneration, "its generation is over", 0});
+        return {};
+    }
+    Status on_frame(Peer&, Frame) override { return {}; }
+    void on_gone(Peer&, const Error&) override {}
+    void on_log(const std::string& line) override { events.add(line); }
+    bool has_ended_ = false;
+};
+
+TEST(Peers, LogAPeerThatIsServedWhenItEndsWithItsGeneration) {
+    LoopThread thread;
+    OwnerOfOneGeneration owner;
+    std::unique_ptr<Peers> peers;
+    Endpoint where;
+    thread.run([&] {
+        Result<Listener> listener = listen_tcp({"127.0.0.1", 0});
+        where = {"127.0.0.1", listener->bound.port};
+        peers = std::make_unique<Peers>(thread.loop(), Peers::Options{kTestJob, {}}, owner);
+        EXPECT_TRUE(peers->listen(std::move(listener->fd)));
+    });
+    EXPECT_TRUE(
+        StoreClient::connect(where, {Role::Worker, kTestJob.job_id, kTestJob.token, 0, "rank 3"}, soon()));
+    EXPECT_TRUE(owner.events.saw("closed worker 'rank 3'"));
+    EXPECT_TRUE(owner.events.saw("its generation is over"));
+    thread.run([&] { peers.reset(); });
 }
 
 TEST(Server, RefusesToRunWithoutAToken) {
