@@ -24,6 +24,7 @@ HeirState HeadLink::heir_at_first() const {
     const rdzv::Heartbeats limits = heartbeats_of(spec_.rendezvous);
     HeirState state;
     state.has_restarts = spec_.restart.max_restarts > 0 || spec_.nodes.min < spec_.nodes.max;
+    state.own_host = node_.hello.host;
     state.own_address = own_endpoint(spec_.rendezvous, 0).host;
     state.patience = spec_.failure_grace + limits.timeout;
     state.head_notices = head_notices_within(limits);

@@ -40,6 +40,7 @@ struct HeadOf {
 /// The standby of a job of so many agents, whose head is lost. It has come itself, with its workers ended.
 struct Standby {
     explicit Standby(int agents, bool head_is_dead, int running = 0) {
+        state.own_host = "standby";
         state.patience = 8s;
         state.head_notices = 1s;
         rdzv::Legacy legacy;
@@ -65,6 +66,17 @@ struct Standby {
     HeirState state;
     TimePoint now = kStart;
 };
+TEST(Succession, TheStandbyIsKnownByItsHostAndNotByItsPortNumberAlone) {
+    HeirState state;
+    state.own_host = "node5";
+    step(state, heir_event::Appointed{{}, 4000}, kStart);
+    step(state, rdzv::Successor{"node2", {"10.0.0.2"}, 4000}, kStart);
+    EXPECT_FALSE(state.is_standby());
+    step(state, heir_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, true}, kStart);
+    const HeirActions actions = step(state, heir_event::WorkersEnded{}, kStart);
+    EXPECT_THAT(actions.join, ElementsAre(Endpoint{"10.0.0.2", 4000}));
+}
+
 TEST(Succession, TheStandbyIsTheFirstConnectedNodeAfterTheHeads) {
     HeadOf head(3);
     EXPECT_EQ(head.state.standby, 2U);

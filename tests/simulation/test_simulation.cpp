@@ -211,6 +211,7 @@ class SimulatedJob {
 
     std::unique_ptr<Heir> make_heir(Agent& agent) {
         HeirState state;
+        state.own_host = fmt::format("node{}", agent.node);
         state.has_restarts = spec_.restart.max_restarts > 0 || nodes_.min < nodes_.max;
         state.patience = kFailureGrace + kHeartbeatTimeout;
         state.head_notices = head_notices_within({kHeartbeatTimeout});

@@ -37,6 +37,7 @@ inline Duration head_notices_within(const rdzv::Heartbeats& limits) { return 2 *
 struct HeirState {
     // Set at the beginning.
     bool has_restarts = false;  ///< a silent head that comes back begins another generation
+    std::string own_host;       ///< this node's name, as the head tells it to the others
     std::string own_address;    ///< by which this process reaches its own listener
     Duration patience{};        ///< after the head's loss, for all nodes to stop their workers and come
     Duration head_notices{};    ///< after the head's loss, for a living head to notice it
@@ -64,8 +65,11 @@ struct HeirState {
     TimePoint timer = kNever;           ///< when TimerFired is due
 
     [[nodiscard]] bool is_orphan() const { return phase == Phase::Stopping || phase == Phase::Orphaned; }
-    /// True when the other nodes join this node if the head is lost.
-    [[nodiscard]] bool is_standby() const { return legacy && port != 0 && successor.port == port; }
+    /// True when the other nodes join this node if the head is lost. Another node may listen on the same port
+    /// number.
+    [[nodiscard]] bool is_standby() const {
+        return legacy && port != 0 && successor.port == port && successor.host == own_host;
+    }
 };
 
 namespace heir_event {
