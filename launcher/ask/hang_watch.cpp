@@ -33,12 +33,12 @@ NodeLook sample_node(const Agent& agent, const std::string& host) {
 
 }  // namespace
 
-HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry,
+HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Survey& survey,
                      Duration timeout, RasAddress ras, Found found)
     : loop_(loop),
       log_(log),
       controller_(controller),
-      inquiry_(inquiry),
+      survey_(survey),
       detector_(timeout),
       ras_(std::move(ras)),
       found_(std::move(found)) {
@@ -63,8 +63,8 @@ void HangWatch::sample() {
     }
     generation_ = controller_.state().generation;
     if (!is_running(generation_)) return sample_later();
-    inquiry_.ask_nodes({kLook, {}}, std::nullopt, std::min(kNodeTimeout, detector_.interval()),
-                       [this](const std::vector<NodeAnswer>& answers) { judge(answers); });
+    survey_.ask_nodes({kLook, {}}, std::nullopt, std::min(kNodeTimeout, detector_.interval()),
+                      [this](const std::vector<NodeAnswer>& answers) { judge(answers); });
 }
 
 /// False when nothing is known about the node's workers yet.
@@ -117,10 +117,10 @@ void HangWatch::investigate(const HangVerdict& verdict) {
                 finish(verdict);
             });
     }
-    inquiry_.ask_nodes({"stacks", {}}, std::nullopt, kNodeStackTimeout,
-                       [this, verdict](const std::vector<NodeAnswer>& answers) {
-                           report(verdict, render_node_stacks(answers, last_.size() > 1));
-                       });
+    survey_.ask_nodes({"stacks", {}}, std::nullopt, kNodeStackTimeout,
+                      [this, verdict](const std::vector<NodeAnswer>& answers) {
+                          report(verdict, render_node_stacks(answers, last_.size() > 1));
+                      });
 }
 
 void HangWatch::report(const HangVerdict& verdict, const std::string& stacks) {

@@ -10,7 +10,7 @@
 #include "env/io/socket.h"
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
-#include "launcher/ask/inquiry.h"
+#include "launcher/ask/survey.h"
 #include "launcher/node/agent/agent.h"
 #include "launcher/node/hang/hang_detector.h"
 #include "launcher/node/hang/hang_sample.h"
@@ -29,7 +29,7 @@ class HangWatch {
     /// The endpoint of the RAS service of this job's NCCL; nullopt: it has none.
     using RasAddress = std::function<std::optional<Endpoint>()>;
 
-    HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry,
+    HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Survey& survey,
               Duration timeout, RasAddress ras, Found found);
     ~HangWatch();
     HangWatch(const HangWatch&) = delete;
@@ -48,7 +48,7 @@ class HangWatch {
     os::EventLoop& loop_;
     os::Log& log_;
     const Controller& controller_;
-    Inquiry& inquiry_;
+    Survey& survey_;
     HangDetector detector_;
     RasAddress ras_;
     Found found_;

@@ -1,6 +1,7 @@
 #include "launcher/ask/job_questions.h"
 
 #include <fmt/core.h>
+#include <signal.h>
 
 #include <algorithm>
 
@@ -61,28 +62,18 @@ JobStatus status_of(const NodeAnswer& answer) {
 
 }  // namespace
 
-JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)), gpus_(parts_.loop, parts_.system) {
+NodeQuestions::NodeQuestions(Parts parts) : parts_(std::move(parts)), gpus_(parts_.loop, parts_.system) {
     Inquiry& inquiry = parts_.inquiry;
     using Request = ControlRequest;
     using Answer = Inquiry::Answer;
     inquiry.on_node("status",
-                    [this](const Request& request, const Answer& answer) { node_status(request, answer); });
+                    [this](const Request& request, const Answer& answer) { status(request, answer); });
     inquiry.on_node("signal",
-                    [this](const Request& request, const Answer& answer) { node_signal(request, answer); });
+                    [this](const Request& request, const Answer& answer) { signal(request, answer); });
     inquiry.on_node("stacks",
-                    [this](const Request& request, const Answer& answer) { node_stacks(request, answer); });
-
-    inquiry.on_job("status", kNodeTimeout,
-                   [this](const Request& request, const Answer& answer) { job_status(request, answer); });
-    inquiry.on_job("signal", kNodeTimeout,
-                   [this](const Request& request, const Answer& answer) { job_signal(request, answer); });
-    inquiry.on_job("stacks", kNodeStackTimeout,
-                   [this](const Request& request, const Answer& answer) { job_stacks(request, answer); });
-    inquiry.on_job("drain", kNodeTimeout, [this](const Request&, const Answer& answer) {
-        parts_.preempt("ddprun drain");
-        answer(control_text(
-            fmt::format("told to save and stop; grace {}", format_duration(parts_.spec.preempt_grace))));
-    });
+                    [this](const Request& request, const Answer& answer) { stacks(request, answer); });
+    for (const char* request : {"status", "signal", "drain"}) inquiry.takes(request, kNodeTimeout);
+    inquiry.takes("stacks", kNodeStackTimeout);
     // Without the head, a node shows its own workers.
     inquiry.on_no_head("status", [this](const Request&, const std::string& why, const Answer& answer) {
         JobStatus status = parts_.observation.status();
@@ -91,9 +82,7 @@ JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)), gpus_(parts_
     });
 }
 
-// ---- one node
-
-int JobQuestions::local_rank_of(const std::string& rank) const {
+int NodeQuestions::local_rank_of(const std::string& rank) const {
     const Result<std::int64_t> number = parse_int(rank);
     const std::int64_t local_rank = number ? *number - parts_.agent.first_rank() : -1;
     return local_rank < 0 || local_rank >= static_cast<std::int64_t>(parts_.agent.state().workers.size())
@@ -101,13 +90,13 @@ int JobQuestions::local_rank_of(const std::string& rank) const {
                : static_cast<int>(local_rank);
 }
 
-std::string JobQuestions::workers_text() const {
+std::string NodeQuestions::workers_text() const {
     const int first = parts_.agent.first_rank();
     return fmt::format("{} runs ranks {} to {}", parts_.host, first,
                        first + static_cast<int>(parts_.agent.state().workers.size()) - 1);
 }
 
-void JobQuestions::node_status(const ControlRequest& request, const Inquiry::Answer& answer) {
+void NodeQuestions::status(const ControlRequest& request, const Inquiry::Answer& answer) {
     if (request.argument("gpus") != "shown") return answer(to_json(parts_.observation.status()));
     gpus_.measure([this, answer](const std::vector<GpuUsage>& gpus) {
         JobStatus status = parts_.observation.status();
@@ -116,7 +105,7 @@ void JobQuestions::node_status(const ControlRequest& request, const Inquiry::Ans
     });
 }
 
-void JobQuestions::node_signal(const ControlRequest& request, const Inquiry::Answer& answer) {
+void NodeQuestions::signal(const ControlRequest& request, const Inquiry::Answer& answer) {
     const std::optional<int> signal = signal_from_name(request.argument("signal"));
     const std::string rank = request.argument("rank");
     const int local_rank = local_rank_of(rank);
@@ -129,7 +118,7 @@ void JobQuestions::node_signal(const ControlRequest& request, const Inquiry::Ans
     answer(control_text(fmt::format("{} sent to rank {}", signal_name(*signal), rank)));
 }
 
-void JobQuestions::node_stacks(const ControlRequest& request, const Inquiry::Answer& answer) {
+void NodeQuestions::stacks(const ControlRequest& request, const Inquiry::Answer& answer) {
     std::vector<StackTarget> targets = stack_targets(parts_.agent);
     if (const std::optional<int> rank = rank_of(request)) {
         std::erase_if(targets, [&](const StackTarget& target) { return target.rank != *rank; });
@@ -149,28 +138,45 @@ void JobQuestions::node_stacks(const ControlRequest& request, const Inquiry::Ans
 
 // ---- the job
 
-void JobQuestions::job_status(const ControlRequest& request, const Inquiry::Answer& answer) {
-    parts_.inquiry.ask_nodes(request, std::nullopt, kNodeTimeout,
-                             [this, answer](const std::vector<NodeAnswer>& answers) {
-                                 const JobStatus head = parts_.observation.status();
-                                 if (answers.empty()) return answer(to_json(head));
-                                 std::vector<JobStatus> nodes;
-                                 for (const NodeAnswer& node : answers) nodes.push_back(status_of(node));
-                                 answer(to_json(merge_status(head, nodes)));
-                             });
+JobQuestions::JobQuestions(Parts parts) : parts_(parts) {
+    Inquiry& inquiry = parts_.inquiry;
+    using Request = ControlRequest;
+    using Answer = Inquiry::Answer;
+    inquiry.on_job("status",
+                   [this](const Request& request, const Answer& answer) { status(request, answer); });
+    inquiry.on_job("signal",
+                   [this](const Request& request, const Answer& answer) { signal(request, answer); });
+    inquiry.on_job("stacks",
+                   [this](const Request& request, const Answer& answer) { stacks(request, answer); });
+    inquiry.on_job("drain", [this](const Request&, const Answer& answer) {
+        parts_.controller.preempt(SIGTERM, "ddprun drain");
+        answer(control_text(
+            fmt::format("told to save and stop; grace {}", format_duration(parts_.spec.preempt_grace))));
+    });
 }
 
-void JobQuestions::job_signal(const ControlRequest& request, const Inquiry::Answer& answer) {
+void JobQuestions::status(const ControlRequest& request, const Inquiry::Answer& answer) {
+    parts_.survey.ask_nodes(request, std::nullopt, kNodeTimeout,
+                            [this, answer](const std::vector<NodeAnswer>& answers) {
+                                const JobStatus head = parts_.observation.status();
+                                if (answers.empty()) return answer(to_json(head));
+                                std::vector<JobStatus> nodes;
+                                for (const NodeAnswer& node : answers) nodes.push_back(status_of(node));
+                                answer(to_json(merge_status(head, nodes)));
+                            });
+}
+
+void JobQuestions::signal(const ControlRequest& request, const Inquiry::Answer& answer) {
     const std::optional<int> signal = signal_from_name(request.argument("signal"));
     if (!signal)
         return answer(control_error(fmt::format("'{}' is not a signal", request.argument("signal"))));
     const std::string who = request.argument("rank");
     if (who.empty()) {
         parts_.observation.signal_asked(*signal, std::nullopt);
-        parts_.signal(*signal);
+        parts_.controller.forward(*signal);
         return answer(control_text(fmt::format("{} sent to all workers", signal_name(*signal))));
     }
-    parts_.inquiry.ask_nodes(
+    parts_.survey.ask_nodes(
         request, rank_of(request).value_or(-1), kNodeTimeout,
         [this, who, answer](const std::vector<NodeAnswer>& answers) {
             if (answers.empty())
@@ -183,10 +189,10 @@ void JobQuestions::job_signal(const ControlRequest& request, const Inquiry::Answ
         });
 }
 
-void JobQuestions::job_stacks(const ControlRequest& request, const Inquiry::Answer& answer) {
+void JobQuestions::stacks(const ControlRequest& request, const Inquiry::Answer& answer) {
     const std::string who = request.argument("rank");
     const std::optional<int> rank = who.empty() ? std::nullopt : std::optional(rank_of(request).value_or(-1));
-    parts_.inquiry.ask_nodes(
+    parts_.survey.ask_nodes(
         request, rank, kNodeStackTimeout, [this, who, answer](const std::vector<NodeAnswer>& answers) {
             if (!answers.empty())
                 return answer(

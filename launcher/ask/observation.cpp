@@ -142,11 +142,7 @@ JobStatus Observation::status() const {
     status.restarts_used = order_.restart_count;
     status.max_restarts = parts_.spec.restart.max_restarts;
     status.phase = name_of(parts_.agent.state().phase);
-    if (parts_.controller != nullptr) {
-        status.is_head = true;
-        status.phase = name_of(parts_.controller->state().phase);
-        status.restarts_used = parts_.controller->state().restarts_used;
-    }
+    parts_.add_job(status);
     const TimePoint now = MonotonicClock::now();
     status.seconds = in_seconds(now - begun_);
     status.log_directory = parts_.output.attempt_directory();
@@ -157,6 +153,12 @@ JobStatus Observation::status() const {
     for (int local_rank = 0; local_rank < workers; ++local_rank)
         status.workers.push_back(worker_status(local_rank));
     return status;
+}
+
+void add_job(JobStatus& status, const JobState& state) {
+    status.is_head = true;
+    status.phase = name_of(state.phase);
+    status.restarts_used = state.restarts_used;
 }
 
 // ---- events
@@ -178,20 +180,14 @@ void Observation::generation_started(const rdzv::StartGeneration& order) {
                                  {"group_rank", std::int64_t{order.group_rank}}});
 }
 
-void Observation::agent_says(const rdzv::FromAgent& message) {
+void Observation::workers_started() {
     if (!events_) return;
-    if (std::holds_alternative<rdzv::WorkersStarted>(message)) {
-        const std::vector<AgentState::Worker>& workers = parts_.agent.state().workers;
-        for (std::size_t i = 0; i < workers.size(); ++i) {
-            const auto local_rank = static_cast<std::int64_t>(i);
-            write("worker_started", {{"rank", parts_.agent.first_rank() + local_rank},
-                                     {"local_rank", local_rank},
-                                     {"pid", std::int64_t{workers[i].pid}}});
-        }
-    } else if (parts_.controller == nullptr) {
-        if (const auto* exit = std::get_if<rdzv::WorkerExited>(&message)) node_says(*exit, parts_.host);
-        else if (const auto* ended = std::get_if<rdzv::GenerationEnded>(&message))
-            node_says(*ended, parts_.host);
+    const std::vector<AgentState::Worker>& workers = parts_.agent.state().workers;
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+        const auto local_rank = static_cast<std::int64_t>(i);
+        write("worker_started", {{"rank", parts_.agent.first_rank() + local_rank},
+                                 {"local_rank", local_rank},
+                                 {"pid", std::int64_t{workers[i].pid}}});
     }
 }
 

@@ -11,7 +11,8 @@
 #include "launcher/ask/event_file.h"
 #include "launcher/ask/job_status.h"
 #include "launcher/ask/metrics_server.h"
-#include "launcher/head/control/controller.h"
+#include "launcher/head/control/job_state.h"
+#include "launcher/head/report/report.h"
 #include "launcher/node/agent/agent.h"
 #include "launcher/node/output/output.h"
 
@@ -27,10 +28,11 @@ class Observation {
         const JobSpec& spec;
         Agent& agent;
         Output& output;
-        const Controller* controller;  ///< null on a node that is not the head
-        std::string job;               ///< the value of DDPRUN_JOB
+        std::string job;  ///< the value of DDPRUN_JOB
         std::string program;
         std::string host;
+        /// Adds the facts about the job that the head knows (add_job); on another node nothing.
+        std::function<void(JobStatus&)> add_job;
     };
 
     explicit Observation(Parts parts) : parts_(std::move(parts)) { order_.world_size = 0; }
@@ -42,16 +44,14 @@ class Observation {
     /// The status of this node; on the head with the facts about the job.
     [[nodiscard]] JobStatus status() const;
 
-    /// Call it when this node becomes the head.
-    void becomes_head(const Controller& controller) { parts_.controller = &controller; }
-
     // Events of the job, for --events.
     void generation_started(const rdzv::StartGeneration& order);
-    /// A message from this node's agent to the controller.
-    void agent_says(const rdzv::FromAgent& message);
-    /// A message that the controller got from an agent (ours, too) on `host`.
+    /// All workers of this node have started.
+    void workers_started();
+    /// A message of the agent on `host` to the controller: on the head of all nodes, elsewhere of this one.
     void node_says(const rdzv::WorkerExited& exit, const std::string& host);
     void node_says(const rdzv::GenerationEnded& ended, const std::string& host);
+    void node_says(const auto&, const std::string&) {}
     void decided(const JobEvent& event);
     void signalled(int signal, SignalAction action);
     /// A signal by `ddprun signal`; nullopt: to all ranks.
@@ -73,5 +73,8 @@ class Observation {
     std::unique_ptr<EventFile> events_;
     std::unique_ptr<RequestServer> metrics_;
 };
+
+/// Makes a node's status the head's: adds what the job's state says.
+void add_job(JobStatus& status, const JobState& state);
 
 }  // namespace ddprun

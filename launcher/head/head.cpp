@@ -55,6 +55,12 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
           [this](rdzv::AgentId agent, const rdzv::ToAgent& message) { send(agent, message); },
           // Other nodes' agents still have to get the end; then their last lines come. Our agent is idle.
           [this] { when_written(kFarewell, [this] { stop(kFarewell); }); }),
+      survey_({*node.loop, *node.inquiry,
+               [this](rdzv::AgentId agent, rdzv::ToAgent message) {
+                   return server_->send(agent, std::move(message));
+               },
+               [this] { return controller_.world(); }}),
+      questions_({spec_, *node.observation, *node.inquiry, survey_, controller_}),
       walltime_(*node.loop, node.system, node.log),
       run_(std::move(run)) {
     controller_.on_generation([this](std::uint64_t generation) { begin_generation(generation); });
@@ -72,12 +78,6 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
                   spec_.rendezvous.tls ? " with TLS" : "", why, spec_.nodes.min,
                   spec_.nodes.min == 1 ? "" : "s");
     }
-    node_.observation->becomes_head(controller_);
-    node_.inquiry->becomes_head(
-        [this](rdzv::AgentId agent, rdzv::ToAgent message) {
-            return server_->send(agent, std::move(message));
-        },
-        [this] { return controller_.world(); });
     if (spec_.hang_timeout != Duration::zero()) watch_for_hangs();
     const bool wants_time = run_ && spec_.walltime_notice == Duration::zero();
     walltime_.begin(
@@ -130,7 +130,7 @@ Result<MasterAddress> Head::master_for(const rdzv::AgentHello& first) {
 
 void Head::watch_for_hangs() {
     hang_watch_ = std::make_unique<HangWatch>(
-        *node_.loop, log_, controller_, *node_.inquiry, spec_.hang_timeout,
+        *node_.loop, log_, controller_, survey_, spec_.hang_timeout,
         // NCCL's variables as the first worker of this node has them: any worker can answer for the job.
         [this] {
             return ras_endpoint(node_.agent->variable(0, "NCCL_RAS_ENABLE"),
@@ -192,7 +192,7 @@ void Head::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
 }
 
 void Head::on_agent_lost(rdzv::AgentId agent, const Error& why) {
-    node_.inquiry->agent_lost(agent);
+    survey_.agent_lost(agent);
     send(exchange_.node_lost(agent));
     // No process closed the connection: ssh, or what else started the agent, does not see the loss either.
     const bool is_silent = why.code == Errc::Timeout || why.sys == ETIMEDOUT || why.sys == EHOSTUNREACH;

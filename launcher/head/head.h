@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "launcher/ask/hang_watch.h"
+#include "launcher/ask/job_questions.h"
+#include "launcher/ask/survey.h"
 #include "launcher/batch/requeue_run.h"
 #include "launcher/head/control/controller.h"
 #include "launcher/head/control/herald.h"
@@ -87,10 +89,8 @@ class Head final : public rdzv::ServerHandler {
     void hear(rdzv::AgentId agent, const auto& message) { controller_.agent_message(agent, message); }
     void hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited);
     void hear(rdzv::AgentId agent, const rdzv::GenerationEnded& ended);
-    void hear(rdzv::AgentId agent, const rdzv::Question& question) {
-        node_.inquiry->from_agent(agent, question);
-    }
-    void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { node_.inquiry->from_agent(agent, answer); }
+    void hear(rdzv::AgentId agent, const rdzv::Question& question) { survey_.from_agent(agent, question); }
+    void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { survey_.from_agent(agent, answer); }
     void hear(rdzv::AgentId agent, const rdzv::OutputPiece& piece) {
         node_.output->show_sent(agent, piece.stream == 2 ? Output::Stream::Err : Output::Stream::Out,
                                 piece.bytes.view());
@@ -108,6 +108,8 @@ class Head final : public rdzv::ServerHandler {
     bool serves_torch_, has_succeeded_;
     MasterPort master_port_;
     Controller controller_;
+    Survey survey_;
+    JobQuestions questions_;
     PmixExchange exchange_;                  ///< of all nodes' PMIx servers
     WalltimeWatch walltime_;                 ///< on the head alone: one query to the scheduler
     std::unique_ptr<HangWatch> hang_watch_;  ///< null unless --hang-timeout

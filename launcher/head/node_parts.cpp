@@ -69,16 +69,13 @@ void NodeParts::build_agent(Agent::Send says) {
                                     std::move(says));
 }
 
-/// Built once, not again for a successor: a question may be open when this node becomes the head.
-Status NodeParts::build_observation(std::function<void(const std::string&)> preempt,
-                                    std::function<void(int)> signal) {
+Status NodeParts::build_observation(std::function<void(JobStatus&)> add_job) {
     observation = std::make_unique<Observation>(Observation::Parts{
-        *loop, log, setup.spec, *agent, *output, nullptr, guards.id, setup.program.name, host});
-    inquiry = std::make_unique<Inquiry>(Inquiry::Parts{*loop, send, nullptr, nullptr});
+        *loop, log, setup.spec, *agent, *output, guards.id, setup.program.name, host, std::move(add_job)});
+    inquiry = std::make_unique<Inquiry>(*loop, send);
     answer_hang_looks(*inquiry, *agent, host);
-    questions = std::make_unique<JobQuestions>(JobQuestions::Parts{*loop, system, setup.spec, *agent,
-                                                                   *observation, *inquiry, host,
-                                                                   std::move(preempt), std::move(signal)});
+    questions = std::make_unique<NodeQuestions>(
+        NodeQuestions::Parts{*loop, system, setup.spec, *agent, *observation, *inquiry, host});
     return observation->open([this](const ControlRequest& request, const RequestReply& reply) {
         inquiry->ask_job(request, reply);
     });

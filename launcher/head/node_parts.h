@@ -34,9 +34,8 @@ struct NodeParts {
     /// `is_apart`: this host is none of the job's nodes.
     Status build_output(bool is_apart);
     void build_agent(Agent::Send says);
-    /// Builds what answers questions to the running job; `preempt` and `signal` are what it does on the head.
-    Status build_observation(std::function<void(const std::string& why)> preempt,
-                             std::function<void(int signal)> signal);
+    /// Builds what answers questions to the running job. `add_job` as in Observation::Parts.
+    Status build_observation(std::function<void(JobStatus&)> add_job);
     Status build_hello(bool is_head);
 
     JobSetup& setup;
@@ -56,7 +55,7 @@ struct NodeParts {
     std::unique_ptr<Agent> agent;
     std::unique_ptr<Observation> observation;
     std::unique_ptr<Inquiry> inquiry;
-    std::unique_ptr<JobQuestions> questions;
+    std::unique_ptr<NodeQuestions> questions;
     rdzv::AgentHello hello;  ///< what this node sends when it joins
 };
 

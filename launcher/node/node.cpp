@@ -64,9 +64,9 @@ Status Node::build() {
     const bool is_apart = choice->is_head && spec_.rendezvous.head_is_apart;
     if (const Status output = parts_.build_output(is_apart); !output) return output;
     parts_.build_agent([this](rdzv::FromAgent message) { agent_says(std::move(message)); });
-    const Status observed = parts_.build_observation(
-        [this](const std::string& why) { head_->controller().preempt(SIGTERM, why); },
-        [this](int signal) { head_->controller().forward(signal); });
+    const Status observed = parts_.build_observation([this](JobStatus& status) {
+        if (head_) add_job(status, head_->controller().state());
+    });
     if (!observed) return observed;
     if (const Status known = parts_.build_hello(choice->is_head); !known) return known;
     link_ = std::make_unique<HeadLink>(
@@ -249,8 +249,12 @@ void Node::suspend() {
 // ---- messages of the agent and the controller
 
 void Node::agent_says(rdzv::FromAgent message) {
-    parts_.observation->agent_says(message);
-    if (std::holds_alternative<rdzv::WorkersStarted>(message)) look_for_mpi_of_workers();
+    if (std::holds_alternative<rdzv::WorkersStarted>(message)) {
+        parts_.observation->workers_started();
+        look_for_mpi_of_workers();
+    }
+    if (!head_)  // the head hears of all nodes, its own too
+        std::visit([this](const auto& one) { parts_.observation->node_says(one, parts_.host); }, message);
     const bool is_last = std::holds_alternative<rdzv::GenerationEnded>(message);
     link_->send(std::move(message));
     if (is_last && exit_code_) stop();

@@ -68,8 +68,8 @@ class Node final : public rdzv::AgentLinkHandler {
     void obey(const rdzv::Notice& notice) { parts_.agent->handle(notice); }
     void obey(const rdzv::Legacy& legacy) { link_->obey(legacy); }
     void obey(const rdzv::Successor& successor) { link_->obey(successor); }
-    void obey(const rdzv::Question& question) { parts_.inquiry->from_controller(question); }
-    void obey(const rdzv::Answer& answer) { parts_.inquiry->from_controller(answer); }
+    void obey(const rdzv::Question& question) { parts_.inquiry->from_head(question); }
+    void obey(const rdzv::Answer& answer) { parts_.inquiry->from_head(answer); }
     void obey(const rdzv::OutputShown& shown) {
         if (parts_.sender) parts_.sender->shown(shown.bytes);
     }

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/ask/inquiry.h"
+#include "launcher/ask/survey.h"
 #include "launcher/node/hang/hang_sample.h"
 
 namespace ddprun::test {
@@ -13,28 +13,29 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 /// The head of a job of two nodes; keeps what it sends, and the test gives the answers.
-class HeadInquiry : public ::testing::Test {
+class HeadSurvey : public ::testing::Test {
   protected:
     void SetUp() override {
         Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create({});
         ASSERT_TRUE(loop);
         loop_ = std::move(*loop);
-        Inquiry::Parts parts{*loop_, [](const rdzv::FromAgent&) { return false; },
-                             [this](std::uint64_t agent, const rdzv::ToAgent& message) {
-                                 if (agent == broken_) inquiry_->agent_lost(agent);
-                                 if (agent == broken_) return false;
-                                 if (const auto* question = std::get_if<rdzv::Question>(&message))
-                                     asked_.emplace_back(agent, question->number);
-                                 if (const auto* answer = std::get_if<rdzv::Answer>(&message))
-                                     answered_.emplace_back(answer->value.view());
-                                 return true;
-                             },
-                             [this] { return world_; }};
-        inquiry_.emplace(std::move(parts));
+        inquiry_.emplace(*loop_, [](const rdzv::FromAgent&) { return false; });
+        Survey::Parts parts{*loop_, *inquiry_,
+                            [this](std::uint64_t agent, const rdzv::ToAgent& message) {
+                                if (agent == broken_) survey_->agent_lost(agent);
+                                if (agent == broken_) return false;
+                                if (const auto* question = std::get_if<rdzv::Question>(&message))
+                                    asked_.emplace_back(agent, question->number);
+                                if (const auto* answer = std::get_if<rdzv::Answer>(&message))
+                                    answered_.emplace_back(answer->value.view());
+                                return true;
+                            },
+                            [this] { return world_; }};
+        survey_.emplace(std::move(parts));
     }
 
     void ask(std::optional<int> rank = std::nullopt, Duration timeout = 60s) {
-        inquiry_->ask_nodes({"status", {}}, rank, timeout, [this](std::vector<NodeAnswer> answers) {
+        survey_->ask_nodes({"status", {}}, rank, timeout, [this](std::vector<NodeAnswer> answers) {
             ++rounds_;
             heard_.clear();
             for (const NodeAnswer& answer : answers)
@@ -42,7 +43,7 @@ class HeadInquiry : public ::testing::Test {
         });
     }
     void answer(std::size_t question, const std::string& line) {
-        inquiry_->from_agent(asked_[question].first, rdzv::Answer{asked_[question].second, rdzv::Blob(line)});
+        survey_->from_agent(asked_[question].first, rdzv::Answer{asked_[question].second, rdzv::Blob(line)});
     }
 
     std::unique_ptr<os::EventLoop> loop_;
@@ -52,9 +53,10 @@ class HeadInquiry : public ::testing::Test {
     std::vector<std::string> answered_, heard_;
     int rounds_ = 0;
     std::optional<Inquiry> inquiry_;
+    std::optional<Survey> survey_;
 };
 
-TEST_F(HeadInquiry, AnswersAreInTheWorldsOrder) {
+TEST_F(HeadSurvey, AnswersAreInTheWorldsOrder) {
     ask();
     answer(1, "two");
     EXPECT_EQ(rounds_, 0);
@@ -62,7 +64,7 @@ TEST_F(HeadInquiry, AnswersAreInTheWorldsOrder) {
     EXPECT_THAT(heard_, ElementsAre("a: one", "b: two"));
 }
 
-TEST_F(HeadInquiry, OnlyTheNodeOfTheRankGetsTheQuestion) {
+TEST_F(HeadSurvey, OnlyTheNodeOfTheRankGetsTheQuestion) {
     ask(3);
     ASSERT_EQ(asked_.size(), 1u);
     answer(0, "two");
@@ -72,10 +74,10 @@ TEST_F(HeadInquiry, OnlyTheNodeOfTheRankGetsTheQuestion) {
     EXPECT_EQ(rounds_, 2);
 }
 
-TEST_F(HeadInquiry, ALostOrSilentNodeIsNamedAndDelaysNoOther) {
+TEST_F(HeadSurvey, ALostOrSilentNodeIsNamedAndDelaysNoOther) {
     ask();
     answer(0, "one");
-    inquiry_->agent_lost(5);
+    survey_->agent_lost(5);
     EXPECT_THAT(heard_, ElementsAre("a: one", "b: its connection was lost"));
 
     ask(std::nullopt, 1ms);
@@ -91,7 +93,7 @@ TEST_F(HeadInquiry, ALostOrSilentNodeIsNamedAndDelaysNoOther) {
     EXPECT_THAT(heard_, ElementsAre("a: one", "b: no connection"));
 }
 
-TEST_F(HeadInquiry, AConnectionThatBreaksDuringAWriteEndsTheRoundOnce) {
+TEST_F(HeadSurvey, AConnectionThatBreaksDuringAWriteEndsTheRoundOnce) {
     broken_ = 5;
     ask();
     EXPECT_EQ(rounds_, 0);
@@ -103,26 +105,26 @@ TEST_F(HeadInquiry, AConnectionThatBreaksDuringAWriteEndsTheRoundOnce) {
     EXPECT_THAT(heard_, ElementsAre("b: its connection was lost"));
 }
 
-TEST_F(HeadInquiry, AnAgentsQuestionIsAnsweredOnceWithItsNumberEvenIfMalformed) {
-    inquiry_->on_job("twice", 1s, [](const ControlRequest&, const Inquiry::Answer& answer) {
+TEST_F(HeadSurvey, AnAgentsQuestionIsAnsweredOnceWithItsNumberEvenIfMalformed) {
+    inquiry_->on_job("twice", [](const ControlRequest&, const Inquiry::Answer& answer) {
         answer("first");
         answer("second");
     });
-    inquiry_->from_agent(7, rdzv::Question{1, encode({"twice", {}})});
+    survey_->from_agent(7, rdzv::Question{1, encode({"twice", {}})});
     EXPECT_THAT(answered_, ElementsAre("first"));
-    inquiry_->from_agent(7, rdzv::Question{2, "no request"});
-    inquiry_->from_agent(7, rdzv::Question{3, encode({"unheard of", {}})});
+    survey_->from_agent(7, rdzv::Question{2, "no request"});
+    survey_->from_agent(7, rdzv::Question{3, encode({"unheard of", {}})});
     EXPECT_THAT(answered_,
                 ElementsAre("first", HasSubstr("not a JSON object"), HasSubstr("'unheard of' is not known")));
 }
 
-TEST_F(HeadInquiry, AnAnswerToNoQuestionIsIgnored) {
-    inquiry_->from_agent(7, rdzv::Answer{99, rdzv::Blob("what?")});
-    inquiry_->from_controller(rdzv::Answer{99, rdzv::Blob("what?")});
+TEST_F(HeadSurvey, AnAnswerToNoQuestionIsIgnored) {
+    survey_->from_agent(7, rdzv::Answer{99, rdzv::Blob("what?")});
+    inquiry_->from_head(rdzv::Answer{99, rdzv::Blob("what?")});
     EXPECT_EQ(rounds_, 0);
 }
 
-TEST_F(HeadInquiry, TooManyQuestionsAtOnceAreRefused) {
+TEST_F(HeadSurvey, TooManyQuestionsAtOnceAreRefused) {
     for (int i = 0; i < 300; ++i) ask();
     EXPECT_EQ(asked_.size(), 2u * 256);
     EXPECT_EQ(rounds_, 300 - 256);
@@ -132,12 +134,9 @@ TEST_F(HeadInquiry, TooManyQuestionsAtOnceAreRefused) {
 class NodeInquiry : public ::testing::Test {
   protected:
     NodeInquiry()
-        : inquiry_({*loop_,
-                    [this](rdzv::FromAgent message) { return said_.push_back(std::move(message)), true; },
-                    nullptr, nullptr}) {
-        inquiry_.on_job("status", 60s, [](const ControlRequest&, const Inquiry::Answer& answer) {
-            answer("the job, by its head");
-        });
+        : inquiry_(*loop_,
+                   [this](rdzv::FromAgent message) { return said_.push_back(std::move(message)), true; }) {
+        inquiry_.takes("status", 60s);
     }
     std::string ask() {
         answer_.clear();
@@ -155,21 +154,22 @@ TEST_F(NodeInquiry, AnOpenQuestionIsAnsweredWithTheReasonWhenTheHeadIsLost) {
     EXPECT_EQ(ask(), "");
     inquiry_.head_lost("the head is lost");
     EXPECT_THAT(answer_, HasSubstr("the head is lost"));
-    inquiry_.from_controller(rdzv::Answer{std::get<rdzv::Question>(said_.at(0)).number, rdzv::Blob("late")});
+    inquiry_.from_head(rdzv::Answer{std::get<rdzv::Question>(said_.at(0)).number, rdzv::Blob("late")});
     EXPECT_THAT(answer_, Not(HasSubstr("late")));
 }
 
 TEST_F(NodeInquiry, AnswersForTheJobAfterItBecameTheHead) {
     inquiry_.head_lost("the head is lost");
-    inquiry_.becomes_head([](rdzv::AgentId, const rdzv::ToAgent&) { return true; },
-                          [] { return std::vector<WorldNode>(); });
+    inquiry_.on_job("status", [](const ControlRequest&, const Inquiry::Answer& answer) {
+        answer("the job, by its head");
+    });
     EXPECT_EQ(ask(), "the job, by its head");
 }
 
 TEST_F(NodeInquiry, ALateAnswerToTheLostHeadDoesNotReachTheNext) {
     Inquiry::Answer answer;
     inquiry_.on_node("stacks", [&](const ControlRequest&, const Inquiry::Answer& reply) { answer = reply; });
-    inquiry_.from_controller(rdzv::Question{1, encode({"stacks", {}})});
+    inquiry_.from_head(rdzv::Question{1, encode({"stacks", {}})});
     inquiry_.head_lost("the head is lost");
     answer("stacks");
     EXPECT_TRUE(said_.empty());

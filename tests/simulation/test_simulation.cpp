@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "env/text.h"
-#include "launcher/ask/inquiry.h"
+#include "launcher/ask/survey.h"
 #include "launcher/exit_codes.h"
 #include "launcher/head/control/controller.h"
 #include "launcher/head/control/heir.h"
@@ -92,6 +92,7 @@ class SimulatedJob {
     struct Head {
         Agent& agent;  ///< the agent in the same process
         std::unique_ptr<Controller> controller = {};
+        std::unique_ptr<Survey> survey = {};
         bool is_dead = false;    ///< its process has ended
         bool has_ended = false;  ///< its controller has ended the job
         bool is_outnumbered = false;
@@ -170,12 +171,17 @@ class SimulatedJob {
             if (std::holds_alternative<job_event::WorkerEnded>(event) && dice_.chance(crashes_percent_))
                 after(dice_.span(0s, 20ms), [this] { crash_head(); });
         });
-        head.agent.inquiry->becomes_head(
-            [this, &head](rdzv::AgentId peer, const rdzv::ToAgent& message) {
-                from_controller(head, peer, message);
-                return true;
-            },
-            [&head] { return head.controller->world(); });
+        head.survey = std::make_unique<Survey>(
+            Survey::Parts{*loop_, *head.agent.inquiry,
+                          [this, &head](rdzv::AgentId peer, const rdzv::ToAgent& message) {
+                              from_controller(head, peer, message);
+                              return true;
+                          },
+                          [&head] { return head.controller->world(); }});
+        head.agent.inquiry->on_job(
+            "status", [&head](const ControlRequest& request, const Inquiry::Answer& answer) {
+                head.survey->ask_nodes(request, {}, kNodeTimeout, [answer](const auto&) { answer("we"); });
+            });
         latest_ = &head;
         if (walltime_) meet_walltime();
         return *head.controller;
@@ -523,13 +529,9 @@ class SimulatedJob {
         const auto to_head = [this, &agent](rdzv::FromAgent message) {
             return to_controller(agent, std::move(message));
         };
-        auto inquiry = std::make_unique<Inquiry>(Inquiry::Parts{*loop_, to_head, nullptr, nullptr});
+        auto inquiry = std::make_unique<Inquiry>(*loop_, to_head);
         inquiry->on_node("status", [](const ControlRequest&, const Inquiry::Answer& answer) { answer("I"); });
-        inquiry->on_job("status", kQuestionPatience,
-                        [all = inquiry.get()](const ControlRequest& request, const Inquiry::Answer& answer) {
-                            all->ask_nodes(request, {}, kNodeTimeout,
-                                           [answer](const auto&) { answer("we"); });
-                        });
+        inquiry->takes("status", kQuestionPatience);
         return inquiry;
     }
     void start(Agent& agent) {
@@ -578,7 +580,7 @@ class SimulatedJob {
         end_session(head, peer);
         note_members();
         if (!head.controller) return head.agent.heir->feed(heir_event::AgentGone{peer});
-        head.agent.inquiry->agent_lost(peer);
+        head.survey->agent_lost(peer);
         head.controller->agent_lost(peer, {code, "gone", 0});
     }
     /// Ends a ddprun and its workers at once.
@@ -736,8 +738,8 @@ class SimulatedJob {
     void hear(Agent& agent, Head& head, const Message& message) {
         if constexpr (requires { head.controller->agent_message(agent.peer, message); })
             head.controller->agent_message(agent.peer, message);
-        else if constexpr (requires { head.agent.inquiry->from_agent(agent.peer, message); })
-            head.agent.inquiry->from_agent(agent.peer, message);
+        else if constexpr (requires { head.survey->from_agent(agent.peer, message); })
+            head.survey->from_agent(agent.peer, message);
     }
     void from_controller(Head& head, rdzv::AgentId peer, const rdzv::ToAgent& message) {
         if (head.is_dead) return;
@@ -821,8 +823,7 @@ class SimulatedJob {
     }
     template <class Message>
     void obey(Agent& agent, const Message& message) {
-        if constexpr (requires { agent.inquiry->from_controller(message); })
-            agent.inquiry->from_controller(message);
+        if constexpr (requires { agent.inquiry->from_head(message); }) agent.inquiry->from_head(message);
     }
 
     // ---- checks
