@@ -53,6 +53,7 @@ class SimulatedJob {
         spec_.preempt_grace = kPreemptGrace;
         nodes_ = spec_.nodes;
         outlives_head_ = dice_.chance(60);
+        most_slots_ = dice_.between(1, 2);
         add_agent(0);
         build_controller(add_head(*agents_[0])).begin();
         start(*agents_[0]);
@@ -167,6 +168,13 @@ class SimulatedJob {
             [this, &head] { end(head); });
         head.controller->on_event([this, &head](const JobEvent& event) {
             if (std::holds_alternative<job_event::Outnumbered>(event)) head.is_outnumbered = true;
+            if (std::holds_alternative<job_event::NodeEnded>(event) &&
+                std::exchange(is_standby_failing_, false)) {
+                if (Agent* const agent = standby()) {
+                    agent->session->fall_silent(kOutageToSurvive * 95 / 100, false);
+                    crashes_at_next_start_ = true;
+                }
+            }
             // The head may crash after it has told its next decision to some nodes only.
             if (std::holds_alternative<job_event::WorkerEnded>(event) && dice_.chance(crashes_percent_))
                 after(dice_.span(0s, 20ms), [this] { crash_head(); });
@@ -304,6 +312,54 @@ class SimulatedJob {
                [this, node = nodes, times = dice_.between(10, 400)] { flap(node, times); });
         for (int n = dice_.between(0, 6); n > 0; --n)
             at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] { disturb(one); });
+        const int around_standby = dice_.between(1, 100);
+        const TimePoint when = start + dice_.span(3s, 3s + work_);
+        if (around_standby <= 8) at(when, [this] { isolate_head(); });
+        else if (around_standby <= 16) at(when, [this] { fail_standby(); });
+        else if (around_standby <= 24)
+            at(when, [this, node = nodes] {
+                crashes_behind_newcomer_ = true;
+                come(node);
+            });
+    }
+    /// A running node that takes itself for the standby; null: none.
+    Agent* standby() {
+        for (const auto& agent : agents_) {
+            if (agent->is_running && agent->heir && agent->heir->state().is_standby() && is_member(*agent))
+                return agent.get();
+        }
+        return nullptr;
+    }
+    /// Parts a node from its head, and the standby a little later: those two still hear each other.
+    void isolate_head() {
+        Agent* const heir = standby();
+        const auto first = std::ranges::find_if(agents_, [&](const auto& one) {
+            return one.get() != heir && one->is_running && !is_heads(*one) && is_member(*one);
+        });
+        if (heir == nullptr || first == agents_.end() || (*first)->head != heir->head) return;
+        part(**first);
+        after(dice_.span(3s, 8s), [this, heir] { part(*heir); });
+    }
+    void part(Agent& agent) {
+        if (!agent.is_running || !is_member(agent) || agent.head->is_dead ||
+            !hear_each_other(agent, *agent.head))
+            return;
+        tell(fmt::format("node{} and its head do not hear each other", agent.node));
+        is_disturbed_ = may_fail_ = true;
+        agent.session->may_end();
+        note_lost_session();
+        agent.session->fall_silent(5s, false);
+    }
+    /// A worker of the standby fails. Then the standby's network is silent: the next generation begins, and
+    /// the head crashes, before the standby has heard that a restart is used up.
+    void fail_standby() {
+        const Agent* const agent = standby();
+        const auto process = std::ranges::find_if(
+            processes_, [&](const auto& one) { return one.second.agent == agent && !one.second.has_exited; });
+        if (agent == nullptr || process == processes_.end()) return;
+        tell(fmt::format("a worker of node{}, the standby, fails", agent->node));
+        is_disturbed_ = may_fail_ = is_standby_failing_ = true;
+        exits(process->first, {process->first, false, 1, false}, true);
     }
     /// A node whose ddprun dies or leaves soon after it has joined, and is started again each time.
     void flap(int node, int times) {
@@ -549,7 +605,7 @@ class SimulatedJob {
         rdzv::AgentHello hello;
         hello.host = fmt::format("node{}", agent.node);
         if (&agent == agents_[0].get()) hello.node_rank = 0;
-        hello.slots = 1 + agent.node % 2;
+        hello.slots = 1 + agent.node % most_slots_;
         hello.pid = 1;  // as in containers
         hello.instance = agent.instance;
         hello.rejoins = agent.rejoins;
@@ -570,6 +626,10 @@ class SimulatedJob {
         if (!joined) return lose_head(agent, head, joined.error().code);
         head.members.insert(agent.peer);
         note_members();
+        // The standby may not hear of the newcomer any more, and the newcomer is at the standby before
+        // others.
+        if (std::exchange(crashes_behind_newcomer_, false))
+            after(dice_.span(1ms, 60ms), [this] { crash_head(); });
     }
     static void end_session(Head& head, rdzv::AgentId peer) {
         head.members.erase(peer);
@@ -778,7 +838,8 @@ class SimulatedJob {
                      fmt::format(
                          "generation {} begins while the head that was lost has workers of generation {}",
                          start.generation, process.generation));
-                must(of.is_cut || !is_member(of) || of.head->agent.is_cut,
+                const bool has_lost_head = !is_disturbed_ && of.head->is_dead && !of.is_leaving;
+                must(of.is_cut || (!is_member(of) && !has_lost_head) || of.head->agent.is_cut,
                      fmt::format("generation {} begins while node{} has workers of generation {}",
                                  start.generation, of.node, process.generation));
             }
@@ -801,6 +862,8 @@ class SimulatedJob {
         if (agent.heir) agent.heir->feed(heir_event::GenerationBegan{});
         agent.grace_ends.reset();
         feed(agent, agent_event::StartRequested{start.generation, start.local_world_size});
+        const bool knows_more = !is_heads(agent) && &agent != standby();
+        if (knows_more && std::exchange(crashes_at_next_start_, false)) after(0s, [this] { crash_head(); });
     }
     void obey(Agent& agent, const rdzv::StopGeneration& stop) {
         if (stop.generation != agent.order.generation) return;
@@ -873,7 +936,9 @@ class SimulatedJob {
     bool outlives_head_ = false;  ///< the head did not start the other nodes
     Duration work_{};
     int fails_percent_ = 0, crashes_percent_ = 0, cut_off_ = 0;
+    int most_slots_ = 2;
     bool was_taken_for_dead_ = false, is_disturbed_ = false;
+    bool is_standby_failing_ = false, crashes_at_next_start_ = false, crashes_behind_newcomer_ = false;
     std::optional<TimePoint> walltime_;
     std::set<rdzv::AgentId> leavers_;
     bool any_failed_ = false, was_too_few_ = false, may_fail_ = false, has_succeeded_ = false;
