@@ -58,7 +58,7 @@ class AgentNode {
         order.failed_rank = failed_rank;
         agent_->handle(order);
     }
-    /// Turns the loop until that is so.
+    /// Runs the loop until the condition is true.
     bool comes_to(const std::function<bool()>& reached) {
         for (const TimePoint until = test::soon(); !reached() && MonotonicClock::now() < until;) {
             if (!loop_->run_once(until)) return false;
@@ -77,7 +77,7 @@ class AgentNode {
     int ends = 0;
 
   private:
-    /// As the controller: a failure stops the generation.
+    /// Stops the generation after a failure, as the controller does.
     void hear(const rdzv::FromAgent& message) {
         if (const auto* exit = std::get_if<rdzv::WorkerExited>(&message)) {
             exits.push_back(*exit);
@@ -99,8 +99,8 @@ class AgentNode {
     bool ended_ = false;
 };
 
-/// A generation of two workers in which a call fails, and one after it, both ended by the controller. True:
-/// no call of the first one failed, and there was no second.
+/// Runs a generation of two workers in which a call fails, and another one after it; the controller ends
+/// both. True: no call failed, and there was no second generation.
 bool run_two_generations(FakeSystem& system) {
     AgentNode node(system);
     node.start(1);
@@ -116,7 +116,7 @@ bool run_two_generations(FakeSystem& system) {
     }
     EXPECT_EQ(system.live_children(), 0);
     EXPECT_EQ(system.zombies(), 0);
-    if (was_spared) return true;  // the failure is still to come
+    if (was_spared) return true;  // no call has failed yet
 
     node.exits.clear();
     node.start(2);
@@ -157,7 +157,7 @@ TEST(Agent, NamesTheFailedCallAndTheRank) {
 TEST(Agent, ReapsAWorkerThatExitedBeforeItsNumberWasKnown) {
     FakeSystem system;
     system.exit_at_birth(3);
-    AgentNode node(system, 20);  // more than are started in one go
+    AgentNode node(system, 20);  // more than one slice of the start
     node.start(1);
     ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     ASSERT_EQ(node.exits.size(), 20u);
@@ -187,7 +187,7 @@ TEST(Agent, AWorkerThatReportsALostPeerDuringAStopIsNotTheCause) {
     AgentNode node(system);
     node.start(1);
     ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
-    // The signal to rank 0 takes its time; rank 1 meanwhile notices that its collective was ended.
+    // The signal to rank 0 is slow; meanwhile rank 1 notices that its collective was ended.
     const std::string report = system.spawned()[1].second.environment.empty() ? "" : [&] {
         for (const std::string& variable : system.spawned()[1].second.environment) {
             if (variable.starts_with("TORCHELASTIC_ERROR_FILE="))
@@ -234,7 +234,7 @@ TEST(Agent, AWorkerThatReportedAnErrorBeforeTheStopIsTheCause) {
 
 TEST(Agent, WaitsForTheGpusAgainAfterAGenerationThatWasStoppedWhileItWaited) {
     const ddp::testing::Variable driver("DDPRUN_NVML_LIBRARY",
-                                        "/nonexistent");  // there is one, and nobody asks it: spawn is a fake
+                                        "/nonexistent");  // exists but is never started: spawn is a fake
     FakeSystem system;
     AgentNode node(system, 1);
     node.start(1);
@@ -270,7 +270,7 @@ TEST(Agent, SignalsTheRestOfAGroupOnce) {
     node.start(1);
     ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
     const pid_t worker = node.pid(0);
-    const pid_t tracker = system.add_grandchild(worker);  // as Python's resource tracker
+    const pid_t tracker = system.add_grandchild(worker);  // like Python's resource tracker
     system.ignore_signal(tracker, SIGTERM);
     system.exit(worker, 0);
     ASSERT_TRUE(node.comes_to([&] { return node.agent().state().phase == AgentState::Phase::Sweeping; }));

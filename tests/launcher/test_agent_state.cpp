@@ -97,7 +97,7 @@ TEST(AgentStep, KillsWhenTheGraceIsOverAndNotBefore) {
     EXPECT_TRUE(step(state, agent_event::DeadlinePassed{}, kStart + 29s).empty());
     const auto killed =
         all_of<agent_action::SignalWorker>(step(state, agent_event::DeadlinePassed{}, kStart + 30s));
-    ASSERT_EQ(killed.size(), 2u);  // not the one that has ended
+    ASSERT_EQ(killed.size(), 2u);  // without the one that has ended
     EXPECT_EQ(killed[0].pid, 102);
     EXPECT_TRUE(killed[0].alone);
     EXPECT_EQ(state.phase, Phase::Killing);

@@ -13,10 +13,11 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::IsEmpty;
 
-/// A controller whose server is the test: agents are numbers from 1 on, one per node, in group-rank order.
+/// A controller whose server is the test. Agents are numbered from 1 on, one per node, in group-rank order.
 class ControlledJob {
   public:
-    /// `least`: an elastic job, which can outlive its controller; 0: no such.
+    /// `least`: the least number of nodes of an elastic job, which can outlive its controller; 0: a fixed
+    /// job.
     explicit ControlledJob(int nodes, int max_restarts = 0, int least = 0) {
         loop_ = *os::EventLoop::create({});
         ControllerConfig config;
@@ -47,7 +48,7 @@ class ControlledJob {
         hello.instance = hello.host;
         ASSERT_TRUE(controller_->agent_joined(peer(node), hello));
     }
-    /// What was posted.
+    /// The posted messages.
     void turn() { ASSERT_TRUE(loop_->run_once(MonotonicClock::now())); }
     static std::uint64_t peer(int node) { return static_cast<std::uint64_t>(node) + 1; }
 
@@ -100,7 +101,7 @@ TEST(ControllerStop, AWorkerThatTheSchedulersSignalEndsFirstHasNotFinished) {
     ControlledJob job(2);
     job->stop(SIGTERM);
     for (int node = 0; node < 2; ++node) {
-        job.exits(node);  // with 0, and not by its agent
+        job.exits(node);  // with 0, not stopped by its agent
         job.ended(node);
     }
     EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::TryAgain));
@@ -230,8 +231,8 @@ TEST(Controller, AReturningNodeGetsItsPlaceInTheNextGeneration) {
     EXPECT_EQ(job.sent<rdzv::StartGeneration>(0).at(0).world_size, 5);
 }
 
-/// A size at which anything that goes through all nodes for each of them takes minutes: what catches it is
-/// the time limit of the whole program.
+/// At this size an algorithm that visits all nodes for each node takes minutes, and exceeds the time limit of
+/// the test program.
 TEST(Controller, AJobOfSixteenThousandNodesStartsAndEnds) {
     constexpr int kNodes = 16384;
     ControlledJob job(kNodes);

@@ -31,7 +31,7 @@ class HangDetection : public ::testing::Test {
         in_collective(rank, seq);
         ranks_[static_cast<std::size_t>(rank)].finished_seq = seq;
     }
-    /// The first verdict within `looks` looks one second apart.
+    /// The first verdict of `looks` samples, one second apart.
     std::optional<HangVerdict> watch(int looks) {
         for (int i = 0; i < looks; ++i) {
             now_ += 1s;

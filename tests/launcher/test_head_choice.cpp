@@ -53,7 +53,7 @@ TEST(TorchStoreChoice, AnotherAddressOrPortOfTheUserStaysTheUsers) {
     EXPECT_THAT(served(two), HasSubstr("another place than node01:29400"));
 }
 
-/// A head whose --iface has an address of its own.
+/// A head whose --iface has a separate address.
 Result<HeadChoice> head_on(const std::string& address, const std::string& endpoint,
                            std::vector<std::string> endpoint_addresses) {
     JobSpec spec = two_nodes_at(endpoint);
@@ -113,7 +113,7 @@ TEST(Head, IsTheHostThatTheEndpointNames) {
 
 TEST(Head, IsTheHostWhoseNameItsOwnHostsFileGivesALoopbackAddress) {
     HostFacts debian = kNode01;
-    debian.endpoint_addresses = {"127.0.1.1"};  // of no interface
+    debian.endpoint_addresses = {"127.0.1.1"};  // belongs to no interface
     EXPECT_TRUE(choose_head(two_nodes_at("node01.cluster"), debian)->is_head);
     debian.endpoint_addresses = {"::1"};
     EXPECT_TRUE(choose_head(two_nodes_at("node01.cluster"), debian)->is_head);

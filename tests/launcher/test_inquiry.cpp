@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// The head of a job of two nodes; keeps what it sends, and the test gives the answers.
+/// The head of a job of two nodes. The fixture keeps its messages, and the test gives the answers.
 class HeadSurvey : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -130,7 +130,7 @@ TEST_F(HeadSurvey, TooManyQuestionsAtOnceAreRefused) {
     EXPECT_EQ(rounds_, 300 - 256);
 }
 
-/// A node that is not the head, and whose head never answers.
+/// A node whose head is another node and never answers.
 class NodeInquiry : public ::testing::Test {
   protected:
     NodeInquiry()

@@ -294,7 +294,7 @@ JobPolicy with_backoff(Duration backoff) {
 
 TEST(JobStep, BacksOffAlsoBeforeItWaitsForALostNode) {
     Job job(with_backoff(2s), {2, 2});
-    job.fails(0);  // the first restart is at once
+    job.fails(0);  // the first restart has no back-off
     for (int node : {0, 1}) job.tell(job_event::NodeEnded{node});
     job.tell(job_event::NodeLost{1, "gone"});
     EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{0})).empty());
@@ -319,7 +319,7 @@ TEST(JobStep, ANodeLostDuringTheBackOffDoesNotEndIt) {
     EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty()) << "not without the node";
 }
 
-// ---- nodes that come and go
+// ---- nodes that join and leave
 
 job_event::StopAsked term_at(int node, bool others_go_on) {
     return {SIGTERM, static_cast<std::uint64_t>(node) + 100, node, "node0" + std::to_string(node),
@@ -490,8 +490,7 @@ TEST(JobStep, ANodeThatLeavesDuringAStopIsNotAwaited) {
     EXPECT_EQ(all_of<job_action::Rejoin>(actions).size(), 1u);
 }
 
-/// A third node comes to a job of two, and is lost two seconds after it was taken in. False: it was not taken
-/// in.
+/// A third node joins a job of two and is lost two seconds after it has got a place. False: it got none.
 bool comes_and_goes(Job& job) {
     job.tell(job_event::NodesWaiting{1});
     job.now += kOneChange;

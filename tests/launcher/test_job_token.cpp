@@ -27,7 +27,7 @@ EnvironmentLookup environment(Variables variables) {
     };
 }
 
-/// A home directory, and what is in it.
+/// A home directory and its files.
 struct Home {
     test::TemporaryDirectory directory;
     [[nodiscard]] std::string secret() const { return directory.file(".config/ddprun/secret"); }
@@ -93,7 +93,7 @@ TEST(UserSecret, IsMadeAtFirstUseForItsOwnerAlone) {
 
 TEST(UserSecret, TheFirstOfTwoSimultaneousSecretsIsUsedByBothNodes) {
     const Home home;
-    // Both have found none, and each has drawn one.
+    // Both have found no file, and each has drawn a secret.
     const std::string one(32, 'a'), other(32, 'b');
     const Result<UserSecret> first = settle_user_secret(home.secret(), one),
                              second = settle_user_secret(home.secret(), other);

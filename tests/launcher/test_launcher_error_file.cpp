@@ -85,7 +85,7 @@ TEST(TimeOfReport, FollowsThisHostsClockWhateverTheFileSystemsClock) {
     const std::string path = directory.file("error.json");
     ASSERT_TRUE(write_file_atomically(path, "{}", 0600));
     for (const std::chrono::seconds behind : {100s, -100s}) {
-        set_age(path, behind);  // the stamp of a server whose clock is that far off
+        set_age(path, behind);  // the time stamp of a file server whose clock differs by this
         const TimePoint now = MonotonicClock::now();
         EXPECT_GT(time_of_report(path, -behind), now - 50s);
         EXPECT_LE(time_of_report(path, -behind), MonotonicClock::now());

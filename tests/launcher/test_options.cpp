@@ -431,7 +431,7 @@ TEST(Option, UseEnvIsAccepted) {
     EXPECT_THAT(line_of({"--use_env"}).remarks, Not(IsEmpty()));
 }
 
-// ---- ours
+// ---- ddprun's own options
 
 TEST(Option, RestartBackoffTakesFirstAndLongestWait) {
     EXPECT_EQ(spec_of({"--restart-backoff=500ms"}).restart.backoff, milliseconds(500));
@@ -897,7 +897,7 @@ TEST_F(ConfigFileOption, AnOptionThatStandsTwiceIsRefusedInsteadOfTheLastOneWinn
 
 // ---- completions
 
-/// What bash offers for the last of these words.
+/// The completions of bash for the last of these words.
 std::string bash_completes(const std::string& words) {
     test::TemporaryDirectory directory;
     const std::string script = directory.file("ddprun.bash");

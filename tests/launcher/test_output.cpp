@@ -47,7 +47,7 @@ void put(const UniqueFd& fd, std::string_view text) {
     ASSERT_EQ(::write(fd.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
 }
 
-/// All bytes that can be read now.
+/// Reads all available bytes.
 std::string available(const UniqueFd& fd) {
     std::string text, piece(65536, '\0');
     for (ssize_t n = 0; (n = ::read(fd.get(), piece.data(), piece.size())) > 0;)
@@ -243,7 +243,7 @@ TEST_F(OutputTest, ABusyWorkerIsReadByTheClockAndAQuietOneByEvents) {
         ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
     }
     (void)shown(21);
-    // Once it is quiet, nothing wakes the loop any more.
+    // When all is quiet, nothing wakes the loop any more.
     ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), milliseconds(20))));
     const std::uint64_t before = loop_->wakeups();
     ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), milliseconds(20))));

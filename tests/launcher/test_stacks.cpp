@@ -62,7 +62,7 @@ TEST(CollectStacks, ARestartWhileAHandlerStaysSilentTakesNothingAway) {
     collect_stacks(*loop, system, {target}, seconds(20),
                    [&](std::vector<RankStack> got) { stacks = std::move(got); });
     EXPECT_TRUE(stacks.empty()) << "it still waits for the handler";
-    segment.reset();  // as for a new generation
+    segment.reset();  // a new generation has another segment
     const TimePoint deadline = deadline_after(MonotonicClock::now(), seconds(30));
     while (stacks.empty() && MonotonicClock::now() < deadline) ASSERT_TRUE(loop->run_once(deadline));
     ASSERT_EQ(stacks.size(), 1u);

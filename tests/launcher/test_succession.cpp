@@ -13,7 +13,8 @@ using ::testing::ElementsAre;
 
 const TimePoint kStart{1000s};
 
-/// The head of so many nodes, agents 1 (its own), 2, 3 ...; the second is the standby, and all know it.
+/// The head of this number of nodes, with agents 1 (its own), 2, 3 ...; agent 2 is the standby, and all know
+/// it.
 struct HeadOf {
     explicit HeadOf(int nodes) {
         state.can_be_succeeded = true;
@@ -37,7 +38,8 @@ struct HeadOf {
     JobState job;
 };
 
-/// The standby of a job of so many agents, whose head is lost. It has come itself, with its workers ended.
+/// The standby of a job with this number of agents, whose head is lost. It has joined itself, and its workers
+/// have ended.
 struct Standby {
     explicit Standby(int agents, bool head_is_dead, int running = 0) {
         state.own_host = "standby";
@@ -225,7 +227,7 @@ TEST(Succession, AJobThatMayNotBeRestartedEndsWithItsHead) {
     EXPECT_TRUE(std::holds_alternative<job_action::Finish>(actions.back()));
 }
 
-/// What becomes of a node, with or without a successor of its head, that loses the head for this reason.
+/// The state of a node after it lost its head for this reason, with or without a successor of the head.
 std::string lose(Errc code, bool is_succeeded, bool has_restarts = true) {
     HeirState state;
     state.has_restarts = has_restarts;

@@ -17,7 +17,7 @@
 namespace ddprun {
 namespace {
 
-/// Runs `act` in a process of its own. Returns its exit code, or nullopt when it does not end in a long time.
+/// Runs `act` in a separate process. Returns its exit code, or nullopt if it does not end in time.
 template <class Act>
 std::optional<int> exit_code_of(const Act& act) {
     const pid_t pid = ::fork();
@@ -64,7 +64,7 @@ TEST(Warden, IsKilledAtTheEndWhenItStaysStopped) {
     EXPECT_EQ(exit_code_of([] {
                   auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
                   const pid_t pid = warden->pid();
-                  // Stop the warden again whenever it is woken.
+                  // Stop the warden whenever it is continued.
                   const pid_t tormentor = ::fork();
                   if (tormentor == 0) {
                       for (;;) ::kill(pid, SIGSTOP);
@@ -88,7 +88,7 @@ TEST(Warden, KillsTheWorkersOfADdprunThatStandsStill) {
                   }
                   ::setpgid(worker, worker);
                   warden->set_group(0, worker);
-                  warden->watch_for_stalls(std::chrono::milliseconds(50));  // and never note_alive()
+                  warden->watch_for_stalls(std::chrono::milliseconds(50));  // note_alive() is never called
                   int status = 0;
                   if (::waitpid(worker, &status, 0) != worker) return 1;
                   return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && is_there(warden->pid()) ? 0
