@@ -1,9 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 #include "env/hmac.h"
@@ -47,14 +47,6 @@ class Hosted : public ::testing::Test {
         EXPECT_TRUE(connected) << connected.error().what;
         return connected ? *std::move(connected) : nullptr;
     }
-    UniqueFd raw() { return std::move(*connect_tcp(where_, in_time())); }
-    static bool is_closed(int fd) {
-        char piece[256];
-        while (wait_readable(fd, in_time()).value_or(false)) {
-            if (::recv(fd, piece, sizeof piece, 0) <= 0) return true;
-        }
-        return false;
-    }
     Endpoint where_;
     std::unique_ptr<StoreHost> host_;
 };
@@ -71,85 +63,12 @@ TEST_F(Hosted, ServesEveryOperationOfTheLaunchersStore) {
     EXPECT_EQ(other->get("large", in_time()).value_or(""), large);
 }
 
-TEST_F(Hosted, ManyClientsMeetInABarrier) {
-    std::vector<std::thread> ranks;
-    std::atomic<int> met = 0;
-    for (int rank = 0; rank < 16; ++rank) {
-        ranks.emplace_back([&] {
-            const auto mine = client();
-            for (int round = 0; round < 5; ++round) {
-                if (mine && mine->barrier("round", 16, in_time())) ++met;
-            }
-        });
-    }
-    for (std::thread& rank : ranks) rank.join();
-    EXPECT_EQ(met, 16 * 5);
-}
-
-TEST_F(Hosted, AWaitEndsAtItsTimeoutWithTheReason) {
-    const auto one = client();
-    const Status waited = one->barrier("lonely", 3, MonotonicClock::now() + std::chrono::milliseconds(50));
-    ASSERT_FALSE(waited);
-    EXPECT_EQ(waited.error().code, Errc::Timeout);
-    EXPECT_THAT(waited.error().what, HasSubstr("1 of 3"));
-}
-
-TEST_F(Hosted, RefusesAWrongSecretOrJobWithTheReason) {
-    const auto stranger = StoreClient::connect(where_, member("stranger", "guess"), in_time());
-    ASSERT_FALSE(stranger);
-    EXPECT_EQ(stranger.error().code, Errc::Refused);
-    const auto other = StoreClient::connect(where_, member("lost", "secret", "another"), in_time());
-    ASSERT_FALSE(other);
-    EXPECT_EQ(other.error().code, Errc::Refused);
-    EXPECT_TRUE(client()->set("key", "still here"));
-}
-
 TEST_F(Hosted, ServesEachClientThatKnowsTheSecret) {
     ClientOptions agent = member();
     agent.role = Role::Agent;
     Result<std::unique_ptr<StoreClient>> connected = StoreClient::connect(where_, agent, in_time());
     ASSERT_TRUE(connected);
     EXPECT_TRUE((*connected)->set("key", "value"));
-}
-
-TEST_F(Hosted, GarbageEndsItsConnectionOnly) {
-    const auto before = client();
-    const UniqueFd stranger = raw();
-    ASSERT_TRUE(send_all(stranger.get(), "GET / HTTP/1.1\r\nHost: nobody\r\n\r\n", in_time()));
-    EXPECT_TRUE(is_closed(stranger.get()));
-    EXPECT_TRUE(before->set("key", "value"));
-}
-
-TEST_F(Hosted, ASilentClientIsClosedAfterTheHandshakeTimeout) {
-    host_.reset();
-    ServerLimits limits;
-    limits.handshake = std::chrono::milliseconds(100);
-    start(limits);
-    const UniqueFd silent = raw();
-    EXPECT_TRUE(is_closed(silent.get()));
-}
-
-TEST_F(Hosted, SilentConnectionsGiveWayToMembersBeforeTheHandshakeTimeout) {
-    host_.reset();
-    ServerLimits limits;
-    limits.strangers = 2;
-    limits.handshake = std::chrono::hours(1);
-    start(limits);
-    const UniqueFd one = raw(), two = raw(), three = raw();
-    EXPECT_TRUE(client()->set("key", "value"));
-    EXPECT_TRUE(is_closed(one.get()));
-}
-
-TEST_F(Hosted, AClosedClientLeavesItsBarrier) {
-    auto gone = client();
-    std::thread waiting(
-        [&] { (void)gone->barrier("pair", 2, MonotonicClock::now() + std::chrono::milliseconds(100)); });
-    waiting.join();
-    gone.reset();
-    const auto one = client(), other = client("rank 2");
-    std::thread first([&] { EXPECT_TRUE(one->barrier("pair", 2, in_time())); });
-    EXPECT_TRUE(other->barrier("pair", 2, in_time()));
-    first.join();
 }
 
 TEST_F(Hosted, AnswersArriveAlthoughTheHostEnds) {
