@@ -76,12 +76,15 @@ bool comes_before(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-/// Error: another node has asked for the same node rank.
+/// Error: another node has asked for the same node rank. A node of the running world may have been killed and
+/// started again on its host before its loss was noticed: the second one waits like a spare.
 std::optional<Error> Membership::refuse_twin(const Joiner& joiner) const {
     if (!joiner.node_rank) return std::nullopt;
     const auto twin = asked_.find(*joiner.node_rank);
     if (twin == asked_.end()) return std::nullopt;
-    const Joiner& first = members_.at(twin->second).member.joiner;
+    const Entry& entry = members_.at(twin->second);
+    const Joiner& first = entry.member.joiner;
+    if (entry.settled && first.host == joiner.host) return std::nullopt;
     return Error{Errc::Mismatch,
                  fmt::format("node rank {} is claimed by {} (pid {}) and by {} (pid {})", *joiner.node_rank,
                              first.host, first.pid, joiner.host, joiner.pid),
@@ -123,7 +126,7 @@ Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
     }
     const Arrival arrival = next_arrival_++;
     arrivals_.emplace(agent, arrival);
-    if (joiner.node_rank) asked_.emplace(*joiner.node_rank, arrival);
+    if (joiner.node_rank) asked_[*joiner.node_rank] = arrival;
     has_head_ = has_head_ || joiner.is_head;
     Entry& entry = members_[arrival];
     entry.member = {agent, std::move(joiner)};
@@ -142,7 +145,9 @@ void Membership::leave(AgentId agent, TimePoint now) {
         holes_[*entry.place] = entry.member.joiner.host;
     }
     if (entry.member.joiner.is_head) has_head_ = false;
-    if (entry.member.joiner.node_rank) asked_.erase(*entry.member.joiner.node_rank);
+    if (const auto asked = asked_.find(entry.member.joiner.node_rank.value_or(-1));
+        asked != asked_.end() && asked->second == known->second)
+        asked_.erase(asked);
     claim(entry, std::nullopt);
     arrivals_.erase(known);
     members_.erase(found);

@@ -69,7 +69,8 @@ class Membership {
     Membership(MembershipSpec spec, TimePoint now) : spec_(std::move(spec)), opened_(now) {}
 
     /// Error: InvalidArgument (a negative node rank, no slots), Mismatch (another present node has asked for
-    /// the same node rank: the error names both; or the terms differ: the error has a table of them).
+    /// the same node rank, and is not a node of the settled world on the same host: the error names both; or
+    /// the terms differ: the error has a table of them).
     Status join(AgentId agent, Joiner joiner, TimePoint now);
     /// Removes an agent that is gone. Unknown agents are ignored.
     void leave(AgentId agent, TimePoint now);
@@ -122,7 +123,7 @@ class Membership {
     Arrival next_arrival_ = 0;
     std::map<Arrival, Entry> members_;
     std::unordered_map<AgentId, Arrival> arrivals_;
-    std::unordered_map<int, Arrival> asked_;  ///< the node that asked for this node rank
+    std::unordered_map<int, Arrival> asked_;  ///< the node that asked for this node rank last
     std::unordered_map<int, int> claims_;     ///< the number of nodes with this place, never 0
     std::map<int, std::string> holes_;        ///< places of lost nodes, with the node's host
 };

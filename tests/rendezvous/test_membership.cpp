@@ -126,6 +126,22 @@ TEST(Membership, RefusesASecondNodeWithTheSameRankNamingBoth) {
     EXPECT_EQ(job.joined(), 1);
 }
 
+TEST(Membership, ANodeStartedAgainBeforeItsLossIsNoticedHasItsRankAfterIt) {
+    Membership job(fixed(2), t0);
+    ASSERT_TRUE(job.join(1, node("a", 0), t0));
+    ASSERT_TRUE(job.join(2, node("b", 1), t0));
+    job.settle();
+    ASSERT_TRUE(job.join(3, node("b", 1), t0));
+    EXPECT_EQ(job.spares(), std::vector<AgentId>{3});
+    EXPECT_FALSE(job.join(4, node("c", 1), t0)) << "another host never has its place";
+    job.leave(2, t0);
+    EXPECT_FALSE(job.join(4, node("c", 1), t0));
+    const std::vector<Membership::Member> world = job.settle();
+    ASSERT_EQ(world.size(), 2U);
+    EXPECT_EQ(world[1].agent, 3U);
+    EXPECT_EQ(world[1].place, 1);
+}
+
 TEST(Membership, RefusesNegativeNodeRanksAndNodesWithoutWorkers) {
     Membership job(fixed(2), t0);
     EXPECT_EQ(job.join(1, node("a", -1), t0).error().code, Errc::InvalidArgument);
