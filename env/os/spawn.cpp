@@ -150,10 +150,19 @@ DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
     return 0;
 }
 
+/// True when the file is a binary, which no shell can run.
+DDPRUN_IN_CHILD bool is_elf(const char* path) {
+    char magic[4] = {};
+    const long file = ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+    if (file >= 0) ::syscall(SYS_read, file, magic, sizeof magic);
+    return magic[0] == '\x7f' && magic[1] == 'E' && magic[2] == 'L' && magic[3] == 'F';
+}
+
 DDPRUN_IN_CHILD long execute(Launch& launch) {
     ::syscall(SYS_execve, launch.program, launch.arguments, launch.environment);
     // The shell runs a script without "#!", as with execvp(3) and every shell.
-    if (errno == ENOEXEC) ::syscall(SYS_execve, "/bin/sh", launch.shell_arguments, launch.environment);
+    if (errno == ENOEXEC && !is_elf(launch.program))
+        ::syscall(SYS_execve, "/bin/sh", launch.shell_arguments, launch.environment);
     return fail(launch, "exec");
 }
 

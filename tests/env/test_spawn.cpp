@@ -100,6 +100,13 @@ TEST(Spawn, RunsAScriptWithoutInterpreterLineUnderTheShell) {
               dir.file("script") + " says hello\n");
 }
 
+TEST(Spawn, DoesNotGiveABinaryOfAnotherMachineToTheShell) {
+    const test::TemporaryDirectory dir;
+    ASSERT_TRUE(
+        write_file_atomically(dir.file("binary"), "\x7f" + std::string("ELF") + std::string(60, '\0'), 0755));
+    EXPECT_THAT(failure_of(program(dir.file("binary"))).what, HasSubstr("Exec format error"));
+}
+
 TEST(Spawn, StartsInTheDirectoryAskedFor) {
     const test::TemporaryDirectory dir;
     LinuxSystem system;
