@@ -18,29 +18,35 @@ def explained(root):
     source = re.sub(r'"\s*\n\s*"', "", source)  # literals that are broken over lines
     codes = dict(re.findall(r"(\w+) = (\d+),", (root / "launcher/exit_codes.h").read_text()))
 
-    def rows(beginning, row):
+    def find_rows(beginning, row):
         """What `row` finds from `beginning` to the end of that table or function."""
         part = source[source.index(beginning):]
         return re.findall(row, part[:re.search(r"^\}", part, re.M).start()])
 
-    found = rows("kKnownMessages[]", r"\{" + TEXT + r",\s*" + TEXT + r"\}")
-    found += rows("explain_exec_failure(", r"says\(" + TEXT + r"\)\)[\s{]*return " + TEXT)
-    for cases, meaning in rows("explain_signal(", r"((?:case SIG\w+:\s*)+)return " + TEXT):
+    found = find_rows("kKnownMessages[]", r"\{" + TEXT + r",\s*" + TEXT + r"\}")
+    found += find_rows("explain_exec_failure(", r"says\(" + TEXT + r"\)\)[\s{]*return " + TEXT)
+    for cases, meaning in find_rows("explain_signal(", r"((?:case SIG\w+:\s*)+)return " + TEXT):
         found += [(signal, meaning) for signal in re.findall(r"SIG\w+", cases)]
-    for code, meaning in rows("explain_code(", r"ExitCode::(\w+)\)\)[\s{]*return " + TEXT):
+    for code, meaning in find_rows("explain_code(", r"ExitCode::(\w+)\)\)[\s{]*return " + TEXT):
         found.append((f"exit code {codes[code]}", meaning))
     return {(symptom.strip(), meaning.replace("{}", "…")) for symptom, meaning in found}
 
 
-def documented(root):
-    """{(symptom, meaning)} of the page, without its last section, which has what only people know."""
+def rows(root):
+    """[(table, symptom, meaning)] of the page, without its last section, which has what only people know."""
     page = (root / "docs/troubleshooting.md").read_text()
-    found = set()
+    found, table = [], ""
     for line in page[:page.rindex("\n## ")].splitlines():
+        if line.startswith("## "):
+            table = line[3:]
         if line.startswith("| `"):
             symptoms, meaning, _ = line.strip("| ").split(" | ")
-            found |= {(symptom.strip(), meaning) for _, symptom in re.findall(CODE, symptoms)}
+            found += [(table, symptom.strip(), meaning) for _, symptom in re.findall(CODE, symptoms)]
     return found
+
+
+def documented(root):
+    return {(symptom, meaning) for _, symptom, meaning in rows(root)}
 
 
 if __name__ == "__main__":
