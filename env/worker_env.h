@@ -36,6 +36,7 @@ struct WorkerEnv {
     std::string store;     ///< "unix:PATH" or "tcp:HOST:PORT" of the job's store; "" when there is none
     std::string token;     ///< the job's secret, for the store's handshake
     int segment_fd = -1;   ///< inherited memfd, laid out as env/segment.h; -1 none
+    std::string segment;   ///< path of this agent's segment, also where the node's is another; "" none
     int lifeline_fd = -1;  ///< inherited socket to the agent; -1 none
 
     bool operator==(const WorkerEnv&) const = default;

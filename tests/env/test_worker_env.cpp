@@ -53,6 +53,7 @@ WorkerEnv full() {
     env.store = "tcp:node00:29500";
     env.token = "secret";
     env.segment_fd = 3;
+    env.segment = "/proc/7/fd/9";
     env.lifeline_fd = 4;
     return env;
 }
@@ -79,8 +80,9 @@ TEST(WorkerEnv, WritesTorchrunsNamesAndValues) {
 
 TEST(WorkerEnv, LeavesOutAbsentValues) {
     const Variables variables = written(WorkerEnv{});
-    for (const char* const absent : {"OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE", "DDPRUN_STORE",
-                                     "DDPRUN_TOKEN", "DDPRUN_SEGMENT_FD", "DDPRUN_LIFELINE_FD"}) {
+    for (const char* const absent :
+         {"OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE", "DDPRUN_STORE", "DDPRUN_TOKEN", "DDPRUN_SEGMENT_FD",
+          "DDPRUN_SEGMENT", "DDPRUN_LIFELINE_FD"}) {
         EXPECT_EQ(variables.count(absent), 0U) << absent;
     }
     const Result<WorkerEnv> env = read(variables);

@@ -212,6 +212,7 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     env.store = fmt::format("unix:/proc/self/fd/{}", numbers.store);
     env.token = config_.token;
     env.segment_fd = has_segment ? numbers.segment : -1;
+    env.segment = fmt::format("/proc/{}/fd/{}", own_number_in_proc(), segment_->fd());
     env.lifeline_fd = numbers.lifeline;
     return {};
 }

@@ -23,6 +23,7 @@ Result<std::unique_ptr<SegmentFile>> SegmentFile::create(os::System& system, con
     header->world_size = static_cast<std::uint32_t>(shape.world_size);
     header->first_rank = static_cast<std::uint32_t>(shape.first_rank);
     header->generation = shape.generation;
+    header->scalars_offset = segment_scalars_offset(local_size);
     header->arena_offset = arena;
     header->arena_bytes = arena_bytes;
     header->cpus = static_cast<std::uint32_t>(shape.cpus);

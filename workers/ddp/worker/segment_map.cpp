@@ -24,8 +24,9 @@ namespace {
     throw Error(fmt::format("shared memory segment: {}: {}", attempt, std::strerror(errno)));
 }
 
+/// The bytes of the header and the rank lines.
 std::uint64_t control_bytes(std::uint32_t local_world_size) {
-    return ddprun::segment_arena_offset(local_world_size);
+    return ddprun::segment_scalars_offset(local_world_size);
 }
 
 void* map_shared(int fd, std::uint64_t offset, std::size_t bytes) {
@@ -53,6 +54,7 @@ UniqueFd make_segment(const SegmentShape& shape) {
     header->world_size = shape.world_size;
     header->first_rank = shape.first_rank;
     header->generation = shape.generation;
+    header->scalars_offset = ddprun::segment_scalars_offset(shape.local_world_size);
     header->arena_offset = arena;
     header->arena_bytes = arena_bytes;
     header->cpus = shape.cpus;
