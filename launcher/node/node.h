@@ -66,6 +66,7 @@ class Node final : public rdzv::AgentLinkHandler {
     void obey(const rdzv::StopGeneration& stop) { parts_.agent->handle(stop); }
     void obey(const rdzv::Shutdown& shutdown);
     void obey(const rdzv::Notice& notice) { parts_.agent->handle(notice); }
+    void obey(const rdzv::StopProposal& proposal) { parts_.agent->handle(proposal); }
     void obey(const rdzv::Legacy& legacy) { link_->obey(legacy); }
     void obey(const rdzv::Successor& successor) { link_->obey(successor); }
     void obey(const rdzv::Question& question) { parts_.inquiry->from_head(question); }

@@ -50,6 +50,12 @@ static void fields(Fields& f, GenerationEnded& m) {
     f("generation", m.generation);
     f("notes", m.notes);
 }
+static void fields(Fields& f, StepsDone& m) {
+    f("generation", m.generation);
+    f("highest", m.highest);
+    f("listens", m.listens);
+    f("step", m.step);
+}
 static void fields(Fields& f, StartGeneration& m) {
     f.usually("agent_store", m.agent_store, false);
     f("first_rank", m.first_rank);
@@ -71,6 +77,12 @@ static void fields(Fields& f, StopGeneration& m) {
     f("generation", m.generation);
     f("grace_ns", m.grace_ns);
     f("signal", m.signal);
+    f.usually("stop_at", m.stop_at, std::uint64_t{0});
+    f("why", m.why);
+}
+static void fields(Fields& f, StopProposal& m) {
+    f("generation", m.generation);
+    f("step", m.step);
     f("why", m.why);
 }
 static void fields(Fields& f, Shutdown& m) {

@@ -71,6 +71,15 @@ struct GenerationEnded {
     std::vector<std::string> notes;  ///< for the report: "process 4171 could not be killed"
     bool operator==(const GenerationEnded&) const = default;
 };
+/// The answer to a StopProposal.
+struct StepsDone {
+    static constexpr MessageType kType = MessageType::StepsDone;
+    std::uint64_t generation = 0;
+    std::uint64_t step = 0;     ///< of the proposal
+    bool listens = false;       ///< all running workers of this node ask whether to stop
+    std::uint64_t highest = 0;  ///< the highest step for which a worker has asked
+    bool operator==(const StepsDone&) const = default;
+};
 
 /// Tells an agent to start its workers. Its size does not depend on the number of nodes.
 struct StartGeneration {
@@ -98,7 +107,16 @@ struct StopGeneration {
     std::int64_t grace_ns = 0;  ///< the time until SIGKILL
     int failed_rank = -1;  ///< the rank whose end is the cause, so that its peers' collectives end; -1: none
     std::string why;
+    std::uint64_t stop_at = 0;  ///< the agreed step after which the workers stop by themselves; 0: none
     bool operator==(const StopGeneration&) const = default;
+};
+/// Proposes the step after which all workers stop (launcher/head/control/stop_agreement.h).
+struct StopProposal {
+    static constexpr MessageType kType = MessageType::StopProposal;
+    std::uint64_t generation = 0;
+    std::uint64_t step = 0;  ///< 0: only asks how far the workers are
+    std::string why;         ///< the reason of the stop, for the workers
+    bool operator==(const StopProposal&) const = default;
 };
 /// The job is over.
 struct Shutdown {
@@ -237,11 +255,13 @@ struct ModexReply {
 };
 
 /// The messages of an agent that has joined.
-using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer,
-                               FenceEntered, ModexRequest, ModexReply, StandbyListens, OutputPiece>;
+using FromAgent =
+    std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer, FenceEntered,
+                 ModexRequest, ModexReply, StandbyListens, OutputPiece, StepsDone>;
 /// The messages of the controller to an agent.
-using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
-                             FenceOver, ModexRequest, ModexReply, Legacy, Successor, OutputShown>;
+using ToAgent =
+    std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver,
+                 ModexRequest, ModexReply, Legacy, Successor, OutputShown, StopProposal>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
 Result<JobMoved> decode_job_moved(Frame frame);

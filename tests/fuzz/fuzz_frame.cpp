@@ -113,7 +113,9 @@ std::vector<std::string> seeds() {
              Legacy{1, 1, {"5000000000"}, 0, 7, 3, 812},
              Successor{"node01", {"10.0.0.2"}, 40123},
              OutputPiece{1, Blob("a line\n")},
-             OutputShown{7}}) {
+             OutputShown{7},
+             StepsDone{1, 7, true, 6},
+             StopProposal{1, 7, "drain"}}) {
         bytes.push_back(*encode(message, 1));
     }
     return bytes;

@@ -85,6 +85,7 @@ std::vector<Message> one_of_each() {
         GenerationEnded{3, {"process 1 could not be killed"}},
         StartGeneration{3, 1, 2, 4, 8, 4, 4, 8, "node00", 29500, 1, 3},
         StopGeneration{3, 15, 5'000'000'000, 5, "rank 5 died"},
+        StopGeneration{3, 0, 5'000'000'000, -1, "ddprun drain", 812},
         Shutdown{75, "preempted"},
         Notice{"preempt", "walltime"},
         Question{7, R"({"request":"status"})"},
@@ -101,6 +102,8 @@ std::vector<Message> one_of_each() {
         JobMoved{"node01", {"10.0.0.2", "fd00::2"}, 40123, "ab12"},
         OutputPiece{2, Blob("[4]: half a li")},
         OutputShown{262144},
+        StepsDone{3, 812, true, 811},
+        StopProposal{3, 812, "ddprun drain"},
     };
 }
 
@@ -126,9 +129,9 @@ TEST(Message, KeepsTheNumbersOfReleasedVersions) {
     std::vector<int> types;
     for (const Message& message : one_of_each()) types.push_back(frame_of(message).type);
     types.erase(std::unique(types.begin(), types.end()), types.end());
-    EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,  6,  16,  17, 18, 19, 20, 21, 22, 23,
-                                       17,  24, 32, 33, 34, 35, 36, 37,  64, 65, 66, 67, 80, 81, 82,
-                                       96,  97, 98, 83, 68, 84, 99, 100, 85, 69, 86, 70, 71, 87}));
+    EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,   6,  16, 17, 18, 19, 20, 21, 22, 23, 17,
+                                       24,  32, 33, 34, 35, 36,  37, 64, 65, 66, 67, 80, 81, 82, 96, 97,
+                                       98,  83, 68, 84, 99, 100, 85, 69, 86, 70, 71, 87, 72, 88}));
 }
 
 TEST(Message, KeepsTheBytesOfReleasedVersions) {

@@ -118,9 +118,10 @@ class SimulatedJob {
         rdzv::StartGeneration order;
         ForwardedSignals forwarded;
         std::optional<TimePoint> grace_ends;
-        bool is_running = true;   ///< its process lives
-        bool is_cut = false;      ///< its network is down
-        bool is_leaving = false;  ///< it ends when it is idle
+        std::uint64_t highest = 0, accepted = 0;  ///< steps of its ranks, and the stop that they will find
+        bool is_running = true;                   ///< its process lives
+        bool is_cut = false;                      ///< its network is down
+        bool is_leaving = false;                  ///< it ends when it is idle
         bool was_signalled = false;
     };
     struct Process {
@@ -703,7 +704,8 @@ class SimulatedJob {
                  fmt::format("a worker of node{} is killed before its grace is over", agent.node));
             return after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}); });
         }
-        if (action.signal != SIGTERM || dice_.chance(15)) return;  // the worker ignores the signal
+        const bool is_stop = action.signal == SIGTERM || action.signal == 0;  // 0: at the agreed step
+        if (!is_stop || dice_.chance(15)) return;                             // the worker goes on
         const bool saves = dice_.chance(70);
         after(saves ? dice_.span(1ms, 3s) : dice_.span(0s, 5ms), [this, pid, saves] {
             exits(pid, {pid, !saves, saves ? 0 : SIGTERM, false});
@@ -861,6 +863,7 @@ class SimulatedJob {
         heard_restarts_ = std::max(heard_restarts_, start.restart_count);
         if (agent.heir) agent.heir->feed(heir_event::GenerationBegan{});
         agent.grace_ends.reset();
+        agent.highest = agent.accepted = 0;
         feed(agent, agent_event::StartRequested{start.generation, start.local_world_size});
         const bool knows_more = !is_heads(agent) && &agent != standby();
         if (knows_more && std::exchange(crashes_at_next_start_, false)) after(0s, [this] { crash_head(); });
@@ -868,8 +871,18 @@ class SimulatedJob {
     void obey(Agent& agent, const rdzv::StopGeneration& stop) {
         if (stop.generation != agent.order.generation) return;
         if (stop.signal == SIGKILL) return feed(agent, agent_event::KillRequested{});
+        must(stop.stop_at == 0 || stop.stop_at == agent.accepted,
+             fmt::format("node{} is to stop after step {}, which it has not accepted", agent.node,
+                         stop.stop_at));
         if (!agent.grace_ends) agent.grace_ends = clock_.now() + Duration(stop.grace_ns);
         feed(agent, agent_event::StopRequested{stop.signal, Duration(stop.grace_ns)});
+    }
+    void obey(Agent& agent, const rdzv::StopProposal& proposal) {
+        if (proposal.generation != agent.order.generation || dice_.chance(3)) return;  // or the node is slow
+        agent.highest += static_cast<std::uint64_t>(dice_.between(0, 5));
+        const bool listens = agent.state.phase == AgentState::Phase::Running && !dice_.chance(10);
+        agent.accepted = listens && agent.highest < proposal.step ? proposal.step : 0;
+        to_controller(agent, rdzv::StepsDone{proposal.generation, proposal.step, listens, agent.highest});
     }
     void obey(Agent& agent, const rdzv::Shutdown&) {
         if (!is_heads(agent)) leave(agent);

@@ -29,7 +29,7 @@ PURE = [
     "launcher/node/output/lines", "launcher/node/plan/", "launcher/node/pmix/exchange", "launcher/node/pmix/job_facts", "launcher/node/pmix/wish",
     "launcher/head/report/explain", "launcher/head/report/report", "launcher/head/start/start_state",
     "launcher/node/agent/agent_state", "launcher/head/control/heir_state",
-    "launcher/head/control/job_state", "launcher/head/control/succession",
+    "launcher/head/control/job_state", "launcher/head/control/stop_agreement", "launcher/head/control/succession",
     "launcher/doctor/judge",
     "rendezvous/client/redial_state", "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/held_answers", "rendezvous/serve/membership",
     "rendezvous/serve/rank_table", "rendezvous/serve/store.", "rendezvous/serve/strangers", "rendezvous/serve/torch_message",

@@ -85,6 +85,7 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig confi
 Controller::~Controller() {
     loop_.cancel(timer_);
     loop_.cancel(join_timer_);
+    loop_.cancel(agreement_timer_);
     loop_.cancel(countdown_);
     loop_.cancel(waiting_line_);
 }
@@ -329,7 +330,14 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& 
     feed(job_event::NodeEnded{node});
 }
 
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::StepsDone& done) {
+    const int node = node_of(peer);
+    if (node < 0 || done.generation != state_.generation) return;
+    feed(stop_event::Answered{node, done.step, done.listens, done.highest});
+}
+
 void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
+    if (report.failed()) feed(stop_event::Broken{fmt::format("rank {} has failed", report.rank)});
     ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
     // After a request to stop, a worker that exits with 0 has saved, not finished: the scheduler may have
     // signalled it before we did.
@@ -374,6 +382,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     feed(Lost{peer, gone.mapped().instance, why.code == Errc::Timeout ? Lost::Silent : Lost::Closed});
     if (was_finished) return;
     const int node = node_of(peer);
+    if (node >= 0) feed(stop_event::Broken{fmt::format("node {} is lost", host)});
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
     } else {
@@ -405,6 +414,8 @@ void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_
 // ---- actions
 
 void Controller::perform(const job_action::StartGeneration& action) {
+    agreement_ = {};  // of workers that have all ended
+    held_stop_.reset();
     ends_.clear();
     oldest_report_ = TimePoint::max();
     notes_.clear();
@@ -492,9 +503,20 @@ void Controller::broadcast(const rdzv::ToAgent& message) {
 }
 
 void Controller::perform(const job_action::StopGeneration& action) {
+    if (agreement_.phase != StopAgreement::Phase::Closed && !held_stop_) {
+        held_stop_.emplace(action, MonotonicClock::now());
+        return;
+    }
+    feed(stop_event::Broken{action.why});
+    send_stop(action, 0);
+}
+
+/// `stop_at`: the agreed step, after which the workers stop without a signal.
+void Controller::send_stop(const job_action::StopGeneration& action, std::uint64_t stop_at) {
     rdzv::StopGeneration stop;
     stop.generation = state_.generation;
-    stop.signal = action.signal;
+    stop.signal = stop_at > 0 ? 0 : action.signal;
+    stop.stop_at = stop_at;
     stop.grace_ns = action.grace.count();
     stop.failed_rank = action.failed_rank;
     stop.why = action.why;
@@ -519,6 +541,7 @@ void Controller::count_down(TimePoint end) {
 }
 
 void Controller::perform(const job_action::KillGeneration&) {
+    feed(stop_event::Broken{"the workers are killed"});
     for (const Node& node : nodes_) kill(node);
 }
 
@@ -547,7 +570,36 @@ void Controller::perform(const job_action::Dismiss& action) {
 }
 
 void Controller::perform(const job_action::NotifyPreempt& action) {
-    broadcast(rdzv::Notice{"preempt", action.why});
+    std::vector<int> with_workers;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        if (!state_.nodes[i].ended && !state_.nodes[i].lost) with_workers.push_back(static_cast<int>(i));
+    }
+    stop_why_ = action.why;
+    feed(stop_event::Noticed{std::move(with_workers), action.time});
+}
+
+// ---- the agreed stop
+
+void Controller::feed(const StopEvent& event) {
+    const StopActions actions = step(agreement_, event, MonotonicClock::now());
+    loop_.cancel(agreement_timer_);
+    agreement_timer_ = 0;
+    if (agreement_.deadline != kNever)
+        agreement_timer_ = loop_.call_at(agreement_.deadline, [this] { feed(stop_event::TimerFired{}); });
+    if (actions.propose) broadcast(rdzv::StopProposal{state_.generation, *actions.propose, stop_why_});
+    if (actions.decide) decide_stop(*actions.decide);
+}
+
+void Controller::decide_stop(const StopActions::Decision& decision) {
+    if (!decision.why.empty())
+        log_.warning("the workers have not agreed on the step after which they stop: {}", decision.why);
+    if (decision.step > 0) log_.info("all workers stop after step {}", decision.step);
+    else broadcast(rdzv::Notice{"preempt", stop_why_});
+    const auto held = std::exchange(held_stop_, std::nullopt);
+    if (!held) return;
+    job_action::StopGeneration action = held->first;
+    action.grace -= std::min(action.grace, MonotonicClock::now() - held->second);
+    send_stop(action, decision.step);
 }
 
 void Controller::perform(const job_action::SetTimer& action) {

@@ -10,6 +10,7 @@
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
 #include "launcher/head/control/job_state.h"
+#include "launcher/head/control/stop_agreement.h"
 #include "launcher/head/control/succession.h"
 #include "launcher/head/report/report.h"
 #include "launcher/job_spec.h"
@@ -74,6 +75,7 @@ class Controller {
     void agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited);
     void agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended);
+    void agent_message(rdzv::AgentId peer, const rdzv::StepsDone& done);
     void agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& standby);
     void agent_lost(rdzv::AgentId peer, const Error& why);
 
@@ -131,6 +133,7 @@ class Controller {
 
     void feed(const JobEvent& event);
     void feed(const SuccessionEvent& event);
+    void feed(const StopEvent& event);
     void stop(int signal, rdzv::AgentId source);
     void lose_earlier_session(const rdzv::AgentHello& hello);
     [[nodiscard]] std::optional<Error> refuse_other_job(const rdzv::AgentHello& hello) const;
@@ -151,6 +154,8 @@ class Controller {
     void perform(const job_action::Finish& action);
 
     void without_successor(std::function<void()> then);
+    void send_stop(const job_action::StopGeneration& action, std::uint64_t stop_at);
+    void decide_stop(const StopActions::Decision& decision);
     void count_down(TimePoint end);
     void consider_membership();
     void form_world();
@@ -177,6 +182,10 @@ class Controller {
     JobPolicy policy_;
     JobState state_;
     SuccessionState succession_;
+    StopAgreement agreement_;
+    std::string stop_why_;
+    /// The stop that waits for the end of the agreement, and since when.
+    std::optional<std::pair<job_action::StopGeneration, TimePoint>> held_stop_;
     rdzv::Membership membership_;
     std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
     std::vector<rdzv::AgentId> newcomers_;              ///< to be told why they wait
@@ -193,6 +202,7 @@ class Controller {
     std::vector<std::string> said_of_seats_;
     os::EventLoop::TimerId timer_ = 0;
     os::EventLoop::TimerId join_timer_ = 0;
+    os::EventLoop::TimerId agreement_timer_ = 0;
     os::EventLoop::TimerId countdown_ = 0;
     os::EventLoop::TimerId waiting_line_ = 0;
     TimePoint waiting_since_{};

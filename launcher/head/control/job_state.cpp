@@ -182,7 +182,7 @@ void change_world(JobState& state, const std::string& why, Duration grace, TimeP
     set_timer(state, when, actions);
     say(actions, fmt::format("{}: {} may save for {}; then another generation, which uses up no restart", why,
                              alive_elsewhere(state), format_duration(grace)));
-    actions.emplace_back(job_action::NotifyPreempt{why});
+    actions.emplace_back(job_action::NotifyPreempt{why, grace});
     stop_generation(state, SIGTERM, grace, -1, why, now, actions);
 }
 
@@ -463,7 +463,7 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
     const Duration span = std::min(policy.preempt_grace, event.left.value_or(policy.preempt_grace));
     say(actions,
         fmt::format("{}: {} may save for {}", event.why, alive_elsewhere(state), format_duration(span)));
-    actions.emplace_back(job_action::NotifyPreempt{event.why});
+    actions.emplace_back(job_action::NotifyPreempt{event.why, span});
     stop_generation(state, event.signal, policy.preempt_grace, -1, event.why, now, actions);
     return actions;
 }

@@ -212,9 +212,10 @@ struct NodeLeaves {
 struct Dismiss {
     std::uint64_t source;
 };
-/// Tell libddp workers to save and stop. (Other workers get the signal.)
+/// Tell the workers to save and stop within `time`. (Those that do not listen get the signal that follows.)
 struct NotifyPreempt {
     std::string why;
+    Duration time;
 };
 struct SetTimer {
     TimePoint when;

@@ -88,6 +88,7 @@ void Agent::handle(const rdzv::StopGeneration& order) {
     if (order.generation != order_.generation) return;
     stop_begins();
     if (segment_ && order.failed_rank >= 0) segment_->abort(order.failed_rank);
+    if (segment_) segment_->decide_stop(order.stop_at);
     if (const int alive = state_.alive(); alive > 0 && state_.phase == AgentState::Phase::Running) {
         log_.info("stopping {} worker{}: {}", alive, alive == 1 ? "" : "s", order.why);
     }
@@ -101,6 +102,19 @@ void Agent::stop_begins() {
     const TimePoint now = MonotonicClock::now();
     for (Worker& worker : workers_) worker.stop_asked = std::min(worker.stop_asked, now);
     if (config_.pmix != nullptr) config_.pmix->end_waiting("the workers are being stopped");
+}
+
+void Agent::handle(const rdzv::StopProposal& proposal) {
+    if (proposal.generation != order_.generation || !segment_) return;
+    if (proposal.step > 0) segment_->propose_stop(proposal.step, proposal.why);
+    rdzv::StepsDone done{order_.generation, proposal.step, state_.phase == AgentState::Phase::Running, 0};
+    for (std::size_t i = 0; done.listens && i < state_.workers.size(); ++i) {
+        if (state_.workers[i].state == WorkerState::Ended) continue;
+        const std::uint64_t asked = segment_->line(static_cast<int>(i)).asked.load(std::memory_order_acquire);
+        done.listens = asked > 0;
+        if (done.listens) done.highest = std::max(done.highest, asked - 1);
+    }
+    send_(done);
 }
 
 void Agent::handle(const rdzv::Notice& notice) {

@@ -59,6 +59,7 @@ class Agent {
     void handle(const rdzv::StartGeneration& order);
     void handle(const rdzv::StopGeneration& order);
     void handle(const rdzv::Notice& notice);
+    void handle(const rdzv::StopProposal& proposal);
     /// Kills all workers without grace: after the second Ctrl-C, or when the controller is lost.
     void kill_all();
     /// Passes a signal on to every worker's group ("forward and carry on"). A signal that comes from both

@@ -1,12 +1,29 @@
 #include "launcher/node/agent/segment_file.h"
 
 #include <fmt/core.h>
+#include <linux/membarrier.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "env/io/file.h"
 #include "env/text.h"
 
 namespace ddprun {
+namespace {
+
+/// Makes every running thread of this host pass a full memory barrier, so that the workers need none (in
+/// Python they can have none). Kernels without it (a nohz_full host, a seccomp filter) leave the processors
+/// to empty their store buffers by themselves, which takes far less than a microsecond; wait 10 ms.
+void fence_all_processes() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) == 0) return;
+    const timespec span{0, 10'000'000};
+    ::nanosleep(&span, nullptr);
+}
+
+}  // namespace
 
 Result<std::unique_ptr<SegmentFile>> SegmentFile::create(os::System& system, const SegmentShape& shape) {
     const auto local_size = static_cast<std::uint32_t>(shape.local_world_size);
@@ -36,6 +53,22 @@ SegmentFile::~SegmentFile() { ::munmap(base_, bytes_); }
 void SegmentFile::abort(int rank) {
     std::uint32_t none = 0;
     header().aborted.compare_exchange_strong(none, static_cast<std::uint32_t>(rank) + 1);
+}
+
+void SegmentFile::propose_stop(std::uint64_t step, const std::string& why) {
+    char* const reason = header().stop_reason;
+    reason[why.copy(reason, sizeof(header().stop_reason) - 1)] = '\0';
+    for (int i = 0; i < size(); ++i) line(i).stop.store(stop_word(step, false), std::memory_order_release);
+    fence_all_processes();
+}
+
+void SegmentFile::decide_stop(std::uint64_t step) {
+    for (int i = 0; i < size(); ++i) {
+        std::atomic<std::uint64_t>& stop = line(i).stop;
+        if (step > 0) stop.store(stop_word(step, true), std::memory_order_release);
+        else if (!stop_is_agreed(stop.load(std::memory_order_relaxed)))
+            stop.store(0, std::memory_order_release);
+    }
 }
 
 RankLine& SegmentFile::line(int local_rank) {

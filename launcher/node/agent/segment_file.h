@@ -34,6 +34,12 @@ class SegmentFile {
     /// Ends the generation's collectives: every rank that waits in one gives up, naming `rank`.
     /// The first caller wins.
     void abort(int rank);
+    /// Writes into every rank's line that it may have to stop after `step`, and why. After the call each rank
+    /// that has not asked about that step yet will find it there. Blocks for some 10 ms (a memory barrier in
+    /// all processes).
+    void propose_stop(std::uint64_t step, const std::string& why);
+    /// Makes `step` the one after which every rank stops; 0 takes a proposal back.
+    void decide_stop(std::uint64_t step);
     [[nodiscard]] RankLine& line(int local_rank);
     [[nodiscard]] const RankLine& line(int local_rank) const;
     [[nodiscard]] int size() const;
