@@ -235,7 +235,7 @@ TEST(Preemption, TrainSavesACheckpointAndTheJobAsksToBeStartedAgain) {
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.status, 75) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("train: asked to stop in epoch"));
-    EXPECT_THAT(outcome.err, HasSubstr("was preempted"));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("was preempted"), HasSubstr("all workers stop after step ")));
     EXPECT_TRUE(std::filesystem::exists(directory.path() + "/latest"));
 }
 

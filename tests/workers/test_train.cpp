@@ -597,8 +597,8 @@ TEST(Trainer, ResumesToTheSameBitsWithAScheduleAndClipping) {
     ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
         int votes = 0;
         const train::ComputeDevice device = on_the_cpu();
-        train::Trainer trainer(
-            group, device, first, samples, [](const std::string&) {}, [&] { return ++votes == 3; });
+        train::Trainer trainer(group, device, first, samples, [](const std::string&) {},
+                               {[&] { return ++votes == 3; }, {}});
         EXPECT_TRUE(trainer.run("job1").stopped);
     });
     first.resume = true;
@@ -673,9 +673,8 @@ TEST(Trainer, ResumesToTheSameBitsAfterAStopInAnEpoch) {
         // Only one rank learns of it, at the third vote.
         int votes = 0;
         const train::ComputeDevice device = on_the_cpu();
-        train::Trainer trainer(
-            group, device, options, samples, [](const std::string&) {},
-            [&] { return group.rank() == 1 && ++votes == 3; });
+        train::Trainer trainer(group, device, options, samples, [](const std::string&) {},
+                               {[&] { return group.rank() == 1 && ++votes == 3; }, {}});
         const train::Summary summary = trainer.run("job1");
         EXPECT_TRUE(summary.stopped);
         EXPECT_TRUE(summary.epochs.empty()) << "this test is about the middle of the first epoch";

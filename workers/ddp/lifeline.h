@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "ddp/context.h"
@@ -8,12 +9,14 @@
 
 namespace ddp {
 
+class StopLine;
+
 /// The worker's connection to its launcher, for programs that stop in good order.
 ///
 ///     ddp::Lifeline lifeline(context);
 ///     while (...) {
 ///         step();
-///         if (lifeline.preemption_requested()) { save(); return 0; }   // all ranks together: agree first
+///         if (lifeline.should_stop(++steps)) { save(); return 0; }   // all ranks after the same step
 ///     }
 ///
 /// While a Lifeline exists, SIGTERM and SIGINT request a stop instead of ending the process (the second one
@@ -29,8 +32,13 @@ class Lifeline {
     Lifeline(const Lifeline&) = delete;
     Lifeline& operator=(const Lifeline&) = delete;
 
+    /// Call it after each step, on every rank: true from the step on after which all ranks stop, the same
+    /// step on every rank. ddprun finds that step after a notice (drain, preemption, walltime); a call waits,
+    /// for 3 s at most, only where that step is being agreed on. Costs no system call. False without a
+    /// launcher, and where ddprun found no such step: then preemption_requested() tells of the notice.
+    [[nodiscard]] bool should_stop(std::uint64_t steps_done);
     /// True once the launcher or a signal asks this process to save and stop. Non-blocking: one system call,
-    /// none once it is true.
+    /// none once it is true. The ranks learn of it at different steps.
     [[nodiscard]] bool preemption_requested();
     /// The reason of the request: "SIGTERM", "walltime in 120 s"; "" before a request, or without a reason.
     [[nodiscard]] const std::string& reason() const { return reason_; }
@@ -45,6 +53,7 @@ class Lifeline {
     void send(char kind, const std::string& payload);
 
     ddprun::UniqueFd fd_;
+    std::unique_ptr<StopLine> stop_line_;  ///< null without a launcher
     bool requested_ = false;
     std::string reason_;
 };

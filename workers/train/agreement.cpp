@@ -48,12 +48,13 @@ std::optional<AgreedError> agree(ddp::ProcessGroup& group, const std::optional<S
     return AgreedError{{code_of(*failed), all_equal ? what : fmt::format("rank {}: {}", rank, what)}, rank};
 }
 
-StopVote::StopVote(ddp::ProcessGroup& group, std::function<bool()> wanted)
-    : group_(group), wanted_(std::move(wanted)), last_vote_(ddprun::MonotonicClock::now()) {}
+StopVote::StopVote(ddp::ProcessGroup& group, StopRequest request)
+    : group_(group), request_(std::move(request)), last_vote_(ddprun::MonotonicClock::now()) {}
 
-bool StopVote::passed() {
-    if (!wanted_ || passed_) return passed_;
-    if (--steps_left_ == 0) vote();
+bool StopVote::passed(std::uint64_t steps_done) {
+    if (!request_.wanted || passed_) return passed_;
+    passed_ = request_.agreed && request_.agreed(steps_done);
+    if (!passed_ && --steps_left_ == 0) vote();
     return passed_;
 }
 
@@ -63,7 +64,8 @@ void StopVote::vote() {
         std::chrono::duration<double>(now - last_vote_).count() / static_cast<double>(steps_between_);
     last_vote_ = now;
     double slowest = 0;
-    for (const auto& [wanted, seconds] : gather_numbers<2>(group_, {wanted_() ? 1.0 : 0.0, step_seconds})) {
+    for (const auto& [wanted, seconds] :
+         gather_numbers<2>(group_, {request_.wanted() ? 1.0 : 0.0, step_seconds})) {
         passed_ = passed_ || wanted > 0;
         slowest = std::max(slowest, seconds);
     }

@@ -62,23 +62,31 @@ std::vector<std::array<double, N>> gather_numbers(ddp::ProcessGroup& group,
     return all;
 }
 
-/// Lets all ranks stop after the same step although each learns of the request at its own time: ranks vote
-/// now and then. The number of steps between two votes gives about five votes a second on the slowest rank;
-/// it is computed from all ranks' votes, so that it is equal on all.
+/// How a rank learns that it should stop; both are set on all ranks or on none.
+struct StopRequest {
+    std::function<bool()> wanted;                     ///< this rank has been asked, at a time of its own
+    std::function<bool(std::uint64_t steps)> agreed;  ///< ddprun has found the step for all ranks
+};
+
+/// Lets all ranks stop after the same step. After a notice ddprun finds that step. A request of which each
+/// rank learns at its own time (a signal) is agreed on by a vote of the ranks now and then: the number of
+/// steps between two votes gives about five votes a second on the slowest rank; it is computed from all
+/// ranks' votes, so that it is equal on all.
 class StopVote {
   public:
-    /// `wanted` is called at every vote; without it no rank ever stops, and nothing is sent. It is set on all
-    /// ranks or on none. Borrows the group.
-    StopVote(ddp::ProcessGroup& group, std::function<bool()> wanted);
+    /// `wanted` is called at every vote; without it no rank ever stops, and nothing is sent. Borrows the
+    /// group.
+    StopVote(ddp::ProcessGroup& group, StopRequest request);
 
-    /// Collective, at every step. True on all ranks from the vote on in which one rank wanted to stop.
-    bool passed();
+    /// Collective, after every step. True on all ranks from the agreed step on, and from the vote on in which
+    /// one rank wanted to stop.
+    bool passed(std::uint64_t steps_done);
 
   private:
     void vote();
 
     ddp::ProcessGroup& group_;
-    std::function<bool()> wanted_;
+    StopRequest request_;
     bool passed_ = false;
     std::uint64_t steps_left_ = 1;
     std::uint64_t steps_between_ = 1;

@@ -165,7 +165,8 @@ int run(const Options& options, const ddp::Context& context) {
     ddp::Lifeline lifeline(context);
     lifeline.ready();
     train::Trainer trainer(*group, *device, options, std::move(samples), print_line,
-                           [&] { return lifeline.preemption_requested(); });
+                           {[&] { return lifeline.preemption_requested(); },
+                            [&](std::uint64_t steps) { return lifeline.should_stop(steps); }});
     const std::string run_id = run_identity(context.env());
     try {
         if (options.resume) trainer.resume(std::nullopt);

@@ -98,7 +98,7 @@ std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
 }
 
 Trainer::Trainer(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options,
-                 Samples samples, Print print, StopWanted stop_wanted)
+                 Samples samples, Print print, StopRequest stop_request)
     : group_(group),
       device_(device),
       options_(options),
@@ -115,7 +115,7 @@ Trainer::Trainer(ddp::ProcessGroup& group, const ComputeDevice& device, const Op
       learner_(group, device, options, widths_of(options, samples_),
                steps_in_all(options, training_.size(), group.size())),
       checkpoints_(checkpoint_dir_for(options, samples_)),
-      stop_(group, std::move(stop_wanted)) {}
+      stop_(group, std::move(stop_request)) {}
 
 void Trainer::print(const std::string& line) const {
     if (group_.rank() == 0) print_(line);
@@ -229,7 +229,7 @@ std::optional<EpochResult> Trainer::train_epoch() {
     for (;;) {
         const BatchSource batch = feed_->next();
         if (batch.count == 0) break;
-        if (learner_.is_between_steps() && stop_.passed()) return std::nullopt;
+        if (learner_.is_between_steps() && stop_.passed(steps_)) return std::nullopt;
         trained += batch.count;
         if (!learner_.train_batch(batch)) continue;
         sampler_.advance(samples_per_step(options_));

@@ -25,12 +25,9 @@ class Trainer {
     /// Prints a line for the user; called on rank 0 only.
     using Print = std::function<void(const std::string&)>;
 
-    /// Called now and then: true to save and stop.
-    using StopWanted = std::function<bool()>;
-
     /// Collective. Group, device and options are borrowed. The group's buffers are on that device.
     Trainer(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options, Samples samples,
-            Print print, StopWanted stop_wanted = {});
+            Print print, StopRequest stop_request = {});
 
     /// Collective. Continues from the newest checkpoint of the directory, if any; with `only_run`, only from
     /// one that the run of this id wrote. Throws InvalidInput, the same on all ranks, when the checkpoint is

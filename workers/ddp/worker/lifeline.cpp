@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "ddp/types.h"
+#include "ddp/worker/stop_line.h"
 #include "env/lifeline.h"
 
 namespace ddp {
@@ -53,12 +54,20 @@ ddprun::UniqueFd inherited(int fd) {
 
 Lifeline::Lifeline(const Context& context) {
     if (context.env().lifeline_fd >= 0) fd_ = inherited(context.env().lifeline_fd);
+    stop_line_ = StopLine::open(context.env());
     stop_signal = 0;
     for (const Caught& caught : kCaught) replace(caught, SIG_DFL, caught.handler);
 }
 
 Lifeline::~Lifeline() {
     for (const Caught& caught : kCaught) replace(caught, caught.handler, SIG_DFL);
+}
+
+bool Lifeline::should_stop(std::uint64_t steps_done) {
+    if (!stop_line_ || !stop_line_->should_stop(steps_done)) return false;
+    requested_ = true;
+    reason_ = stop_line_->reason();
+    return true;
 }
 
 bool Lifeline::preemption_requested() {
