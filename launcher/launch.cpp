@@ -105,6 +105,27 @@ bool gpus_are_fit(const JobSetup& setup) {
 
 std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
+/// Lets workers that Python runs `import ddprun`, with any interpreter: our folder comes last, so that it
+/// hides nothing of the user's.
+void add_python_folder(std::vector<std::string>& environment) {
+    std::error_code ignored;
+    const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+    for (const char* const place : {"../share/ddprun/python", "../workers/python"}) {
+        const std::string folder = (self / place).lexically_normal().string();
+        if (!std::filesystem::exists(folder + "/ddprun/__init__.py", ignored)) continue;
+        std::string path;
+        for (const std::string& entry : environment) {
+            if (variable_name(entry) == "PYTHONPATH") path = entry.substr(entry.find('=') + 1);
+        }
+        // An empty entry would be the current directory.
+        if (!path.empty() && !path.ends_with(':')) path += ':';
+        std::erase_if(environment,
+                      [](const std::string& entry) { return variable_name(entry) == "PYTHONPATH"; });
+        environment.push_back("PYTHONPATH=" + path + folder);
+        return;
+    }
+}
+
 /// Our environment with the variables of --env NAME=VALUE, and without those by which an outer launcher told
 /// us our rank: a worker that uses MPI would take our rank.
 std::vector<std::string> workers_environment(const JobSpec& spec) {
@@ -230,6 +251,7 @@ int run(CommandLine line, JobSetup setup) {
         setup.token = JobToken{*std::move(token), "", ""};
     }
     setup.environment = workers_environment(setup.spec);
+    if (is_run_by_python(setup.program)) add_python_folder(setup.environment);
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (const Status possible = check_values(setup); !possible)
         return give_up(possible.error().what, ExitCode::Usage);

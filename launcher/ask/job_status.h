@@ -20,7 +20,7 @@ struct WorkerStatus {
     double seconds = 0;      ///< since it was started
     double cpu_seconds = 0;  ///< of the process and all its threads
     std::uint64_t rss_bytes = 0;
-    bool reports_steps = false;  ///< by libddp or the lifeline (examples/report_progress.py); `step` is valid
+    bool reports_steps = false;  ///< by libddp, `ddprun.step` or the lifeline; `step` is valid
     std::uint64_t step = 0;
     bool uses_libddp = false;  ///< `comm_seconds` and `collective` are valid
     double comm_seconds = 0;   ///< inside collectives

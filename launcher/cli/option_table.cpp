@@ -419,7 +419,7 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
         "--hang-timeout", "SPAN", into(spec.hang_timeout, parse_span),
         "Workers that make no progress for this long hang: says who keeps whom waiting, prints all stacks, then "
         "restarts or ends with exit code 124. No progress is a collective of libddp that stands still, or steps that a worker "
-        "reported (in Python: examples/report_progress.py) and reports no more, whatever the processor does; of workers that "
+        "reported (in Python: ddprun.step) and reports no more, whatever the processor does; of workers that "
         "tell neither, that no rank uses any processor time, reads or writes: one that spins is not found. Default 0: never.");
 }
 

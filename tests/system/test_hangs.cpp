@@ -64,12 +64,11 @@ TEST(Hangs, APythonRankThatSpinsIsNamedWhenItHasReportedItsSteps) {
     if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "python3 is not installed";
     // Rank 0 waits for rank 1, which has done a step less, and keeps a processor busy.
     const std::string program = R"(
-import os, signal, sys
-sys.path.insert(0, os.environ["EXAMPLES"])
-from report_progress import progress
+import os, signal
+import ddprun
 rank = int(os.environ["RANK"])
 for step in range(1, 4 - rank):
-    progress(step)
+    ddprun.step(step)
 while rank == 1: pass
 signal.pause()
 )";

@@ -1,0 +1,105 @@
+"""What a Python worker tells ddprun, and what it hears: its steps, its scalars, and when to stop (docs/python.md).
+
+Without ddprun all functions do nothing. They write into memory that ddprun reads (env/segment.h has the layout): no
+system call, no message. For one thread at a time."""
+import mmap, os, struct, sys, time
+
+_MAGIC, _VERSION = 0x3147455352504444, 2
+_PROGRESS, _STEP, _STOP, _ASKED = 7, 8, 13, 14  # the words of a RankLine
+_WRITTEN, _TAKEN, _LOST, _TAG_COUNT, _IS_READ = range(5)  # the words of a ScalarRing
+_TAGS, _TAG_BYTES, _RECORDS, _MOST_TAGS, _MOST_RECORDS = 4096, 128, 65536, 256, 16384
+_LONGEST_WAIT = 30  # seconds; ddprun decides within 3
+
+
+def _open():
+    """The rank's line, its ring (None: nobody reads scalars) and ddprun's reason for a stop."""
+    path, number = os.environ.get("DDPRUN_SEGMENT"), os.environ.get("DDPRUN_SEGMENT_FD")
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        if not number:
+            raise
+        file = os.dup(int(number))  # a container with a /proc of its own
+    try:
+        head = mmap.mmap(file, 4096)
+        magic, version, ranks, _, first, _, _, _, _, _, scalars = struct.unpack_from("QIIIIQQQIIQ", head)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise OSError(f"its layout has version {version}, this module knows {_VERSION}: install one release")
+        index = int(os.environ["RANK"]) - first
+        lines = mmap.mmap(file, 4096 + 128 * ranks)
+        line = memoryview(lines)[4096 + 128 * index:4096 + 128 * (index + 1)].cast("Q")
+        ring = mmap.mmap(file, _RECORDS + 32 * _MOST_RECORDS, offset=scalars + (_RECORDS + 32 * _MOST_RECORDS) * index)
+        counters = memoryview(ring)[:40].cast("Q")
+        return line, (ring, counters) if counters[_IS_READ] else None, memoryview(head)[64:320]
+    finally:
+        os.close(file)
+
+
+_line, _ring, _reason, _tags = None, None, b"", {}
+if os.environ.get("DDPRUN_SEGMENT") and os.environ.get("RANK"):
+    try:
+        _line, _ring, _reason = _open()
+    except (OSError, ValueError) as error:
+        print(f"ddprun: steps are not reported: {os.environ['DDPRUN_SEGMENT']}: {error}", file=sys.stderr)
+
+
+def step(n, /, **scalars):
+    """Reports that step `n` is done, and numbers that belong to it: step(n, loss=loss)."""
+    if _line is not None:
+        _line[_STEP] = n
+        _line[_PROGRESS] = time.monotonic_ns()
+        if scalars and _ring is not None:
+            now = time.time()
+            for tag, value in scalars.items():
+                _tell(n, now, tag, float(value))
+
+
+def _tell(n, now, tag, value):
+    ring, counters = _ring
+    written, index = counters[_WRITTEN], _tags.get(tag)
+    if index is None:
+        index = _add_tag(ring, counters, tag)
+    if index == _MOST_TAGS or written - counters[_TAKEN] >= _MOST_RECORDS:
+        counters[_LOST] += 1
+        return
+    struct.pack_into("QddQ", ring, _RECORDS + 32 * (written % _MOST_RECORDS), n, now, value, index)
+    counters[_WRITTEN] = written + 1
+
+
+def _add_tag(ring, counters, tag):
+    index = counters[_TAG_COUNT]
+    if index < _MOST_TAGS:
+        name = tag.encode()[:_TAG_BYTES - 1].decode(errors="ignore").encode()
+        ring[_TAGS + _TAG_BYTES * index:_TAGS + _TAG_BYTES * index + len(name)] = name
+        counters[_TAG_COUNT] = index + 1
+    _tags[tag] = index
+    return index
+
+
+def should_stop(n):
+    """Call it after each step `n`, on every rank: True from the step on after which all ranks stop, the same on all.
+    Save, and end with exit code 0."""
+    if _line is None:
+        return False
+    _line[_ASKED] = n + 1  # first: see launcher/head/control/stop_agreement.h
+    stop = _line[_STOP]
+    if stop != 0 and stop // 2 <= n and stop % 2 == 0:
+        stop = _decision(n)
+    return stop % 2 == 1 and stop // 2 <= n
+
+
+def _decision(n):
+    """Waits while a stop at or before step `n` is only proposed."""
+    end = time.monotonic() + _LONGEST_WAIT
+    stop = _line[_STOP]
+    while stop != 0 and stop % 2 == 0 and stop // 2 <= n and time.monotonic() < end:
+        time.sleep(0.001)
+        stop = _line[_STOP]
+    return stop
+
+
+def why():
+    """The reason of the stop: "ddprun drain", "walltime in 2 min"; "" before one."""
+    if _line is None or _line[_STOP] % 2 == 0:
+        return ""
+    return bytes(_reason).split(b"\0", 1)[0].decode(errors="replace")
