@@ -3,12 +3,23 @@
 #include <fmt/core.h>
 #include <pthread.h>
 #include <signal.h>
-#include <string.h>
+
+#include <utility>
 
 #include "env/text.h"
 
 namespace ddprun {
 namespace {
+
+// The table replaces sigabbrev_np, which glibc has only since 2.32.
+constexpr std::pair<int, std::string_view> kSignalNames[] = {
+    {SIGHUP, "HUP"},       {SIGINT, "INT"},   {SIGQUIT, "QUIT"},   {SIGILL, "ILL"},   {SIGTRAP, "TRAP"},
+    {SIGABRT, "ABRT"},     {SIGBUS, "BUS"},   {SIGFPE, "FPE"},     {SIGKILL, "KILL"}, {SIGUSR1, "USR1"},
+    {SIGSEGV, "SEGV"},     {SIGUSR2, "USR2"}, {SIGPIPE, "PIPE"},   {SIGALRM, "ALRM"}, {SIGTERM, "TERM"},
+    {SIGSTKFLT, "STKFLT"}, {SIGCHLD, "CHLD"}, {SIGCONT, "CONT"},   {SIGSTOP, "STOP"}, {SIGTSTP, "TSTP"},
+    {SIGTTIN, "TTIN"},     {SIGTTOU, "TTOU"}, {SIGURG, "URG"},     {SIGXCPU, "XCPU"}, {SIGXFSZ, "XFSZ"},
+    {SIGVTALRM, "VTALRM"}, {SIGPROF, "PROF"}, {SIGWINCH, "WINCH"}, {SIGPOLL, "POLL"}, {SIGPWR, "PWR"},
+    {SIGSYS, "SYS"}};
 
 void mask_handled_signals(int how) {
     sigset_t set;
@@ -52,17 +63,17 @@ std::optional<int> signal_from_name(std::string_view name) {
     }
     std::string word = lower(name);
     if (word.starts_with("sig")) word.erase(0, 3);
-    for (int signal = 1; signal < SIGRTMIN; ++signal) {
-        const char* abbreviation = ::sigabbrev_np(signal);
-        if (abbreviation != nullptr && lower(abbreviation) == word) return signal;
+    for (const auto& [signal, abbreviation] : kSignalNames) {
+        if (lower(abbreviation) == word) return signal;
     }
     return std::nullopt;
 }
 
 std::string signal_name(int signal) {
-    const char* abbreviation = ::sigabbrev_np(signal);
-    if (abbreviation == nullptr) return fmt::format("signal {}", signal);
-    return fmt::format("SIG{}", abbreviation);
+    for (const auto& [number, abbreviation] : kSignalNames) {
+        if (number == signal) return fmt::format("SIG{}", abbreviation);
+    }
+    return fmt::format("signal {}", signal);
 }
 
 }  // namespace ddprun

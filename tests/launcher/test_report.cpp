@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <string.h>
 
 #include "env/json.h"
 #include "launcher/head/report/explain.h"
@@ -198,6 +199,17 @@ TEST(DescribeEnd, NamesSignals) {
     EXPECT_EQ(signal_name(SIGUSR1), "SIGUSR1");
     EXPECT_EQ(signal_name(77), "signal 77");
 }
+
+#if __GLIBC_PREREQ(2, 32)
+TEST(SignalNames, AreThoseOfGlibcForEverySignalWithAName) {
+    for (int signal = 1; signal < SIGRTMIN; ++signal) {
+        const char* abbreviation = ::sigabbrev_np(signal);
+        if (abbreviation == nullptr) continue;
+        EXPECT_EQ(signal_name(signal), std::string("SIG") + abbreviation);
+        EXPECT_EQ(signal_from_name(abbreviation), signal);
+    }
+}
+#endif
 
 std::string meaning(WorkerEnd end, std::vector<std::string> stderr_lines = {}) {
     end.last_stderr = std::move(stderr_lines);

@@ -321,6 +321,17 @@ TEST(ProgressThread, RunsCollectivesInOrderWhileTheCallerContinues) {
         options);
 }
 
+TEST(Kernels, AreThoseThatTheProcessorHas) {
+    std::vector<std::string> names, expected{"baseline"};
+    for (const cpu::Kernels* set : cpu::supported_kernels()) names.emplace_back(set->name);
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) expected.emplace_back("avx2");
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        expected.emplace_back("avx512");
+#endif
+    EXPECT_EQ(names, expected);
+}
+
 TEST(Kernels, GiveTheSameBitsInEveryInstructionSet) {
     for (const DType type : kReducible) {
         for (const ReduceOp op : kOps) {

@@ -7,6 +7,7 @@
 #include "ddp/shm/kernels.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -325,14 +326,37 @@ extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
 #endif
 
+#if defined(__x86_64__)
+namespace {
+
+struct WideVectors {
+    bool avx2 = false;
+    bool avx512 = false;
+};
+
+/// What the processor has and the kernel saves. It avoids __builtin_cpu_supports, which in programs that Zig
+/// links always says no.
+WideVectors wide_vectors() {
+    constexpr U32 kSavesAvx = 0x6, kSavesAvx512 = 0xe6;  // bits of the register XCR0
+    constexpr U32 kAvx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL;
+    U32 a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & bit_OSXSAVE) == 0) return {};
+    U32 saved = 0, saved_high = 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(saved_high) : "c"(0));
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return {};
+    return {.avx2 = (b & bit_AVX2) != 0 && (saved & kSavesAvx) == kSavesAvx,
+            .avx512 = (b & kAvx512) == kAvx512 && (saved & kSavesAvx512) == kSavesAvx512};
+}
+
+}  // namespace
+#endif
+
 std::vector<const Kernels*> supported_kernels() {
     std::vector<const Kernels*> sets{&kernels_baseline};
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2")) sets.push_back(&kernels_avx2);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl")) {
-        sets.push_back(&kernels_avx512);
-    }
+    const WideVectors has = wide_vectors();
+    if (has.avx2) sets.push_back(&kernels_avx2);
+    if (has.avx512) sets.push_back(&kernels_avx512);
 #endif
     return sets;
 }

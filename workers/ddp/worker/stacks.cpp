@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -81,7 +82,8 @@ void on_request(int) {
     char text[ddprun::lifeline::kMaxPacket];
     SignalText out(text, sizeof text);
     const char kind[] = {ddprun::lifeline::kStack, '\0'};
-    out.add(kind).add("thread ").add_number(static_cast<std::uint64_t>(::gettid())).add(":\n");
+    const long thread = ::syscall(SYS_gettid);  // glibc has gettid since 2.30
+    out.add(kind).add("thread ").add_number(static_cast<std::uint64_t>(thread)).add(":\n");
     const std::size_t size = out.size() + raw_stack_trace(text + out.size(), sizeof text - out.size());
     // A launcher that does not read misses it; sending must not block.
     if (::send(lifeline, text, size, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
