@@ -83,7 +83,10 @@ std::string doctor_command() {
 std::string environment() {
     std::string text = section("ENVIRONMENT");
     text += entry("PET_<OPTION>", "The default of an option.");
-    text += entry("PYTHON_EXEC", "The Python that runs .py programs, -m and --run-path. Default python3.");
+    text += entry(
+        "PYTHON_EXEC",
+        "The Python that runs .py programs, -m and --run-path. Default: that of the virtual environment "
+        "that ddprun is installed in, else python3.");
     text += entry("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "The default of --shutdown-timeout, in seconds.");
     text += entry("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "The default of --prefix.");
     text += entry("TORCHELASTIC_ERROR_FILE", "Where the first failure is left as JSON, as torchrun does.");

@@ -298,7 +298,8 @@ std::string render_full_help() {
         usage() +
         "Starts, watches and stops the workers of a distributed data-parallel job. A program ending in .py,\n"
         "or a path to a file that is not executable and begins with #!...python, is run with PYTHON_EXEC,\n"
-        "else python3; a name without a slash is looked for among ddprun's own workers, then in PATH.\n"
+        "else the Python of the virtual environment that ddprun is installed in, else python3; a name\n"
+        "without a slash is looked for among ddprun's own workers, then in PATH.\n"
         "\"${local_rank}\" and \"${rank}\" in the arguments are replaced for each worker.\n\n"
         "Every option can be written with dashes or underscores and set by a variable: PET_NNODES=2 is the\n"
         "default of --nnodes; the command line wins. A name may be cut short where one option alone begins\n"

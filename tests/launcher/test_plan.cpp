@@ -498,14 +498,31 @@ TEST_F(Program, NamesThePythonThatRunsAndWhy) {
     const std::string script = directory_.file("t.py");
     make(script, 0644);
     EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, the first python3 in PATH");
-    search_.beside = bin() + "/python3";
-    EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, the first python3 in PATH")
-        << "the environment is activated";
-    search_.beside = "/venv/bin/python3";
-    EXPECT_THAT(found(script).how,
-                HasSubstr("; not /venv/bin/python3 beside ddprun, whose environment is not activated"));
     search_.python = bin() + "/python3";
     EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, PYTHON_EXEC");
+}
+
+TEST(ChoiceOfPython, PythonExecComesBeforeTheEnvironmentOfDdprunAndThatBeforePath) {
+    ProgramSearch search{.own_directories = {}, .path = "/usr/bin", .python = "", .environment = ""};
+    EXPECT_EQ(choose_python(search).program, "python3");
+    search.environment = "/home/ada/venv";
+    EXPECT_EQ(choose_python(search).program, "/home/ada/venv/bin/python3");
+    EXPECT_EQ(choose_python(search).why, "of the environment that ddprun is installed in");
+    search.python = "python3.12";
+    EXPECT_EQ(choose_python(search).program, "python3.12");
+    EXPECT_EQ(choose_python(search).why, "PYTHON_EXEC");
+}
+
+TEST_F(Program, APythonThatIsGoneFromTheEnvironmentOfDdprunIsAnErrorAndPathIsNotSearched) {
+    const std::string script = directory_.file("t.py");
+    make(script, 0644);
+    search_.environment = "/no/venv";
+    EXPECT_EQ(
+        error(script).what,
+        "/no/venv/bin/python3: no such file (the Python of the environment that ddprun is installed in; "
+        "PYTHON_EXEC names another)");
+    search_.python = "python3";
+    EXPECT_EQ(found(script).path, bin() + "/python3");
 }
 
 TEST_F(Program, DirectoriesAndFilesWithoutPermissionAre126) {

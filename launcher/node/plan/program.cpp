@@ -156,23 +156,17 @@ Result<ResolvedProgram> find_executable(const std::string& name, const ProgramSe
 }
 
 Result<ResolvedProgram> find_python(const ProgramSearch& search) {
+    const PythonChoice choice = choose_python(search);
     ProgramSearch path_only = search;
     path_only.own_directories.clear();
-    Result<ResolvedProgram> python =
-        find_executable(search.python.empty() ? "python3" : search.python, path_only);
-    if (python) {
-        python->how = search.python.empty() ? "the first python3 in PATH" : "PYTHON_EXEC";
-        const bool is_other =
-            search.python.empty() && !search.beside.empty() && search.beside != python->path;
-        if (is_other)
-            python->how +=
-                fmt::format("; not {} beside ddprun, whose environment is not activated", search.beside);
-        return python;
+    Result<ResolvedProgram> python = find_executable(choice.program, path_only);
+    if (!python) {
+        Error error = python.error();
+        error.what += fmt::format(" ({})", choice.remedy);
+        return error;
     }
-    Error error = python.error();
-    error.what += search.python.empty() ? " (needed for the program; PYTHON_EXEC names another Python)"
-                                        : " (named by PYTHON_EXEC)";
-    return error;
+    python->how = choice.why;
+    return python;
 }
 
 /// Python opens the script itself, so it must be readable, not executable.
@@ -227,6 +221,15 @@ Result<ResolvedProgram> resolve_by_kind(const ProgramSpec& program, const Progra
 }
 
 }  // namespace
+
+PythonChoice choose_python(const ProgramSearch& search) {
+    if (!search.python.empty()) return {search.python, "PYTHON_EXEC", "named by PYTHON_EXEC"};
+    if (!search.environment.empty())
+        return {search.environment + "/bin/python3", "of the environment that ddprun is installed in",
+                "the Python of the environment that ddprun is installed in; PYTHON_EXEC names another"};
+    return {"python3", "the first python3 in PATH",
+            "needed for the program; PYTHON_EXEC names another Python"};
+}
 
 bool names_python(std::string_view first_line) {
     if (!first_line.starts_with("#!")) return false;

@@ -16,7 +16,7 @@ struct ProgramSearch {
     std::string path;                          ///< PATH
     std::vector<std::string> own_words = {};   ///< subcommands and options to suggest: "ps", "--help"
     std::string python;                        ///< PYTHON_EXEC; "" python3 from PATH
-    std::string beside = {};  ///< the Python of the virtual environment that ddprun lies in; "" none
+    std::string environment = {};  ///< the Python environment (venv, conda) that ddprun lies in; "" none
 };
 
 /// A program that can be executed.
@@ -26,6 +26,18 @@ struct ResolvedProgram {
     std::string how;        ///< "found in PATH", "run by /usr/bin/python3, the first python3 in PATH"
     std::string name = {};  ///< name in reports: the script or module that Python runs, else the path
 };
+
+/// The Python that runs scripts and modules, and why.
+struct PythonChoice {
+    std::string program;      ///< a path, or a name to look for in PATH
+    std::string_view why;     ///< for the plan and the report
+    std::string_view remedy;  ///< follows the error when `program` cannot be executed
+};
+
+/// PYTHON_EXEC, else the Python of the environment that ddprun lies in, whether that is activated or not (as
+/// a torchrun there would choose), else the first python3 in PATH, which is that of the activated
+/// environment.
+PythonChoice choose_python(const ProgramSearch& search);
 
 /// True when the first line of a script names Python: "#!/usr/bin/env python3".
 bool names_python(std::string_view first_line);
