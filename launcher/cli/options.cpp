@@ -9,7 +9,6 @@
 #include <fmt/core.h>
 
 #include "env/hmac.h"
-#include "env/nodes/pmix_source.h"
 #include "env/text.h"
 #include "launcher/cli/config_file.h"
 #include "launcher/cli/man_page.h"
@@ -340,8 +339,24 @@ Result<CommandLine> build(Reading& reading, const EnvironmentLookup& env) {
     return line;
 }
 
+/// What users do not have in a build without that part (meson_options.txt).
+constexpr std::pair<std::string_view, std::string_view> kConsequences[] = {
+    {"pmix", "ranks are not read from a PMIx server, and workers get none (--pmix)"},
+    {"tls", "--tls is refused"},
+    {"libfabric", "libddp's cpu backend works within one node only"},
+    {"cuda", "train, allreduce-check and libddp compute on the CPU; GPUs are still assigned and watched"},
+    {"mpi", "libddp has no backend \"mpi\""},
+    {"blas", "train multiplies matrices by plain loops"}};
+
 std::string version_text() {
-    return "ddprun " DDPRUN_VERSION "\n" + (built_with_pmix() ? std::string() : std::string(kNoPmix) + "\n");
+    constexpr std::string_view kLacks = DDPRUN_LACKS;
+    const std::vector<std::string_view> lacks = split(kLacks, ',');
+    std::string text = "ddprun " DDPRUN_VERSION "\n";
+    for (const auto& [part, consequence] : kConsequences) {
+        if (std::find(lacks.begin(), lacks.end(), part) != lacks.end())
+            text += fmt::format("built without {}: {}\n", part, consequence);
+    }
+    return text;
 }
 
 }  // namespace

@@ -65,7 +65,8 @@ NOT_KNOWN = [
 # What may lie in the root, besides what .gitignore names.
 IN_ROOT = {
     ".ci", ".clang-format", ".clang-tidy", ".git", ".gitignore", "CONTRIBUTING.md", "LICENSE", "README.md", "docs",
-    "env", "examples", "launcher", "meson.build", "meson_options.txt", "packaging", "pbs", "quickstart", "rendezvous", "tests", "workers",
+    "env", "examples", "launcher", "meson.build", "meson_options.txt", "packaging", "pbs",
+    "pyproject.toml", "quickstart", "rendezvous", "tests", "workers",
 }
 
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}

@@ -1,4 +1,5 @@
-// The installed headers, libraries and pkg-config files that users compile against, without the source tree.
+// What is installed, without the source tree: headers, libraries and pkg-config files that users compile
+// against, and the programs that they run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -225,6 +226,99 @@ TEST_F(Installed, AProgramThatCapturesGraphsAndTestsWithRanksAsThreadsLinksAndRu
     const Outcome outcome = run_user_program(source, "ddp-testing");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "2\n");
+}
+
+// ---- for users of ddprun
+
+/// The programs as `pip install` lays them out in a virtual environment, and that environment.
+class InstalledInVenv : public ::testing::Test {
+  protected:
+    static void SetUpTestSuite() {
+        tree_ = std::make_unique<TemporaryDirectory>();
+        RunOptions options;
+        options.timeout = kPatience;
+        const Outcome installed =
+            run({path_of("MESON"), "install", "-C", path_of("BUILD_ROOT"), "--no-rebuild", "--quiet",
+                 "--tags", "runtime", "--destdir", tree_->file("tree")},
+                options);
+        ASSERT_EQ(installed.status, 0) << installed.out << installed.err;
+        for (const auto& entry : fs::recursive_directory_iterator(tree_->path())) {
+            if (entry.path().filename() == "ddprun" && entry.is_regular_file())
+                prefix_ = entry.path().parent_path().parent_path();
+        }
+        ASSERT_FALSE(prefix_.empty());
+        // A wheel has no libexec.
+        for (const char* program : {"train", "allreduce-check"})
+            fs::rename(prefix_ / "libexec/ddprun" / program, prefix_ / "share/ddprun" / program);
+        const Outcome made = run({"python3", "-m", "venv", "--without-pip", prefix_});
+        ASSERT_EQ(made.status, 0) << made.out << made.err;
+    }
+    static void TearDownTestSuite() { tree_.reset(); }
+
+    static std::string script(const std::string& text) {
+        std::ofstream(tree_->file("script.py")) << text;
+        return tree_->file("script.py");
+    }
+    /// Runs two workers under a ddprun whose environment is not activated.
+    static Outcome ddprun(const std::vector<std::string>& program, std::vector<std::string> variables = {},
+                          const fs::path& binary = prefix_ / "bin/ddprun") {
+        std::vector<std::string> command{binary, "--nproc-per-node=2", "--prefix="};
+        command.insert(command.end(), program.begin(), program.end());
+        RunOptions options = with_environment(std::move(variables));
+        options.unset = {"PYTHON_EXEC", "VIRTUAL_ENV"};
+        return run(command, options);
+    }
+
+    static std::unique_ptr<TemporaryDirectory> tree_;
+    static fs::path prefix_;
+};
+std::unique_ptr<TemporaryDirectory> InstalledInVenv::tree_;
+fs::path InstalledInVenv::prefix_;
+
+constexpr const char* kSaysItsPrefix = "import sys\nprint(sys.prefix)\n";
+
+TEST_F(InstalledInVenv, FindsTrainAndTrainFindsItsData) {
+    const Outcome outcome = ddprun({"train", "--epochs", "1"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out + outcome.err, HasSubstr("digits"));
+}
+
+TEST_F(InstalledInVenv, AScriptRunsByThePythonBesideDdprunThoughTheEnvironmentIsNotActivated) {
+    const Outcome outcome = ddprun({script(kSaysItsPrefix)});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, prefix_.string() + "\n" + prefix_.string() + "\n");
+}
+
+TEST_F(InstalledInVenv, ASymbolicLinkToDdprunMeansTheEnvironmentThatItPointsInto) {
+    const fs::path link = tree_->file("ddprun");
+    fs::create_symlink(prefix_ / "bin/ddprun", link);
+    EXPECT_THAT(ddprun({script(kSaysItsPrefix)}, {}, link).out, StartsWith(prefix_.string() + "\n"));
+}
+
+TEST_F(InstalledInVenv, AnEnvironmentOfCondaHasItsOwnPythonToo) {
+    const fs::path conda = tree_->file("conda");
+    fs::create_directories(conda / "bin");
+    fs::create_directory(conda / "conda-meta");
+    fs::copy(prefix_ / "bin/ddprun", conda / "bin");
+    std::ofstream(conda / "bin/python3") << "#!/bin/sh\necho conda ran $2\n";
+    fs::permissions(conda / "bin/python3", fs::perms::owner_all);
+    const std::string program = script("");
+    EXPECT_THAT(ddprun({program}, {}, conda / "bin/ddprun").out, StartsWith("conda ran " + program + "\n"));
+}
+
+TEST_F(InstalledInVenv, PythonExecIsStrongerThanTheEnvironmentOfDdprun) {
+    const Outcome outcome = ddprun({script(kSaysItsPrefix)}, {"PYTHON_EXEC=python3"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, Not(HasSubstr(prefix_.string())));
+}
+
+TEST_F(InstalledInVenv, AModuleThatIsMissingMakesTheReportNameThePythonThatRan) {
+    const Outcome outcome = ddprun({script("import no_torch_here\n")});
+    EXPECT_NE(outcome.status, 0);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("the Python module no_torch_here is not installed"),
+                                   HasSubstr("script.py was run by " + prefix_.string() +
+                                             "/bin/python3, of the environment that ddprun is installed in "
+                                             "(PYTHON_EXEC names another)")));
 }
 
 }  // namespace
