@@ -6,7 +6,10 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 
+#include "tests/support/comes.h"
+#include "tests/support/curves.h"
 #include "tests/support/json_file.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
@@ -40,6 +43,13 @@ class Train : public ::testing::Test {
     Json log_of(const std::string& name) { return json_file(directory_.file(name)); }
     void write(const std::string& name, const std::string& content) {
         std::ofstream(directory_.file(name)) << content;
+    }
+    std::set<std::filesystem::path> files_in(const std::string& name) {
+        std::error_code absent;
+        std::set<std::filesystem::path> files;
+        for (const auto& entry : std::filesystem::directory_iterator(directory_.file(name), absent))
+            files.insert(entry.path());
+        return files;
     }
 
     TemporaryDirectory directory_;
@@ -237,6 +247,51 @@ TEST_F(Train, AFullDiskAtACheckpointEndsWithTheDocumentedCode) {
     const Outcome outcome = run(command(2, {"--epochs=1", "--checkpoint-dir=" + disk.path()}), here());
     EXPECT_EQ(outcome.status, 73) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("No space left on device"), HasSubstr(disk.path())));
+}
+
+TEST_F(Train, ARunThatIsKilledInsideARecordAndRestartedTwiceIsOneCurve) {
+    Program job(
+        command(1, {"--epochs=200", "--checkpoint-every=10", "--tensorboard=curves"}, {"--max-restarts=2"}),
+        here());
+    std::set<std::filesystem::path> files;
+    for (const std::size_t restarts : {0U, 1U}) {
+        ASSERT_TRUE(comes([&] {
+            files = files_in("curves");
+            return files.size() == restarts + 1 && std::filesystem::file_size(*files.rbegin()) > 20000;
+        }));
+        const pid_t worker = children_named(job.pid(), "train").at(0);
+        ::kill(worker, SIGKILL);
+        ASSERT_TRUE(comes([&] { return ::kill(worker, 0) != 0; }));
+        std::filesystem::resize_file(*files.rbegin(), std::filesystem::file_size(*files.rbegin()) / 2 + 1);
+    }
+    const Outcome outcome = job.wait();
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Curves curves = read_curves(directory_.file("curves"));
+    EXPECT_EQ(curves.files.size(), 3U);
+    const std::vector<std::uint64_t> steps = curves.steps("step/loss");
+    ASSERT_FALSE(steps.empty());
+    for (std::size_t i = 1; i < steps.size(); ++i) ASSERT_LT(steps[i - 1], steps[i]);
+    EXPECT_EQ(steps.back(), 200U * 101);
+    EXPECT_EQ(curves.steps("epoch/held_out_accuracy").back(), steps.back());
+    EXPECT_GT(curves.points.at("epoch/held_out_accuracy").back().second, 0.95);
+    EXPECT_NEAR(curves.points.at("step/learning_rate").back().second, 0.02, 1e-6);
+    EXPECT_GT(curves.points.at("step/samples_per_second").back().second, 0);
+}
+
+TEST_F(Train, CurvesThatFindTheDiskFullCostOneLineAndNotTheTraining) {
+    const SmallDisk disk("size=16k");
+    if (!disk.mounted()) GTEST_SKIP() << "a tmpfs cannot be mounted here";
+    const Outcome outcome = run(command(2, {"--epochs=20", "--tensorboard=" + disk.path()}), here());
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "--tensorboard"), 1) << outcome.out;
+    EXPECT_THAT(outcome.out, HasSubstr("points are lost, the training goes on"));
+}
+
+TEST_F(Train, ADirectoryForCurvesThatIsAFileIsRefusedBeforeTheTraining) {
+    write("notes", "text");
+    const Outcome outcome = run(command(2, {"--tensorboard=notes"}), here());
+    EXPECT_EQ(outcome.status, 73) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("--tensorboard: notes: Not a directory"));
 }
 
 TEST_F(Train, ALimitOnAddressSpaceThatIsTooSmallForOpenBlasIsReported) {

@@ -49,6 +49,12 @@ enum class Into : std::uint8_t { Replace, Add };
 struct Score {
     double loss_sum = 0;  ///< summed over the samples, not their mean
     std::size_t correct = 0;
+
+    Score& operator+=(const Score& other) {
+        loss_sum += other.loss_sum;
+        correct += other.correct;
+        return *this;
+    }
 };
 
 /// The arithmetic of a model on one kind of device. Calls run in order; on a GPU they only queue work on one

@@ -50,6 +50,8 @@ class Learner {
     /// The state for a checkpoint: weights, optimizer, the sampler's position and, for fp16, the loss scale.
     [[nodiscard]] ddp::Training training(ddp::DistributedSampler& sampler);
 
+    /// Of the next step.
+    [[nodiscard]] double current_learning_rate() const { return optimizer_->learning_rate(); }
     [[nodiscard]] std::string_view optimizer_name() const { return optimizer_->name(); }
     [[nodiscard]] std::size_t parameter_count() const { return mlp_.parameter_count(); }
     /// Collective; see DistributedDataParallel.

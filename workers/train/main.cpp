@@ -60,17 +60,24 @@ int matrix_threads() {
     return threads ? static_cast<int>(*threads) : 1;
 }
 
-/// Reports before the training that rank 0 cannot write an output.
-std::optional<StartupError> check_outputs(const Options& options, const train::Samples& samples) {
-    const std::string directory = train::checkpoint_dir_for(options, samples);
+/// An error when rank 0 cannot write files into this directory, which is made where it is missing.
+std::optional<StartupError> check_directory(std::string_view option, const std::string& directory) {
     std::error_code error;
     std::filesystem::create_directories(directory, error);
     if (error)
         return StartupError{ExitCode::CannotCreate,
-                            fmt::format("--checkpoint-dir: {}: {}", directory, error.message())};
-    if (::access(directory.c_str(), W_OK) != 0)
-        return StartupError{ExitCode::CannotCreate,
-                            fmt::format("--checkpoint-dir: {} cannot be written", directory)};
+                            fmt::format("{}: {}: {}", option, directory, error.message())};
+    if (::access(directory.c_str(), W_OK) == 0) return std::nullopt;
+    return StartupError{ExitCode::CannotCreate, fmt::format("{}: {} cannot be written", option, directory)};
+}
+
+/// Reports before the training that rank 0 cannot write an output.
+std::optional<StartupError> check_outputs(const Options& options, const train::Samples& samples) {
+    if (auto error = check_directory("--checkpoint-dir", train::checkpoint_dir_for(options, samples)))
+        return error;
+    if (!options.tensorboard.empty()) {
+        if (auto error = check_directory("--tensorboard", options.tensorboard)) return error;
+    }
     if (options.log_json.empty()) return std::nullopt;
     const std::string parent = std::filesystem::path(options.log_json).parent_path();
     if (::access(parent.empty() ? "." : parent.c_str(), W_OK) == 0 &&

@@ -159,6 +159,8 @@ const std::array kFlags = {
          [](Options& o, std::string_view) { return o.resume = true, Status{}; }},
     Flag{"--log-json", "FILE", "write losses, accuracies and the digest of the parameters at the end",
          [](Options& o, std::string_view v) { return store(parse_path(v), o.log_json); }},
+    Flag{"--tensorboard", "DIR", "write curves for TensorBoard: loss, accuracy, learning rate, samples/s",
+         [](Options& o, std::string_view v) { return store(parse_path(v), o.tensorboard); }},
     Flag{"--device", "auto|cuda|cpu", "default auto: a CUDA device where one can be used, else the CPU",
          [](Options& o, std::string_view v) {
              return store(parse_name(v, {DeviceKind::Auto, DeviceKind::Cuda, DeviceKind::Cpu}), o.device);

@@ -47,7 +47,8 @@ struct Options {
     std::string checkpoint_dir;           ///< "" ./checkpoints/<name of the data>
     std::uint64_t checkpoint_every = 10;  ///< epochs; also after the last
     bool resume = false;
-    std::string log_json;  ///< "" none
+    std::string log_json;     ///< "" none
+    std::string tensorboard;  ///< directory of the curves; "" none
     DeviceKind device = DeviceKind::Auto;
     Precision precision = Precision::Fp32;
     std::string backend = "auto";  ///< auto, nccl, staged, cpu, mpi

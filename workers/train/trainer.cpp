@@ -192,6 +192,7 @@ ddp::Training Trainer::training() {
 }
 
 std::string Trainer::save(const std::string& run_id) {
+    if (curves_) curves_->flush();
     return checkpoints_.save(group_, training(),
                              {{"run_id", run_id}, {"optimizer", std::string(learner_.optimizer_name())}});
 }
@@ -226,19 +227,24 @@ std::optional<EpochResult> Trainer::train_epoch() {
         training_, std::move(order),
         {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
     std::size_t trained = 0;
+    Score score;
+    if (curves_) curves_->begin(start);
     for (;;) {
         const BatchSource batch = feed_->next();
         if (batch.count == 0) break;
         if (learner_.is_between_steps() && stop_.passed(steps_)) return std::nullopt;
         trained += batch.count;
+        const double learning_rate = learner_.current_learning_rate();
         if (!learner_.train_batch(batch)) continue;
         sampler_.advance(samples_per_step(options_));
         ++steps_;
         group_.report_progress(steps_, steps_ * samples_per_step(options_));
+        // On a GPU the step is only queued: its score is not known yet.
+        if (curves_ && !device_.gpu) score += note_step(learning_rate);
     }
     // A GPU is still busy with queued steps: use the time.
     if (device_.gpu) prepare_next_order();
-    const Score score = learner_.take_score();
+    score += learner_.take_score();
     const double seconds = seconds_since(start);
     // In parts of each rank's own time: after a checkpoint the other ranks' epoch begins with a wait that
     // rank 0 does not have.
@@ -258,6 +264,14 @@ std::optional<EpochResult> Trainer::train_epoch() {
         result.waiting_share = waited / group_.size();
     }
     return result;
+}
+
+Score Trainer::note_step(double learning_rate) {
+    const std::size_t own = samples_per_step(options_);
+    const Score score = learner_.take_score();
+    curves_->step(steps_, MonotonicClock::now(), score, own, own * static_cast<std::size_t>(group_.size()),
+                  learning_rate);
+    return score;
 }
 
 double Trainer::held_out_accuracy() {
@@ -283,6 +297,7 @@ void Trainer::stop_early(Summary& summary, const std::string& run_id) {
 Summary Trainer::run(const std::string& run_id) {
     if (scaling_) scaling_->apply(samples_);
     feed_ = make_feed(device_, samples_, options_);
+    if (group_.rank() == 0 && !options_.tensorboard.empty()) curves_.emplace(options_.tensorboard, print_);
     announce();
     Summary summary;
     summary.world_size = group_.size();
@@ -297,6 +312,7 @@ Summary Trainer::run(const std::string& run_id) {
             return summary;
         }
         print(format_epoch(*result, options_.epochs));
+        if (curves_) curves_->epoch(steps_, *result, learner_.current_learning_rate());
         summary.epochs.push_back(*result);
         if (!std::isfinite(result->loss))
             throw ddp::Error(

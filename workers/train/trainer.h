@@ -10,6 +10,7 @@
 #include "agreement.h"
 #include "batch_feed.h"
 #include "compute_device.h"
+#include "curves.h"
 #include "ddp/checkpoint.h"
 #include "learner.h"
 #include "options.h"
@@ -44,6 +45,8 @@ class Trainer {
     /// Computes the order of the next epoch in advance.
     void prepare_next_order();
     std::vector<std::size_t> take_order();
+    /// The score of the step that has just ended, for the curves.
+    Score note_step(double learning_rate);
     double held_out_accuracy();
     using Sums = std::array<double, 5>;
     Sums sum_over_ranks(Sums mine);
@@ -73,7 +76,8 @@ class Trainer {
         std::vector<std::size_t> indices;
     };
     std::optional<OrderAhead> order_ahead_;
-    std::uint64_t steps_ = 0;  ///< steps done, including those that fp16 skipped
+    std::uint64_t steps_ = 0;       ///< steps done, including those that fp16 skipped
+    std::optional<Curves> curves_;  ///< on rank 0, with --tensorboard
 };
 
 /// The reason why `world_size` ranks cannot train on these options and samples.
