@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 /// The options of ddprun in a manifest, as a pod of this test gets them: its first pod is node00.
 std::vector<std::string> options_in(const std::string& manifest, const std::string& first_pod) {
-    const std::string text = file_content(path_of("EXAMPLES") + "/kubernetes/" + manifest);
+    const std::string text = file_content(path_of("SOURCE_ROOT") + "/examples/kubernetes/" + manifest);
     std::smatch found;
     if (!std::regex_search(text, found, std::regex("command: (\\[\"ddprun\".*\\])"))) return {"no command"};
     const Result<Json> words = parse_json(found[1].str());
