@@ -68,7 +68,7 @@ std::optional<HostStart> become_head(CommandLine& line, StartPlan plan,
     start.order.head_is_apart = plan.is_apart;
     start.order.run_id = rendezvous.run_id;
     start.order.sends_output = !carries_output(plan.starter);
-    start.tls = rendezvous.tls;
+    start.call.tls = rendezvous.tls;
     for (const AllocatedHost& host : plan.hosts) {
         start.order.hosts.push_back(host.name);
         start.order.slots.push_back(host.slots.value_or(0));

@@ -164,7 +164,8 @@ Status Head::start_others() {
     Result<std::string> order = seal_order(start.order, node_.token.token);
     if (!order) return order.error();
     (void)server_->ask_store(rdzv::store_op::Set{std::string(kOrderKey), rdzv::Blob(*std::move(order))});
-    start.endpoints = endpoints_of_head(start.order.head, spec_.rendezvous.listen_on, server_->bound().port);
+    start.call.endpoints =
+        endpoints_of_head(start.order.head, spec_.rendezvous.listen_on, server_->bound().port);
     Result<std::unique_ptr<RemoteAgents>> others =
         start_hosts(std::move(parts), start, node_.token.token, spec_.start.timeout);
     if (!others) return others.error();

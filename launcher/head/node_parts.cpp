@@ -12,7 +12,7 @@ Status NodeParts::build_guards(bool is_head) {
     const bool is_lone_worker = setup.workers == 1 && setup.spec.nodes.max == 1;
     if (is_head && !is_lone_worker && !pmix_wish.warning.empty()) log.warning("{}", pmix_wish.warning);
     Result<Guards> made = Guards::set_up(setup.workers, setup.spec.use_cgroup, pmix_wish.wanted,
-                                         setup.start ? setup.start->secret_file : "", log);
+                                         setup.start ? setup.start->call.secret.file : "", log);
     if (!made) return made.error();
     guards = *std::move(made);
     return {};

@@ -452,11 +452,11 @@ TEST(StartSecret, DiffersBetweenTwoDdprunsOfOnePbsJobByItsSalt) {
     one.starter = other.starter = Starter::Pbsdsh;
     const std::string first = *make_start_token(one, job), second = *make_start_token(other, job);
     EXPECT_NE(first, second) << "who has recorded the order of one could give it to the hosts of the other";
-    EXPECT_NE(one.salt, "");
+    EXPECT_NE(one.call.secret.salt, "");
     one.starter = Starter::Ssh;
-    one.salt = "";
+    one.call.secret.salt = "";
     EXPECT_NE(*make_start_token(one, job), first);
-    EXPECT_EQ(one.salt, "") << "it travels by ssh and is random";
+    EXPECT_EQ(one.call.secret.salt, "") << "it travels by ssh and is random";
 }
 
 TEST(StartOrder, AHostFindsItselfByItsShortOrLongName) {

@@ -109,12 +109,13 @@ Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& 
     const Result<std::string> name = random_hex(8);
     if (!random || !name) return random ? name : random;
     const std::optional<std::string> cookie = variable("PBS_JOBCOOKIE");
-    const SecretWay::Kind way = secret_way(start.starter, cookie.has_value());
-    if (way == SecretWay::File)
-        start.secret_file = fmt::format("{}/.ddprun-{}", start.order.directory, *name);
-    if (way != SecretWay::Cookie) return random;
-    start.salt = *std::move(random);
-    return token_from_cookie(*cookie, start.salt, start.order.run_id);
+    SecretWay& secret = start.call.secret;
+    secret.kind = secret_way(start.starter, cookie.has_value());
+    if (secret.kind == SecretWay::File)
+        secret.file = fmt::format("{}/.ddprun-{}", start.order.directory, *name);
+    if (secret.kind != SecretWay::Cookie) return random;
+    secret.salt = *std::move(random);
+    return token_from_cookie(*cookie, secret.salt, start.order.run_id);
 }
 
 std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on,
@@ -128,17 +129,13 @@ std::vector<std::string> endpoints_of_head(const std::string& own_name, const st
 
 Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start,
                                                   const std::string& token, Duration timeout) {
-    AgentCall call;
+    AgentCall call = start.call;
     call.program = start.order.ddprun.path;
-    call.endpoints = start.endpoints;
     call.job = start.order.run_id;
-    call.tls = start.tls;
-    call.secret.kind = secret_way(start.starter, process_environment("PBS_JOBCOOKIE").has_value());
-    call.secret.salt = start.salt;
     RemoteAgents::Plan plan;
     if (call.secret.kind == SecretWay::Stdin) plan.token = token;
     if (call.secret.kind == SecretWay::File) {
-        call.secret.file = plan.secret_file = start.secret_file;
+        plan.secret_file = call.secret.file;
         if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written)
             return written.error().with(
                 "the job's secret, for the other hosts (start in a directory with room that all of them see, or with --start=ssh)");

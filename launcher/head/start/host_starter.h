@@ -19,16 +19,13 @@ struct HostStart {
     std::vector<AllocatedHost> hosts;  ///< by node rank
     NodeRange nodes;                   ///< the hosts to start
     Starter starter = Starter::Ssh;
-    std::vector<std::string> endpoints;  ///< of the head
-    bool tls = false;                    ///< the head requires TLS
-    std::string salt;                    ///< of the secret when it is made from the PBS job's cookie; else ""
-    std::string secret_file;             ///< holds the secret until all have joined; "" when no file is used
+    AgentCall call;  ///< of each; start_hosts() adds program and job
     StartOrder order;
 };
 
-/// Makes a new secret for a job whose nodes we start ourselves: from the PBS job's cookie and a new
-/// `start.salt` if the starter's secret_way is Cookie, else a random one. Also chooses `start.secret_file` in
-/// the order's directory if the way is File, without writing it. Error: System (getrandom).
+/// Makes a new secret for a job whose nodes we start ourselves: from the PBS job's cookie and a new salt if
+/// the starter's secret_way is Cookie, else a random one. Sets `start.call.secret`: its file, if the way is
+/// File, lies in the order's directory and is not written yet. Error: System (getrandom).
 Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& variable);
 
 /// The endpoints at which other hosts reach the head: "host:port" by its name and addresses, or by the only
