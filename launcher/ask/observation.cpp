@@ -173,7 +173,7 @@ void Observation::generation_started(const rdzv::StartGeneration& order) {
     const int restarts_before = std::exchange(order_, order).restart_count;
     if (order.restart_count > restarts_before) {
         write("restart", {{"restart", std::int64_t{order.restart_count}},
-                          {"max_restarts", std::int64_t{order.max_restarts}}});
+                          {"max_restarts", std::int64_t{parts_.spec.restart.max_restarts}}});
     }
     write("generation_started", {{"world_size", std::int64_t{order.world_size}},
                                  {"nodes", std::int64_t{order.group_world_size}},

@@ -65,7 +65,6 @@ static void fields(Fields& f, StartGeneration& m) {
     f("local_world_size", m.local_world_size);
     f("master_addr", m.master_addr);
     f("master_port", m.master_port);
-    f("max_restarts", m.max_restarts);
     f.defaulted("place", m.place);
     f("restart_count", m.restart_count);
     f.defaulted("role_first_rank", m.role_first_rank);

@@ -95,7 +95,6 @@ struct StartGeneration {
     std::string master_addr;
     int master_port = 0;
     int restart_count = 0;
-    int max_restarts = 0;
     bool agent_store = false;  ///< the server serves PyTorch's TCPStore at master_addr and master_port
     int place = 0;             ///< this node's place (membership.h); group ranks count the occupied places
     bool operator==(const StartGeneration&) const = default;

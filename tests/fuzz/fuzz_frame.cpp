@@ -99,7 +99,7 @@ std::vector<std::string> seeds() {
              Exchanged{true, Blob("v")},
              AgentHello{"node02", 1, 4, 99, "0.1.0", {"10.0.0.2"}, {"a=1"}, "default"},
              WorkerExited{},
-             StartGeneration{1, 0, 2, 0, 8, 4, 0, 8, "node00", 29500, 0, 3},
+             StartGeneration{1, 0, 2, 0, 8, 4, 0, 8, "node00", 29500, 0},
              StopGeneration{},
              Shutdown{},
              Notice{"preempt", "walltime"},

@@ -83,7 +83,7 @@ std::vector<Message> one_of_each() {
                      true,
                      200'000'000},
         GenerationEnded{3, {"process 1 could not be killed"}},
-        StartGeneration{3, 1, 2, 4, 8, 4, 4, 8, "node00", 29500, 1, 3},
+        StartGeneration{3, 1, 2, 4, 8, 4, 4, 8, "node00", 29500, 1},
         StopGeneration{3, 15, 5'000'000'000, 5, "rank 5 died"},
         StopGeneration{3, 0, 5'000'000'000, -1, "ddprun drain", 812},
         Shutdown{75, "preempted"},

@@ -480,7 +480,6 @@ Result<std::vector<rdzv::StartGeneration>> Controller::orders(const job_action::
     order.master_port = master.port;
     order.agent_store = master.is_store;
     order.restart_count = action.restart_count;
-    order.max_restarts = config_.spec.restart.max_restarts;
 
     std::vector<rdzv::StartGeneration> all;
     for (int i = 0; i < table->nodes(); ++i) {
