@@ -2,13 +2,10 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <fstream>
-#include <future>
-#include <thread>
 
 #include "env/json.h"
 #include "env/text.h"
@@ -16,6 +13,7 @@
 #include "launcher/ask/event_file.h"
 #include "launcher/ask/job_status.h"
 #include "launcher/ask/metrics_server.h"
+#include "tests/support/other_users_socket.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {
@@ -246,42 +244,10 @@ TEST_F(ControlSocketTest, AClientWithARequestIsNotClosedForANewOne) {
 
 // ---- the socket's owner
 
-/// Listens as another user under a name of this user's job, until it is told to end.
-class Squatter {
-  public:
-    explicit Squatter(const std::string& name)
-        : thread_([this, name] {
-              // The raw call changes this thread only; listen() records its credentials.
-              if (::syscall(SYS_setresuid, 65534, 65534, 65534) != 0) return ready_.set_value(false);
-              const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-              sockaddr_un address{};
-              address.sun_family = AF_UNIX;
-              name.copy(address.sun_path + 1, name.size());
-              const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-              const bool listens = ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                                   ::listen(fd.get(), 8) == 0;
-              ready_.set_value(listens);
-              end_.get_future().wait();
-          }) {
-        listens_ = ready_.get_future().get();
-    }
-    ~Squatter() {
-        end_.set_value();
-        thread_.join();
-    }
-    [[nodiscard]] bool listens() const { return listens_; }
-
-  private:
-    std::promise<bool> ready_;
-    std::promise<void> end_;
-    bool listens_ = false;
-    std::thread thread_;
-};
-
 TEST_F(ControlSocketTest, ASocketThatAnotherUserOpenedUnderOurNameIsNoJobOfOurs) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
     const RunningJob foreign{job_.uid, random_name()};
-    const Squatter squatter(control_socket_name(foreign.uid, foreign.id));
+    const OtherUsersSocket squatter(control_socket_name(foreign.uid, foreign.id));
     ASSERT_TRUE(squatter.listens());
     EXPECT_THAT(running_jobs(), AllOf(Contains(job_), Not(Contains(foreign))));
     const Result<std::string> asked = ask_job(foreign, {"status", {}}, MonotonicClock::now() + 5s);

@@ -253,13 +253,6 @@ TEST_F(PbsBatch, AStopFileEndsTheChain) {
     EXPECT_EQ(state_of("2.server"), "");
 }
 
-TEST_F(PbsBatch, AWrongUsageOfTheProgramEndsTheChain) {
-    const Outcome outcome = user_->run(submit(kSelf, {}, {"exit", "64"}));
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_THAT(outcome.out, HasSubstr("not put back into the queue: exit code 64 means wrong usage"));
-    EXPECT_EQ(state_of("2.server"), "");
-}
-
 TEST_F(PbsBatch, TheLimitEndsTheChain) {
     EXPECT_THAT(drained(submit(kSelf, {"--requeue-limit=1"}, kHolding)).out, HasSubstr("run 2 of at most 2"));
     const Outcome second = drained({path_of("DDPRUN"), "pbs", "status", "2.server"});
@@ -269,13 +262,6 @@ TEST_F(PbsBatch, TheLimitEndsTheChain) {
     EXPECT_THAT(file_content(user_->file("ddprun-2.server.json")),
                 AllOf(HasSubstr("\"first_job\": \"1.server\""), HasSubstr("\"run\": 2"),
                       HasSubstr("\"phase\": \"ended\"")));
-    EXPECT_EQ(state_of("3.server"), "");
-}
-
-TEST_F(PbsBatch, RunsWithoutProgressEndTheChain) {
-    (void)drained(submit(kSelf, {}, kHolding));
-    EXPECT_THAT(drained({path_of("DDPRUN"), "pbs", "status", "2.server"}).out,
-                HasSubstr("2 runs in a row made no progress"));
     EXPECT_EQ(state_of("3.server"), "");
 }
 

@@ -101,16 +101,6 @@ TEST(Restarts, ASignalDuringTheBackOffEndsTheJobAtOnce) {
     EXPECT_LT(outcome.took, 10s);
 }
 
-TEST(Restarts, PermanentExitCodesAreFinal) {
-    for (const char* code : {"64", "65", "66", "78", "93", "126", "127"}) {
-        const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=3"},
-                                                 {"rank", "1", "say", "try", "exit", code, "end", "hold"}));
-        EXPECT_EQ(std::to_string(outcome.status), code);
-        EXPECT_EQ(occurrences(outcome.out, "try"), 1) << code;
-        EXPECT_THAT(outcome.err, HasSubstr("exit code " + std::string(code)));
-    }
-}
-
 TEST(Restarts, AProgramThatCannotBeExecutedIsFinal) {
     const TemporaryDirectory directory;
     std::ofstream(directory.file("script")) << "#!/no/such/interpreter\n";

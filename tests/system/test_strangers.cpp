@@ -2,19 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <deque>
 #include <fstream>
-#include <future>
 #include <optional>
-#include <thread>
 
 #include "env/io/socket.h"
+#include "tests/support/other_users_socket.h"
 #include "tests/support/receive_exactly.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
@@ -148,38 +144,6 @@ TEST(Strangers, TenThousandConnectionsWhileAJobFormsDoNotKeepItsNodesOut) {
         EXPECT_LT(outcome.err.size(), 100'000U);
     }
 }
-
-/// Listens under a name as another user, until its destructor.
-class OtherUsersSocket {
-  public:
-    explicit OtherUsersSocket(const std::string& name) : thread_([this, name] { listen_as_nobody(name); }) {
-        listens_ = ready_.get_future().get();
-    }
-    ~OtherUsersSocket() {
-        end_.set_value();
-        thread_.join();
-    }
-    [[nodiscard]] bool listens() const { return listens_; }
-
-  private:
-    void listen_as_nobody(const std::string& name) {
-        // The raw call changes this thread only; listen() records its credentials.
-        if (::syscall(SYS_setresuid, 65534, 65534, 65534) != 0) return ready_.set_value(false);
-        const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        sockaddr_un address{};
-        address.sun_family = AF_UNIX;
-        name.copy(address.sun_path + 1, name.size());
-        const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-        ready_.set_value(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                         ::listen(fd.get(), 8) == 0);
-        end_.get_future().wait();
-    }
-
-    std::promise<bool> ready_;
-    std::promise<void> end_;
-    bool listens_ = false;
-    std::thread thread_;
-};
 
 TEST(Strangers, ASocketOfAnotherUserUnderOurNameDoesNotBreakPs) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <exception>
 #include <string>
+#include <vector>
 
 /// The exceptions of ranks, as failures_of_ranks returns them.
 namespace ddp::testing {
@@ -14,6 +17,10 @@ inline std::string message_of(const std::exception_ptr& failure) {
         return error.what();
     }
     return "";
+}
+
+inline void expect_all_well(const std::vector<std::exception_ptr>& failures) {
+    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
 }
 
 template <class Exception>

@@ -27,6 +27,7 @@ namespace {
 
 using namespace ddp;
 using reference::Bytes;
+using reference::slice;
 using enum Message::Direction;
 
 constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
@@ -64,11 +65,6 @@ Bytes values_of(int rank, DType type, std::size_t count) {
         }
     }
     return bytes;
-}
-
-Bytes slice(const Bytes& bytes, std::size_t index, std::size_t each) {
-    const auto begin = bytes.begin() + static_cast<long>(index * each);
-    return {begin, begin + static_cast<long>(each)};
 }
 
 struct Case {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <vector>
 
@@ -13,6 +14,18 @@ using Bytes = std::vector<std::byte>;
 /// Values whose float sums depend on the order; no NaN, and integers may wrap when summed.
 Bytes random_values(ddp::DType type, std::size_t count, unsigned seed);
 Bytes random_bytes(std::size_t bytes, unsigned seed);
+
+/// All parts in a row, and part `index` of such a row.
+inline Bytes joined(const std::vector<Bytes>& parts) {
+    Bytes whole;
+    for (const Bytes& part : parts) whole.insert(whole.end(), part.begin(), part.end());
+    return whole;
+}
+template <std::integral Index>
+Bytes slice(const Bytes& whole, Index index, std::size_t each) {
+    const auto begin = whole.begin() + static_cast<long>(index) * static_cast<long>(each);
+    return {begin, begin + static_cast<long>(each)};
+}
 
 Bytes reduce(const std::vector<Bytes>& inputs, ddp::DType type, ddp::ReduceOp op);
 

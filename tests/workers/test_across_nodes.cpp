@@ -22,6 +22,8 @@ using ddp::testing::is;
 using ddp::testing::message_of;
 using ddp::testing::SeveralNodes;
 using reference::Bytes;
+using reference::joined;
+using reference::slice;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -86,15 +88,6 @@ Bytes reduced(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, D
 
 Buffer whole(Bytes& bytes, DType type = DType::F32) {
     return {bytes.data(), bytes.size() / size_of(type), type, {}};
-}
-Bytes joined(const std::vector<Bytes>& parts) {
-    Bytes all;
-    for (const Bytes& part : parts) all.insert(all.end(), part.begin(), part.end());
-    return all;
-}
-Bytes slice(const Bytes& bytes, std::size_t index, std::size_t each) {
-    const auto begin = bytes.begin() + static_cast<long>(index * each);
-    return {begin, begin + static_cast<long>(each)};
 }
 Bytes& own(std::vector<Bytes>& of_all, const ProcessGroup& group) {
     return of_all[static_cast<std::size_t>(group.rank())];

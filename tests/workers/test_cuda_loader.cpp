@@ -1,12 +1,11 @@
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstring>
 #include <numeric>
 #include <stdexcept>
 
 #include "ddp/loader.h"
 #include "tests/workers/cuda_fixture.h"
+#include "tests/workers/numbers.h"
 
 namespace {
 
@@ -16,28 +15,9 @@ using ddp::DeviceLoader;
 using ddp::cuda::Gpu;
 using ddp::cuda::OwnedStream;
 using ddp::testing::gpu;
+using ddp::testing::Numbers;
 
 constexpr Device kDevice{Device::Kind::Cuda, 0};
-/// Sample i: {i, i + 0.5} and the label 10 i.
-class Numbers final : public ddp::Dataset {
-  public:
-    explicit Numbers(std::size_t size, std::size_t broken = SIZE_MAX) : size_(size), broken_(broken) {}
-    std::size_t size() const override { return size_; }
-    std::vector<std::size_t> field_bytes() const override {
-        return {2 * sizeof(float), sizeof(std::int32_t)};
-    }
-    void read(std::size_t index, std::span<const std::span<std::byte>> fields) const override {
-        if (index == broken_) throw std::runtime_error("sample " + std::to_string(index) + " is broken");
-        const float pair[2] = {static_cast<float>(index), static_cast<float>(index) + 0.5F};
-        const auto label = static_cast<std::int32_t>(10 * index);
-        std::memcpy(fields[0].data(), pair, sizeof(pair));
-        std::memcpy(fields[1].data(), &label, sizeof(label));
-    }
-
-  private:
-    std::size_t size_, broken_;
-};
-
 std::vector<std::size_t> backwards(std::size_t n) {
     std::vector<std::size_t> order(n);
     std::iota(order.rbegin(), order.rend(), std::size_t{0});

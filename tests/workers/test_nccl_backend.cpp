@@ -19,10 +19,6 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
-void expect_all_well(const std::vector<std::exception_ptr>& failures) {
-    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
-}
-
 /// The rank's part of every failure test: a barrier, then collective #2, which FAKE_NCCL disturbs.
 void reduce_once(NcclRank& rank) {
     Buffer buffer = rank.filled({1, 2, 3, 4});

@@ -10,6 +10,8 @@ namespace {
 using namespace ddp;
 using namespace ddp::testing;
 using reference::Bytes;
+using reference::joined;
+using reference::slice;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -21,27 +23,12 @@ constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, Reduce
 /// Entry points that are new in 2.28.
 const std::vector<std::string> kNative = {"ncclAlltoAll", "ncclGather", "ncclScatter"};
 
-void expect_all_well(const std::vector<std::exception_ptr>& failures) {
-    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
-}
-
 bool is_integer(DType type) { return type == DType::I32 || type == DType::I64 || type == DType::U8; }
 
 std::vector<Bytes> inputs_of(DType type, std::size_t count) {
     std::vector<Bytes> all;
     for (unsigned r = 0; r < kRanks; ++r) all.push_back(reference::random_values(type, count, 60 + r));
     return all;
-}
-
-Bytes joined(const std::vector<Bytes>& parts) {
-    Bytes whole;
-    for (const Bytes& part : parts) whole.insert(whole.end(), part.begin(), part.end());
-    return whole;
-}
-
-Bytes slice(const Bytes& whole, int index, std::size_t each) {
-    const auto begin = whole.begin() + index * static_cast<long>(each);
-    return {begin, begin + static_cast<long>(each)};
 }
 
 TEST(NcclCollectives, ReduceAllTypesWithAllOperations) {

@@ -14,10 +14,6 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
-void expect_all_well(const std::vector<std::exception_ptr>& failures) {
-    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
-}
-
 void split_by_parity(NcclRank& rank) {
     const int me = rank.group.rank();
     const auto part = rank.group.split(me % 2, -me);

@@ -11,6 +11,8 @@ namespace {
 using namespace ddp;
 using ddp::testing::run_ranks;
 using reference::Bytes;
+using reference::joined;
+using reference::slice;
 
 constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
                             DType::BF16, DType::F16, DType::U8};
@@ -31,17 +33,6 @@ std::vector<Bytes> all_values(int ranks, DType type, std::size_t count) {
     std::vector<Bytes> all;
     for (int r = 0; r < ranks; ++r) all.push_back(values_of_rank(r, type, count));
     return all;
-}
-
-Bytes joined(const std::vector<Bytes>& parts) {
-    Bytes whole;
-    for (const Bytes& part : parts) whole.insert(whole.end(), part.begin(), part.end());
-    return whole;
-}
-
-Bytes slice(const Bytes& whole, std::size_t index, std::size_t each) {
-    const auto begin = whole.begin() + static_cast<long>(index * each);
-    return {begin, begin + static_cast<long>(each)};
 }
 
 TEST(Reduce, GivesTheRootTheRankOrderedReductionAndKeepsTheOthersBuffers) {

@@ -23,6 +23,8 @@ namespace {
 using namespace ddp;
 using namespace ddp::testing;
 using reference::Bytes;
+using reference::joined;
+using reference::slice;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -40,10 +42,6 @@ Buffer device_copy(ProcessGroup& group, const Bytes& bytes, DType type) {
 Bytes bytes_of(const Buffer& buffer) {
     const auto* const first = static_cast<const std::byte*>(buffer.data);
     return {first, first + buffer.bytes()};
-}
-
-void expect_all_well(const std::vector<std::exception_ptr>& failures) {
-    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
 }
 
 std::vector<Bytes> inputs_of(int ranks, DType type, std::size_t count) {
@@ -89,16 +87,6 @@ TEST(Staged, TakesDeviceMemoryOfTheProgram) {
             EXPECT_EQ(bytes_of(mine), reference::reduce(inputs, DType::F32, ReduceOp::Avg));
         }
     }));
-}
-
-Bytes joined(const std::vector<Bytes>& parts) {
-    Bytes whole;
-    for (const Bytes& part : parts) whole.insert(whole.end(), part.begin(), part.end());
-    return whole;
-}
-Bytes slice(const Bytes& whole, int index, std::size_t each) {
-    const auto begin = whole.begin() + index * static_cast<long>(each);
-    return {begin, begin + static_cast<long>(each)};
 }
 
 TEST(Staged, RunsEveryCollectiveWithEveryType) {
