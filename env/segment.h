@@ -37,7 +37,7 @@ struct alignas(64) SegmentHeader {
     std::atomic<std::uint32_t> aborted;
     /// CPUs this node's workers may use, for choosing between spinning and sleeping. 0: not known.
     std::uint32_t cpus;
-    std::uint64_t scalars_offset;
+    std::uint64_t scalars_offset;  ///< 0: there are no rings (no launcher, or a small limit on file sizes)
     /// Why the workers are to stop, as text that ends with a zero byte; written before any RankLine::stop.
     char stop_reason[256];
 };

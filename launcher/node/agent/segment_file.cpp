@@ -27,7 +27,11 @@ void fence_all_processes() {
 
 Result<std::unique_ptr<SegmentFile>> SegmentFile::create(os::System& system, const SegmentShape& shape) {
     const auto local_size = static_cast<std::uint32_t>(shape.local_world_size);
-    const std::uint64_t arena = segment_arena_offset(local_size);
+    // Without room for scalars (ulimit -f) there is none for collectives, but programs may need neither.
+    const std::uint64_t scalars = segment_scalars_offset(local_size),
+                        rings = segment_arena_offset(local_size) - scalars;
+    const bool has_scalars = room_in_memory_file(scalars, rings) == rings;
+    const std::uint64_t arena = has_scalars ? scalars + rings : scalars;
     const std::uint64_t arena_bytes = room_in_memory_file(arena, kArenaBytes);
     Result<UniqueFd> fd = system.make_segment(arena + arena_bytes);
     if (!fd) return fd.error();
@@ -40,7 +44,7 @@ Result<std::unique_ptr<SegmentFile>> SegmentFile::create(os::System& system, con
     header->world_size = static_cast<std::uint32_t>(shape.world_size);
     header->first_rank = static_cast<std::uint32_t>(shape.first_rank);
     header->generation = shape.generation;
-    header->scalars_offset = segment_scalars_offset(local_size);
+    header->scalars_offset = has_scalars ? scalars : 0;
     header->arena_offset = arena;
     header->arena_bytes = arena_bytes;
     header->cpus = static_cast<std::uint32_t>(shape.cpus);

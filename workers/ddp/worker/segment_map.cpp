@@ -41,7 +41,7 @@ void* map_shared(int fd, std::uint64_t offset, std::size_t bytes) {
 UniqueFd make_segment(const SegmentShape& shape) {
     UniqueFd fd(::memfd_create("ddp-segment", MFD_CLOEXEC));
     if (!fd) throw_system("memfd_create");
-    const std::uint64_t arena = ddprun::segment_arena_offset(shape.local_world_size);
+    const std::uint64_t arena = control_bytes(shape.local_world_size);
     const std::uint64_t arena_bytes = ddprun::room_in_memory_file(arena, shape.arena_bytes);
     if (const ddprun::Status sized = ddprun::resize_memory_file(fd.get(), arena + arena_bytes); !sized)
         throw Error(sized.error().what);
@@ -54,7 +54,6 @@ UniqueFd make_segment(const SegmentShape& shape) {
     header->world_size = shape.world_size;
     header->first_rank = shape.first_rank;
     header->generation = shape.generation;
-    header->scalars_offset = ddprun::segment_scalars_offset(shape.local_world_size);
     header->arena_offset = arena;
     header->arena_bytes = arena_bytes;
     header->cpus = shape.cpus;

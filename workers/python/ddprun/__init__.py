@@ -28,11 +28,16 @@ def _open():
         index = int(os.environ["RANK"]) - first
         lines = mmap.mmap(file, 4096 + 128 * ranks)
         line = memoryview(lines)[4096 + 128 * index:4096 + 128 * (index + 1)].cast("Q")
-        ring = mmap.mmap(file, _RECORDS + 32 * _MOST_RECORDS, offset=scalars + (_RECORDS + 32 * _MOST_RECORDS) * index)
-        counters = memoryview(ring)[:40].cast("Q")
-        return line, (ring, counters) if counters[_IS_READ] else None, memoryview(head)[64:320]
+        return line, _open_ring(file, scalars, index), memoryview(head)[64:320]
     finally:
         os.close(file)
+
+
+def _open_ring(file, scalars, index):
+    size = _RECORDS + 32 * _MOST_RECORDS
+    ring = mmap.mmap(file, size, offset=scalars + size * index) if scalars else b"\0" * 40
+    counters = memoryview(ring)[:40].cast("Q")
+    return (ring, counters) if counters[_IS_READ] else None
 
 
 _line, _ring, _reason, _tags = None, None, b"", {}
