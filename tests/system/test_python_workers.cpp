@@ -211,6 +211,7 @@ class SegmentOnDisk {
         header->magic = kSegmentMagic;
         header->version = kSegmentVersion;
         header->local_world_size = 2;
+        header->world_size = 8;
         header->first_rank = 6;
         header->scalars_offset = segment_scalars_offset(2);
     }
@@ -299,6 +300,18 @@ TEST_F(PythonWorkers, GoOnWithOneLineWhereTheMemoryCannotBeReached) {
     segment.header().version = 9;
     EXPECT_THAT(segment.run("ddprun.step(1)").err,
                 HasSubstr("its layout has version 9, this module knows 2: install one release"));
+}
+
+TEST_F(PythonWorkers, OfAnotherLauncherInsideAWorkerDoNotTakePart) {
+    const SegmentOnDisk segment;
+    segment.line().stop = stop_word(1, true);
+    for (const char* const rank : {"RANK=7", "RANK=3"}) {
+        const Outcome outcome = run_module("import ddprun; ddprun.step(1); print(ddprun.should_stop(1))",
+                                           {"DDPRUN_SEGMENT=" + segment.path(), rank, "WORLD_SIZE=16"});
+        EXPECT_EQ(outcome.out, "False\n") << outcome.err;
+        EXPECT_EQ(outcome.err, "");
+    }
+    EXPECT_EQ(segment.line().step, 0u);
 }
 
 }  // namespace

@@ -31,15 +31,17 @@ std::unique_ptr<StopLine> StopLine::open(const ddprun::WorkerEnv& env) {
     UniqueFd fd = open_segment(env);
     if (!fd) return nullptr;
     try {
-        return std::unique_ptr<StopLine>(new StopLine(std::move(fd), env.rank));
+        auto segment = std::make_unique<SegmentMap>(std::move(fd));
+        const ddprun::SegmentHeader& header = segment->header();
+        const std::uint32_t index = static_cast<std::uint32_t>(env.rank) - header.first_rank;
+        const bool is_ours = index < header.local_world_size &&
+                             static_cast<std::uint32_t>(env.world_size) == header.world_size;
+        if (!is_ours) return nullptr;
+        return std::unique_ptr<StopLine>(new StopLine(std::move(segment), index));
     } catch (const Error&) {
         return nullptr;  // another release's segment, which the process group reports
     }
 }
-
-StopLine::StopLine(UniqueFd fd, int rank)
-    : segment_(std::move(fd)),
-      line_(segment_.line(static_cast<std::uint32_t>(rank) - segment_.header().first_rank)) {}
 
 bool StopLine::should_stop(std::uint64_t step) {
     line_.asked.store(step + 1, std::memory_order_relaxed);
@@ -58,8 +60,8 @@ bool StopLine::should_stop(std::uint64_t step) {
 }
 
 std::string StopLine::reason() const {
-    const char* const text = segment_.header().stop_reason;
-    return {text, ::strnlen(text, sizeof(segment_.header().stop_reason))};
+    const char* const text = segment_->header().stop_reason;
+    return {text, ::strnlen(text, sizeof(segment_->header().stop_reason))};
 }
 
 }  // namespace ddp

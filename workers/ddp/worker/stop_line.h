@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "ddp/worker/segment_map.h"
 #include "env/worker_env.h"
@@ -12,7 +13,8 @@ namespace ddp {
 /// This rank's part in the agreed stop (launcher/head/control/stop_agreement.h), in the launcher's segment.
 class StopLine {
   public:
-    /// Null without a launcher, or where its segment cannot be reached.
+    /// Null without a launcher, where its segment cannot be reached, and for a rank of another launcher that
+    /// runs inside one of its workers.
     static std::unique_ptr<StopLine> open(const ddprun::WorkerEnv& env);
 
     /// See Lifeline::should_stop.
@@ -21,9 +23,10 @@ class StopLine {
     [[nodiscard]] std::string reason() const;
 
   private:
-    StopLine(ddprun::UniqueFd fd, int rank);
+    StopLine(std::unique_ptr<SegmentMap> segment, std::uint32_t index)
+        : segment_(std::move(segment)), line_(segment_->line(index)) {}
 
-    SegmentMap segment_;
+    std::unique_ptr<SegmentMap> segment_;
     ddprun::RankLine& line_;
 };
 

@@ -22,10 +22,12 @@ def _open():
         file = os.dup(int(number))  # a container with a /proc of its own
     try:
         head = mmap.mmap(file, 4096)
-        magic, version, ranks, _, first, _, _, _, _, _, scalars = struct.unpack_from("QIIIIQQQIIQ", head)
+        magic, version, ranks, world, first, _, _, _, _, _, scalars = struct.unpack_from("QIIIIQQQIIQ", head)
         if (magic, version) != (_MAGIC, _VERSION):
             raise OSError(f"its layout has version {version}, this module knows {_VERSION}: install one release")
         index = int(os.environ["RANK"]) - first
+        if not 0 <= index < ranks or int(os.environ.get("WORLD_SIZE", world)) != world:
+            return None, None, b""  # a rank of another launcher, which runs inside a worker of ddprun
         lines = mmap.mmap(file, 4096 + 128 * ranks)
         line = memoryview(lines)[4096 + 128 * index:4096 + 128 * (index + 1)].cast("Q")
         return line, _open_ring(file, scalars, index), memoryview(head)[64:320]
