@@ -87,11 +87,13 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
             if (finished()) return;
             controller_.preempt(SIGTERM, fmt::format("walltime in {}", format_duration(left)), left);
         });
-    controller_.begin();
-    if (!inherited) return;
+    if (!inherited) {
+        controller_.begin();
+        return;
+    }
     begin_herald(std::move(inherited->addresses));
-    for (const auto& [agent, hello] : inherited->nodes) on_agent_joined(agent, hello);
-    controller_.succeed(std::move(inherited->state), why);
+    for (const auto& [agent, error] : controller_.succeed(std::move(inherited->state), inherited->nodes, why))
+        refuse(agent, error);
 }
 
 ControllerConfig Head::controller_config() {
@@ -179,17 +181,19 @@ void Head::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     if (moved_)
         return static_cast<void>(
             server_->send(agent, rdzv::Successor{moved_->host, moved_->addresses, moved_->port}));
-    const Status joined = controller_.agent_joined(agent, hello);
-    if (!joined) {
-        const bool is_news = !finished();
-        for (const std::string_view line : split(joined.error().what, '\n')) {
-            if (is_news) log_.warning("{}", line);
-        }
-        return server_->refuse_agent(agent, joined.error());
-    }
+    if (const Status joined = controller_.agent_joined(agent, hello); !joined)
+        return refuse(agent, joined.error());
     if (others_ && hello.node_rank) others_->joined(*hello.node_rank);
     const bool sends_output = node_.setup.start && node_.setup.start->order.sends_output;
     if (sends_output && hello.instance != node_.hello.instance) senders_.insert(agent);
+}
+
+void Head::refuse(rdzv::AgentId agent, const Error& why) {
+    const bool is_news = !finished();
+    for (const std::string_view line : split(why.what, '\n')) {
+        if (is_news) log_.warning("{}", line);
+    }
+    server_->refuse_agent(agent, why);
 }
 
 void Head::on_agent_lost(rdzv::AgentId agent, const Error& why) {

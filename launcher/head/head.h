@@ -70,6 +70,7 @@ class Head final : public rdzv::ServerHandler {
     [[nodiscard]] bool is_apart() const { return spec_.rendezvous.head_is_apart; }
     ControllerConfig controller_config();
     Result<MasterAddress> master_for(const rdzv::AgentHello& first);
+    void refuse(rdzv::AgentId agent, const Error& why);
     void send(rdzv::AgentId agent, const rdzv::ToAgent& message);
     void send(const PmixExchange::Messages& messages) {
         for (const PmixExchange::Outgoing& one : messages) server_->send(one.agent, one.message);

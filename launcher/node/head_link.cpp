@@ -11,48 +11,26 @@
 
 namespace ddprun {
 
-HeadLink::HeadLink(NodeParts& node, rdzv::AgentLinkHandler& handler, Ways ways)
+HeadLink::HeadLink(NodeParts& node, bool is_head, rdzv::AgentLinkHandler& handler, Ways ways)
     : node_(node),
       spec_(node.setup.spec),
       handler_(handler),
       ways_(std::move(ways)),
-      heir_(*node.loop, heir_at_first(), [this](const HeirActions& actions) { perform(actions); }) {}
+      heir_(*node.loop, heir_at_first(is_head), node.hello, *this) {}
 
 bool HeadLink::head_stays_here() const { return stays_on_host(head_.host); }
 
-HeirState HeadLink::heir_at_first() const {
+HeirState HeadLink::heir_at_first(bool is_head) const {
     const rdzv::Heartbeats limits = heartbeats_of(spec_.rendezvous);
     HeirState state;
     state.has_restarts = spec_.restart.max_restarts > 0 || spec_.nodes.min < spec_.nodes.max;
+    state.is_head = is_head;
     state.own_host = node_.hello.host;
     state.own_address = own_endpoint(spec_.rendezvous, 0).host;
     state.patience = spec_.failure_grace + limits.timeout;
     state.head_notices = head_notices_within(limits);
     state.return_timeout = return_timeout(spec_.rendezvous);
     return state;
-}
-
-void HeadLink::perform(const HeirActions& actions) {
-    const HeirState& state = heir_.state();
-    if (actions.send) send(*actions.send);
-    if (!actions.stop_workers.empty()) stop_workers(actions.stop_workers);
-    for (const auto& [agent, why] : actions.refuse) standby_->server->refuse_agent(agent, why);
-    if (actions.renew) renew(*actions.renew);
-    if (!actions.join.empty()) {
-        node_.loop->post([this, where = actions.join, by = actions.join_by] {
-            const bool is_ours = heir_.state().is_standby();
-            if (node_.hello.addresses.empty() && is_ours)
-                node_.hello.addresses = heir_.state().successor.addresses;
-            join(where, by, is_ours);
-        });
-    }
-    if (actions.take_over)
-        ways_.take_over(*standby_, state.why,
-                        {*actions.take_over, actions.joined, state.successor.addresses});
-    if (!actions.give_up.empty())
-        standby_->server->when_written(kFarewell, [this, why = actions.give_up] { ways_.give_up(why); });
-    if (actions.leave)
-        ways_.leave(actions.lost, state.has_asked_to_end ? ExitCode::TryAgain : ExitCode::Unavailable);
 }
 
 void HeadLink::obey(const rdzv::Legacy& legacy) {
@@ -128,13 +106,6 @@ void HeadLink::connected() {
     if (head_places_ > 1) head_ = head_address_;
 }
 
-void HeadLink::generation_began(const rdzv::StartGeneration& start) {
-    heir_.feed(heir_event::GenerationBegan{});
-    node_.hello.kept_place = start.place;
-    node_.hello.kept_generation = start.generation;
-    node_.hello.kept_restarts = start.restart_count;
-}
-
 void HeadLink::end_requests(const Error& why) {
     if (relay_) relay_->on_lost(fmt::format("the head at {} is lost ({})", to_string(head_), why.what));
 }
@@ -169,17 +140,34 @@ void HeadLink::stop_workers(const std::string& why) {
     stop.why = why;
     node_.agent->handle(stop);
     node_.inquiry->head_lost(why);
-    if (node_.agent->idle()) workers_ended();
 }
 
-void HeadLink::renew(const Error& why) {
+void HeadLink::kill_workers(const Error& why) {
     node_.log.warning("the controller: {}; {}joining again", why.what,
-                      node_.agent->idle() ? "" : "killing the workers of this node and ");
-    // A standby does not count nodes that its head has lost, so this node takes a new instance name.
-    node_.hello.rejoins =
-        std::exchange(node_.hello.instance, fmt::format("{}.{}", node_.guards.id, ++joins_));
-    if (node_.agent->idle()) workers_ended();
-    else node_.agent->kill_all();
+                      has_workers() ? "killing the workers of this node and " : "");
+    if (has_workers()) node_.agent->kill_all();
+}
+
+void HeadLink::join(std::vector<Endpoint> where, TimePoint by) {
+    node_.loop->post([this, where = std::move(where), by] {
+        const bool is_ours = heir_.state().is_standby();
+        if (node_.hello.addresses.empty() && is_ours)
+            node_.hello.addresses = heir_.state().successor.addresses;
+        join(where, by, is_ours);
+    });
+}
+
+void HeadLink::take_over(const JobState& job,
+                         const std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>>& joined) {
+    ways_.take_over(*standby_, heir_.state().why, {job, joined, heir_.state().successor.addresses});
+}
+
+void HeadLink::give_up(const std::string& why) {
+    standby_->server->when_written(kFarewell, [this, why] { ways_.give_up(why); });
+}
+
+void HeadLink::leave(const std::optional<Error>& lost) {
+    ways_.leave(lost, heir_.state().has_asked_to_end ? ExitCode::TryAgain : ExitCode::Unavailable);
 }
 
 }  // namespace ddprun

@@ -20,7 +20,7 @@ namespace ddprun {
 /// This node's membership in the job under one head after another. Joins; joins again when the head takes
 /// this node for lost; when the head is lost, goes to the standby or becomes the head. A head on its own host
 /// never joins. Runs on the event loop's thread.
-class HeadLink {
+class HeadLink final : private HeirHands {
   public:
     /// What the node does when the head is lost: it becomes the head, or it ends. `why` or the link's end
     /// explains the end; neither does when the user has asked for it.
@@ -28,9 +28,10 @@ class HeadLink {
         std::function<void(Standby&, const std::string& why, Inheritance)> take_over;
         std::function<void(const std::string& why)> give_up;
         std::function<void(const std::optional<Error>& lost, ExitCode)> leave;
+        std::function<void(const rdzv::Shutdown&)> end;
     };
-    /// `handler` gets the events of every link, one after another.
-    HeadLink(NodeParts& node, rdzv::AgentLinkHandler& handler, Ways ways);
+    /// `is_head`: the head is in this process. `handler` gets the events of every link, one after another.
+    HeadLink(NodeParts& node, bool is_head, rdzv::AgentLinkHandler& handler, Ways ways);
     HeadLink(const HeadLink&) = delete;
     HeadLink& operator=(const HeadLink&) = delete;
 
@@ -46,7 +47,7 @@ class HeadLink {
     /// this process.
     void join(const Endpoint& controller, bool is_ours);
     /// Returns false, and sends nothing, when there is no session.
-    bool send(rdzv::FromAgent message) { return link_ && link_->send(std::move(message)); }
+    bool send(rdzv::FromAgent message) override { return link_ && link_->send(std::move(message)); }
     [[nodiscard]] bool is_connected() const { return link_ && link_->is_connected(); }
     /// Asks the controller to end the job. Without a controller the node leaves.
     void ask_to_end(const char* how, int signal);
@@ -55,9 +56,10 @@ class HeadLink {
 
     // Events that the link's handler passes on.
     void connected();
-    void generation_began(const rdzv::StartGeneration& start);
+    void generation_began(const rdzv::StartGeneration& start) { heir_.generation_began(start); }
     void obey(const rdzv::Legacy& legacy);
     void obey(const rdzv::Successor& successor) { heir_.feed(successor); }
+    void obey(const rdzv::Shutdown& shutdown) { heir_.feed(shutdown); }
     void on_store_reply(std::uint32_t number, const rdzv::StoreReply& reply) {
         relay_->on_store_reply(number, reply);
     }
@@ -66,19 +68,29 @@ class HeadLink {
     }
     /// Answers the workers' requests with `why`: the link has ended.
     void end_requests(const Error& why);
-    /// The head, another process, is lost: this node goes on under the same or another head, or ends.
+    /// The head is lost: this node goes on under the same or another head, or ends.
     void lost(const Error& why);
     /// No worker of this node is left.
     void workers_ended() { heir_.feed(heir_event::WorkersEnded{}); }
 
   private:
-    [[nodiscard]] HeirState heir_at_first() const;
-    void perform(const HeirActions& actions);
+    bool has_workers() override { return !node_.agent->idle(); }
+    void stop_workers(const std::string& why) override;
+    void kill_workers(const Error& why) override;
+    void refuse(rdzv::AgentId agent, const Error& why) override {
+        standby_->server->refuse_agent(agent, why);
+    }
+    void join(std::vector<Endpoint> where, TimePoint by) override;
+    void take_over(const JobState& job,
+                   const std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>>& joined) override;
+    void give_up(const std::string& why) override;
+    void end(const rdzv::Shutdown& shutdown) override { ways_.end(shutdown); }
+    void leave(const std::optional<Error>& lost) override;
+
+    [[nodiscard]] HeirState heir_at_first(bool is_head) const;
     void join(std::vector<Endpoint> controllers, TimePoint by, bool is_ours);
     [[nodiscard]] bool head_is_dead() const;
     Status listen_as_standby();
-    void stop_workers(const std::string& why);
-    void renew(const Error& why);
 
     NodeParts& node_;
     const JobSpec& spec_;
@@ -92,7 +104,6 @@ class HeadLink {
     Endpoint head_address_;        ///< the same, numeric: names may not resolve once the head is lost
     std::size_t head_places_ = 1;  ///< number of addresses at which the head was tried
     bool has_joined_ = false;      ///< over the current link
-    int joins_ = 1;                ///< how often this node has joined its controller
 };
 
 }  // namespace ddprun

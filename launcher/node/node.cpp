@@ -70,7 +70,7 @@ Status Node::build() {
     if (!observed) return observed;
     if (const Status known = parts_.build_hello(choice->is_head); !known) return known;
     link_ = std::make_unique<HeadLink>(
-        parts_, *this,
+        parts_, choice->is_head, *this,
         HeadLink::Ways{
             .take_over = [this](Standby& listening, const std::string& why,
                                 Inheritance inherited) { take_over(listening, why, std::move(inherited)); },
@@ -80,7 +80,8 @@ Status Node::build() {
                     leave(ExitCode::Unavailable);
                 },
             .leave = [this](const std::optional<Error>& lost,
-                            ExitCode code) { lost ? lose_controller(*lost, code) : leave(code); }});
+                            ExitCode code) { lost ? lose_controller(*lost, code) : leave(code); },
+            .end = [this](const rdzv::Shutdown& shutdown) { end(shutdown); }});
     if (!choice->is_head) {
         if (const Status relays = link_->relay_store(); !relays) return relays;
         link_->join(choice->endpoint, false);
@@ -280,8 +281,7 @@ void Node::obey(const rdzv::StartGeneration& start) {
     parts_.agent->handle(start);
 }
 
-void Node::obey(const rdzv::Shutdown& shutdown) {
-    if (head_) return;
+void Node::end(const rdzv::Shutdown& shutdown) {
     failure_ = shutdown.why;
     const bool is_fixed = spec_.nodes.min == spec_.nodes.max;
     if (shutdown.exit_code != 0 || parts_.agent->generation() > 0 || !is_fixed)
@@ -299,9 +299,7 @@ void Node::on_connected() {
 
 void Node::on_lost(const Error& why) {
     link_->end_requests(why);
-    if (exit_code_ || (head_ && head_->finished())) return;
-    if (!head_) return link_->lost(why);
-    lose_controller(why, ExitCode::Unavailable);
+    if (!exit_code_ && !(head_ && head_->finished())) link_->lost(why);
 }
 
 void Node::lose_controller(const Error& why, ExitCode code) {

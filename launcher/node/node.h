@@ -64,7 +64,7 @@ class Node final : public rdzv::AgentLinkHandler {
     void on_detail(const std::string& line) override { parts_.log.debug("{}", line); }
     void obey(const rdzv::StartGeneration& start);
     void obey(const rdzv::StopGeneration& stop) { parts_.agent->handle(stop); }
-    void obey(const rdzv::Shutdown& shutdown);
+    void obey(const rdzv::Shutdown& shutdown) { link_->obey(shutdown); }
     void obey(const rdzv::Notice& notice) { parts_.agent->handle(notice); }
     void obey(const rdzv::StopProposal& proposal) { parts_.agent->handle(proposal); }
     void obey(const rdzv::Legacy& legacy) { link_->obey(legacy); }
@@ -78,6 +78,7 @@ class Node final : public rdzv::AgentLinkHandler {
         if (parts_.pmix) parts_.pmix->handle(of_pmix);
     }
 
+    void end(const rdzv::Shutdown& shutdown);
     void lose_controller(const Error& why, ExitCode code);
     void leave(ExitCode code);
     void stop();

@@ -79,6 +79,20 @@ TEST(Succession, TheStandbyIsKnownByItsHostAndNotByItsPortNumberAlone) {
     EXPECT_THAT(actions.join, ElementsAre(Endpoint{"10.0.0.2", 4000}));
 }
 
+TEST(Succession, TheHeadsOwnNodeObeysNoShutdownAndLeavesWhenItsLinkEnds) {
+    for (const bool is_head : {true, false}) {
+        HeirState state;
+        state.is_head = is_head;
+        state.has_restarts = true;
+        step(state, rdzv::Successor{"node2", {}, 4000}, kStart);
+        EXPECT_NE(step(state, rdzv::Shutdown{0, ""}, kStart).end.has_value(), is_head);
+        const heir_event::LinkLost lost{{"head", 1}, {Errc::Timeout, "silent", 0}, true, false};
+        const HeirActions actions = step(state, lost, kStart);
+        EXPECT_EQ(actions.leave, is_head);
+        EXPECT_EQ(actions.stop_workers.empty(), is_head);
+    }
+}
+
 TEST(Succession, TheStandbyIsTheFirstConnectedNodeAfterTheHeads) {
     HeadOf head(3);
     EXPECT_EQ(head.state.standby, 2U);

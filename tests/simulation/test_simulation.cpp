@@ -88,6 +88,7 @@ class SimulatedJob {
     }
 
   private:
+    using Joined = std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>>;
     struct Agent;
     /// The listener of a head or a standby.
     struct Head {
@@ -101,7 +102,22 @@ class SimulatedJob {
         std::map<rdzv::AgentId, SimulatedSession*> sessions = {};
     };
     /// One ddprun.
-    struct Agent {
+    struct Agent final : HeirHands {
+        explicit Agent(SimulatedJob& of) : job(of) {}
+        bool send(rdzv::FromAgent message) override { return job.to_controller(*this, std::move(message)); }
+        bool has_workers() override { return !is_idle(*this); }
+        void stop_workers(const std::string& why) override { job.stop_workers(*this, why); }
+        void kill_workers(const Error&) override { job.kill_workers(*this); }
+        void refuse(rdzv::AgentId whom, const Error& why) override { job.refuse(*own, whom, why.code); }
+        void join(std::vector<Endpoint> where, TimePoint by) override { job.dial(*this, where.front(), by); }
+        void take_over(const JobState& inherited, const Joined& joined) override {
+            job.take_over(*this, inherited, joined);
+        }
+        void give_up(const std::string&) override { job.leave(*this); }
+        void end(const rdzv::Shutdown&) override { job.leave(*this); }
+        void leave(const std::optional<Error>&) override { job.leave(*this); }
+
+        SimulatedJob& job;
         int node = 0;
         std::uint16_t port = 0;  ///< that `own` listens on
         Head* own = nullptr;     ///< null: it does not listen
@@ -112,7 +128,7 @@ class SimulatedJob {
         Head* head = nullptr;
         SimulatedSession* session = nullptr;
         bool is_linked = false;
-        std::string instance, rejoins;
+        rdzv::AgentHello hello;
         // Of its workers.
         AgentState state;
         rdzv::StartGeneration order;
@@ -153,7 +169,7 @@ class SimulatedJob {
         ControllerConfig config;
         config.spec = spec_;
         config.own_host = fmt::format("node{}", head.agent.node);
-        config.own_instance = head.agent.instance;
+        config.own_instance = head.agent.hello.instance;
         config.terms = {"version=1"};
         config.random = 1;
         config.succession = {
@@ -226,50 +242,37 @@ class SimulatedJob {
 
     std::unique_ptr<Heir> make_heir(Agent& agent) {
         HeirState state;
-        state.own_host = fmt::format("node{}", agent.node);
+        state.is_head = agents_.size() == 1;
+        state.own_host = agent.hello.host;
         state.has_restarts = spec_.restart.max_restarts > 0 || nodes_.min < nodes_.max;
         state.patience = kFailureGrace + kHeartbeatTimeout;
         state.head_notices = head_notices_within({kHeartbeatTimeout});
         state.return_timeout = 10 * kHeartbeatTimeout;
-        return std::make_unique<Heir>(
-            *loop_, state, [this, &agent](const HeirActions& actions) { perform(agent, actions); });
+        return std::make_unique<Heir>(*loop_, state, agent.hello, agent);
     }
-    void perform(Agent& agent, const HeirActions& actions) {
-        if (actions.send) to_controller(agent, *actions.send);
-        if (!actions.stop_workers.empty()) {
-            agent.inquiry->head_lost(actions.stop_workers);
-            if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
-            feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
-        }
-        for (const auto& [peer, why] : actions.refuse) refuse(*agent.own, peer, why.code);
-        if (actions.renew) {
-            tell(fmt::format("node{} was lost, and joins again", agent.node));
-            agent.rejoins = std::exchange(agent.instance, fmt::format("{}+", agent.instance));
-            feed(agent, agent_event::KillRequested{});
-        }
-        const bool ends_workers = actions.renew || !actions.stop_workers.empty();
-        if (ends_workers && is_idle(agent)) agent.heir->feed(heir_event::WorkersEnded{});
-        if (!actions.join.empty()) {
-            agent.head = agents_[actions.join.front().port]->own;
-            after(delay(), [this, &agent, by = actions.join_by] { join(agent, by); });
-        }
-        if (actions.take_over) take_over(agent, actions);
-        if (actions.leave || !actions.give_up.empty()) leave(agent);
+    void stop_workers(Agent& agent, const std::string& why) {
+        agent.inquiry->head_lost(why);
+        if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
+        feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
+    }
+    void kill_workers(Agent& agent) {
+        tell(fmt::format("node{} was lost, and joins again", agent.node));
+        feed(agent, agent_event::KillRequested{});
+    }
+    void dial(Agent& agent, const Endpoint& where, TimePoint by) {
+        agent.head = agents_[where.port]->own;
+        after(delay(), [this, &agent, by] { join(agent, by); });
     }
     void refuse(Head& head, rdzv::AgentId peer, Errc code) {
         end_session(head, peer);
         after(delay(), [this, &head, &agent = *by_peer_[peer], code] { lose_head(agent, head, code); });
     }
-    void take_over(Agent& agent, const HeirActions& actions) {
+    void take_over(Agent& agent, const JobState& state, const Joined& joined) {
         tell(fmt::format("node{} takes over", agent.node));
         stop_asked_.reset();  // a request to the lost head has to be repeated
         Controller& controller = build_controller(*agent.own);
-        controller.begin();
-        for (const auto& [peer, hello] : actions.joined) {
-            if (const Status joined = controller.agent_joined(peer, hello); !joined)
-                refuse(*agent.own, peer, joined.error().code);
-        }
-        controller.succeed(*actions.take_over, agent.heir->state().why);
+        for (const auto& [peer, why] : controller.succeed(state, joined, agent.heir->state().why))
+            refuse(*agent.own, peer, why.code);
     }
     void lose_head(Agent& agent, Head& head, Errc code) {
         if (!agent.is_running || agent.head != &head || agent.is_leaving || &agent == &head.agent) return;
@@ -326,7 +329,7 @@ class SimulatedJob {
     /// A running node that takes itself for the standby; null: none.
     Agent* standby() {
         for (const auto& agent : agents_) {
-            if (agent->is_running && agent->heir && agent->heir->state().is_standby() && is_member(*agent))
+            if (agent->is_running && agent->heir->state().is_standby() && is_member(*agent))
                 return agent.get();
         }
         return nullptr;
@@ -573,12 +576,17 @@ class SimulatedJob {
     // ---- agents and their workers
 
     Agent& add_agent(int node) {
-        agents_.push_back(std::make_unique<Agent>());
+        agents_.push_back(std::make_unique<Agent>(*this));
         Agent& agent = *agents_.back();
         agent.node = node;
         agent.port = static_cast<std::uint16_t>(agents_.size() - 1);
-        agent.instance = fmt::format("{}", agent.port);
-        if (agents_.size() > 1) agent.heir = make_heir(agent);
+        agent.hello.host = fmt::format("node{}", node);
+        if (agents_.size() == 1) agent.hello.node_rank = 0;
+        agent.hello.slots = 1 + node % most_slots_;
+        agent.hello.pid = 1;  // as in containers
+        agent.hello.instance = fmt::format("{}", agent.port);
+        agent.hello.terms = {"version=1"};
+        agent.heir = make_heir(agent);
         agent.inquiry = make_inquiry(agent);
         return agent;
     }
@@ -603,26 +611,15 @@ class SimulatedJob {
             if (clock_.now() >= by) return lose_head(agent, head, Errc::Timeout);
             return after(100ms, [this, &agent, by] { join(agent, by); });
         }
-        rdzv::AgentHello hello;
-        hello.host = fmt::format("node{}", agent.node);
-        if (&agent == agents_[0].get()) hello.node_rank = 0;
-        hello.slots = 1 + agent.node % most_slots_;
-        hello.pid = 1;  // as in containers
-        hello.instance = agent.instance;
-        hello.rejoins = agent.rejoins;
-        hello.terms = {"version=1"};
-        if (agent.order.generation > 0) hello.kept_place = agent.order.place;
-        hello.kept_generation = agent.order.generation;
-        hello.kept_restarts = agent.order.restart_count;
         const rdzv::AgentId earlier = std::exchange(agent.peer, by_peer_.size());
         by_peer_.push_back(&agent);
         open_session(agent, head);
         agent.is_linked = true;
         if (!head.controller) {
             head.members.insert(agent.peer);
-            return head.agent.heir->feed(heir_event::AgentCame{agent.peer, hello});
+            return head.agent.heir->feed(heir_event::AgentCame{agent.peer, agent.hello});
         }
-        const Status joined = head.controller->agent_joined(agent.peer, hello);
+        const Status joined = head.controller->agent_joined(agent.peer, agent.hello);
         if (head.members.contains(earlier)) end_session(head, earlier);
         if (!joined) return lose_head(agent, head, joined.error().code);
         head.members.insert(agent.peer);
@@ -699,7 +696,7 @@ class SimulatedJob {
         const pid_t pid = action.pid;
         if (action.signal == SIGKILL) {
             const bool may_kill = agent.is_leaving || agent.head->is_outnumbered ||
-                                  (agent.heir && agent.heir->state().phase == HeirState::Phase::Returning);
+                                  agent.heir->state().phase == HeirState::Phase::Returning;
             must(!agent.grace_ends || clock_.now() >= *agent.grace_ends || may_kill,
                  fmt::format("a worker of node{} is killed before its grace is over", agent.node));
             return after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}); });
@@ -744,7 +741,7 @@ class SimulatedJob {
         must(action.unkillable.empty(), fmt::format("node{} gives up on its workers", agent.node));
         to_controller(agent, rdzv::GenerationEnded{agent.order.generation, {}});
         if (agent.is_leaving) after(delay(), [this, &agent] { end_if_idle(agent); });
-        if (agent.heir) agent.heir->feed(heir_event::WorkersEnded{});
+        agent.heir->feed(heir_event::WorkersEnded{});
     }
 
     // ---- the network
@@ -861,7 +858,7 @@ class SimulatedJob {
         agent.order = start;
         heard_generation_ = std::max(heard_generation_, start.generation);
         heard_restarts_ = std::max(heard_restarts_, start.restart_count);
-        if (agent.heir) agent.heir->feed(heir_event::GenerationBegan{});
+        agent.heir->generation_began(start);
         agent.grace_ends.reset();
         agent.highest = agent.accepted = 0;
         feed(agent, agent_event::StartRequested{start.generation, start.local_world_size});
@@ -884,9 +881,7 @@ class SimulatedJob {
         agent.accepted = listens && agent.highest < proposal.step ? proposal.step : 0;
         to_controller(agent, rdzv::StepsDone{proposal.generation, proposal.step, listens, agent.highest});
     }
-    void obey(Agent& agent, const rdzv::Shutdown&) {
-        if (!is_heads(agent)) leave(agent);
-    }
+    void obey(Agent& agent, const rdzv::Shutdown& shutdown) { agent.heir->feed(shutdown); }
     void obey(Agent& agent, const rdzv::Notice& notice) {
         if (notice.kind == "signal") forward(agent, SignalFrom::Head);
     }
@@ -894,9 +889,7 @@ class SimulatedJob {
         if (agent.own == nullptr) add_head(agent);
         agent.heir->feed(heir_event::Appointed{legacy, agent.port});
     }
-    void obey(Agent& agent, const rdzv::Successor& successor) {
-        if (agent.heir) agent.heir->feed(successor);
-    }
+    void obey(Agent& agent, const rdzv::Successor& successor) { agent.heir->feed(successor); }
     template <class Message>
     void obey(Agent& agent, const Message& message) {
         if constexpr (requires { agent.inquiry->from_head(message); }) agent.inquiry->from_head(message);

@@ -449,13 +449,22 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& s
     if (node_of(peer) >= 0 && started.generation == state_.generation) feed(succession_event::Confirmed{});
 }
 
-void Controller::succeed(JobState state, const std::string& why) {
+std::vector<std::pair<rdzv::AgentId, Error>> Controller::succeed(
+    JobState state, const std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>>& agents,
+    const std::string& why) {
+    begin();
+    std::vector<std::pair<rdzv::AgentId, Error>> refused;
+    for (const auto& [peer, hello] : agents) {
+        if (const Status joined = agent_joined(peer, hello); !joined)
+            refused.emplace_back(peer, joined.error());
+    }
     state_ = std::move(state);
     for (const auto& [peer, hello] : agents_)
         take_word(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
     steps_before_ = state_.history.furthest_step;
     log_.set_generation(state_.generation);
     feed(job_event::NodeLost{0, why, membership_.has_enough()});
+    return refused;
 }
 
 /// Ends the job because this process cannot start a generation.

@@ -79,8 +79,11 @@ class Controller {
     void agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& standby);
     void agent_lost(rdzv::AgentId peer, const Error& why);
 
-    /// Makes this the controller of a job that has lost its head. Its agents have joined already.
-    void succeed(JobState state, const std::string& why);
+    /// Begins, instead of begin(), as the controller of a job that has lost its head, with the agents that
+    /// have joined its standby. Returns those that cannot take part, and why.
+    std::vector<std::pair<rdzv::AgentId, Error>> succeed(
+        JobState state, const std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>>& agents,
+        const std::string& why);
 
     /// Call it when the job goes on under another controller. True: this one has begun no generation and
     /// decides nothing any more; its agents are told where to go, and this process has to join there. False:

@@ -1,35 +1,65 @@
 #pragma once
 
-#include <functional>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "env/os/event_loop.h"
 #include "launcher/head/control/heir_state.h"
 
 namespace ddprun {
 
-/// Steps a HeirState by events and by its timer, on the event loop's thread.
+/// What a Heir's decisions do to its node.
+class HeirHands {
+  public:
+    virtual ~HeirHands() = default;
+    /// Sends to the head. False: there is no session.
+    virtual bool send(rdzv::FromAgent message) = 0;
+    /// False: no worker of this node is left.
+    virtual bool has_workers() = 0;
+    virtual void stop_workers(const std::string& why) = 0;
+    virtual void kill_workers(const Error& why) = 0;
+    virtual void refuse(rdzv::AgentId agent, const Error& why) = 0;
+    /// Joins the head at one of these addresses. The caller may be a handler of the earlier link.
+    virtual void join(std::vector<Endpoint> where, TimePoint by) = 0;
+    virtual void take_over(const JobState& job,
+                           const std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>>& joined) = 0;
+    virtual void give_up(const std::string& why) = 0;
+    /// Ends this node's part as the head says.
+    virtual void end(const rdzv::Shutdown& shutdown) = 0;
+    /// Ends this node's part without a head; `lost`: why the link to it ended.
+    virtual void leave(const std::optional<Error>& lost) = 0;
+};
+
+/// Steps a HeirState by events and by its timer and has its actions carried out, on the event loop's thread.
+/// Keeps in `hello` what this node says when it joins a head: its instance and its last generation.
 class Heir {
   public:
-    Heir(os::EventLoop& loop, HeirState state, std::function<void(const HeirActions&)> perform)
-        : loop_(loop), state_(std::move(state)), perform_(std::move(perform)) {}
+    /// `loop`, `hello` and `hands` must outlive the heir.
+    Heir(os::EventLoop& loop, HeirState state, rdzv::AgentHello& hello, HeirHands& hands)
+        : loop_(loop),
+          state_(std::move(state)),
+          hello_(hello),
+          first_instance_(hello.instance),
+          hands_(hands) {}
     ~Heir() { loop_.cancel(timer_); }
     Heir(const Heir&) = delete;
     Heir& operator=(const Heir&) = delete;
 
-    void feed(const HeirEvent& event) {
-        const HeirActions actions = step(state_, event, MonotonicClock::now());
-        loop_.cancel(timer_);
-        if (state_.timer != kNever)
-            timer_ = loop_.call_at(state_.timer, [this] { feed(heir_event::TimerFired{}); });
-        perform_(actions);
-    }
+    void feed(const HeirEvent& event);
+    void generation_began(const rdzv::StartGeneration& start);
     [[nodiscard]] const HeirState& state() const { return state_; }
 
   private:
+    void perform(const HeirActions& actions);
+
     os::EventLoop& loop_;
     HeirState state_;
-    std::function<void(const HeirActions&)> perform_;
+    rdzv::AgentHello& hello_;
+    std::string first_instance_;
+    int instances_ = 1;
+    HeirHands& hands_;
     os::EventLoop::TimerId timer_ = 0;
 };
 

@@ -37,6 +37,7 @@ struct HeirStep {
     }
     /// Takes the job over. Of two agents with the same place, the one that had it last joins first.
     void take_over() {
+        state.is_head = true;
         actions.take_over = inherited(*state.legacy, state.legacy_came);
         for (auto& [agent, arrival] : std::exchange(state.arrivals, {}))
             actions.joined.emplace_back(agent, std::move(arrival.hello));
@@ -87,8 +88,9 @@ struct HeirStep {
     [[nodiscard]] bool may_return(const heir_event::LinkLost& event) const {
         const bool is_silent =
             event.why.code == Errc::Timeout || rdzv::outage_of(event.why) == rdzv::Outage::Unreachable;
-        return !state.has_asked_to_end && (event.why.code == Errc::StaleGeneration ||
-                                           (is_silent && event.was_joined && state.has_restarts));
+        return !state.is_head && !state.has_asked_to_end &&
+               (event.why.code == Errc::StaleGeneration ||
+                (is_silent && event.was_joined && state.has_restarts));
     }
 
     void on(const heir_event::Appointed& event) {
@@ -105,12 +107,16 @@ struct HeirStep {
         state.successor = successor;
         if (was_standby && !state.is_standby()) actions.send = rdzv::StandbyListens{0};
     }
+    void on(const rdzv::Shutdown& shutdown) {
+        if (!state.is_head) actions.end = shutdown;
+    }
     void on(const heir_event::GenerationBegan&) {
         if (state.is_orphan()) forget_loss(Phase::Following);
     }
     void on(const heir_event::LinkLost& event) {
         const bool is_gone = event.why.code == Errc::Closed || event.why.code == Errc::Timeout;
-        const bool is_succeeded = state.phase == Phase::Following && !state.successor.host.empty();
+        const bool is_succeeded =
+            !state.is_head && state.phase == Phase::Following && !state.successor.host.empty();
         if (is_gone && is_succeeded && !state.has_asked_to_end) return lose_head(event);
         actions.lost = event.why;
         actions.leave = !may_return(event);

@@ -34,8 +34,11 @@ inline Duration head_notices_within(const rdzv::Heartbeats& limits) { return 2 *
 /// While this node still hears the head, an agent that arrives here was cut off alone: it is refused after a
 /// while. If the head is lost next, that agent does not count (Legacy::lost): the head may go on without
 /// both.
+///
+/// The head's own node follows nobody: it leaves when it loses the head, and does not obey a Shutdown.
 struct HeirState {
     // Set at the beginning.
+    bool is_head = false;       ///< the head is in this process; later also of a standby that took over
     bool has_restarts = false;  ///< a silent head that comes back begins another generation
     std::string own_host;       ///< this node's name, as the head tells it to the others
     std::string own_address;    ///< by which this process reaches its own listener
@@ -104,7 +107,7 @@ struct EndAsked {
 struct TimerFired {};
 }  // namespace heir_event
 
-using HeirEvent = std::variant<heir_event::Appointed, rdzv::Successor, heir_event::LinkLost,
+using HeirEvent = std::variant<heir_event::Appointed, rdzv::Successor, rdzv::Shutdown, heir_event::LinkLost,
                                heir_event::WorkersEnded, heir_event::GenerationBegan, heir_event::AgentCame,
                                heir_event::AgentGone, heir_event::EndAsked, heir_event::TimerFired>;
 
@@ -120,6 +123,7 @@ struct HeirActions {
     std::optional<JobState> take_over;
     std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>> joined;  ///< in this order
     std::string give_up;                                             ///< why; "" no
+    std::optional<rdzv::Shutdown> end;                               ///< end this node as the head says
     bool leave = false;
     std::optional<Error> lost;  ///< why the link ended, after LinkLost; with `leave` it is the reason
 };
