@@ -319,8 +319,8 @@ class SimulatedJob {
         const int around_standby = dice_.between(1, 100);
         const TimePoint when = start + dice_.span(3s, 3s + work_);
         if (around_standby <= 8) at(when, [this] { isolate_head(); });
-        else if (around_standby <= 16) at(when, [this] { fail_standby(); });
-        else if (around_standby <= 24)
+        else if (around_standby <= 20) at(when, [this] { fail_standby(); });
+        else if (around_standby <= 28)
             at(when, [this, node = nodes] {
                 crashes_behind_newcomer_ = true;
                 come(node);
@@ -624,10 +624,10 @@ class SimulatedJob {
         if (!joined) return lose_head(agent, head, joined.error().code);
         head.members.insert(agent.peer);
         note_members();
-        // The standby may not hear of the newcomer any more, and the newcomer is at the standby before
-        // others.
-        if (std::exchange(crashes_behind_newcomer_, false))
-            after(dice_.span(1ms, 60ms), [this] { crash_head(); });
+        if (!std::exchange(crashes_behind_newcomer_, false)) return;
+        // The standby does not hear of the newcomer, which comes to it before nodes that stop their workers.
+        if (Agent* const heir = standby()) heir->session->fall_silent(1s, false);
+        after(dice_.span(20ms, 80ms), [this] { crash_head(); });
     }
     static void end_session(Head& head, rdzv::AgentId peer) {
         head.members.erase(peer);
