@@ -490,6 +490,12 @@ void observation_options(OptionList& options, OptionDraft& draft) {
         "--metrics-port", "[ADDR:]PORT", into(spec.metrics_at, parse_metrics_address),
         "Serve Prometheus metrics on this port of the loopback interface, where every user of this host can read them; "
         "or at this address of the host, *:PORT at all, for everyone who reaches it.");
+    options
+        .value(
+            "--tensorboard", "DIR", into(spec.tensorboard, parse_text),
+            "Write curves of the job for TensorBoard below DIR/RUN, where RUN is --rdzv-id, else the batch job's id or the "
+            "one that ddprun ps shows: steps per second, communication, CPU, memory, GPUs, restarts.")
+        ->option_text("@directory");
 }
 
 void other_options(OptionList& options, OptionDraft& draft) {

@@ -79,6 +79,7 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
                   spec_.nodes.min == 1 ? "" : "s");
     }
     if (spec_.hang_timeout != Duration::zero()) watch_for_hangs();
+    if (!spec_.tensorboard.empty()) write_curves();
     const bool wants_time = run_ && spec_.walltime_notice == Duration::zero();
     walltime_.begin(
         wants_time ? kRequeueNotice : spec_.walltime_notice,
@@ -139,6 +140,15 @@ void Head::watch_for_hangs() {
                                 node_.agent->variable(0, "NCCL_RAS_ADDR"));
         },
         [this](const HangVerdict& verdict) { controller_.hang_found(verdict.what, verdict.culprit); });
+}
+
+void Head::write_curves() {
+    const std::string& run_id = spec_.rendezvous.run_id;
+    const std::optional<BatchJob> batch_job = find_batch_job(process_environment);
+    const std::string run = run_id != "none" ? run_id : batch_job ? batch_job->id : node_.guards.id;
+    curves_ =
+        std::make_unique<JobCurves>(*node_.loop, *node_.inquiry, curve_directory(spec_.tensorboard, run),
+                                    [this](std::string_view why) { log_.warning("{}", why); });
 }
 
 Status Head::start_others() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launcher/ask/hang_watch.h"
+#include "launcher/ask/job_curves.h"
 #include "launcher/ask/job_questions.h"
 #include "launcher/ask/survey.h"
 #include "launcher/batch/requeue_run.h"
@@ -77,6 +78,7 @@ class Head final : public rdzv::ServerHandler {
     }
     void begin_generation(std::uint64_t generation);
     void watch_for_hangs();
+    void write_curves();
     std::string listen_for_late_comers(const std::vector<std::string>& own_addresses);
     void begin_herald(std::vector<std::string> own_addresses);
     [[nodiscard]] std::string note_of_walltime(const JobEnd& end) const;
@@ -96,6 +98,9 @@ class Head final : public rdzv::ServerHandler {
         node_.output->show_sent(agent, piece.stream == 2 ? Output::Stream::Err : Output::Stream::Out,
                                 piece.bytes.view());
     }
+    void hear(rdzv::AgentId /*agent*/, const rdzv::WorkerScalars& scalars) {
+        if (curves_) curves_->told(scalars.generation, scalars.lines.view());
+    }
     void hear(rdzv::AgentId agent, const rdzv::FenceEntered& fence) { send(exchange_.entered(agent, fence)); }
     void hear(rdzv::AgentId agent, const rdzv::ModexRequest& request) {
         send(exchange_.asked(agent, request));
@@ -114,6 +119,7 @@ class Head final : public rdzv::ServerHandler {
     PmixExchange exchange_;                  ///< of all nodes' PMIx servers
     WalltimeWatch walltime_;                 ///< on the head alone: one query to the scheduler
     std::unique_ptr<HangWatch> hang_watch_;  ///< null unless --hang-timeout
+    std::unique_ptr<JobCurves> curves_;      ///< null unless --tensorboard
     std::unique_ptr<RemoteAgents> others_;   ///< null unless we start the other hosts
     std::set<rdzv::AgentId> senders_;        ///< joined agents that send their output by their sessions
     bool waits_for_senders_ = false;         ///< the job is over, and `senders_` send their last lines

@@ -128,6 +128,10 @@ static void fields(Fields& f, OutputPiece& m) {
     f("stream", m.stream);
     f.blob(m.bytes);
 }
+static void fields(Fields& f, WorkerScalars& m) {
+    f("generation", m.generation);
+    f.blob(m.lines);
+}
 static void fields(Fields& f, OutputShown& m) { f("bytes", m.bytes); }
 static void fields(Fields& f, World& m) {
     f("generation", m.generation);

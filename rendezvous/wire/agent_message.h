@@ -80,6 +80,13 @@ struct StepsDone {
     std::uint64_t highest = 0;  ///< the highest step for which a worker has asked
     bool operator==(const StepsDone&) const = default;
 };
+/// Numbers that rank 0 told, for the job's curves (--tensorboard).
+struct WorkerScalars {
+    static constexpr MessageType kType = MessageType::WorkerScalars;
+    std::uint64_t generation = 0;
+    Blob lines;  ///< one line for each number: "step seconds value name"
+    bool operator==(const WorkerScalars&) const = default;
+};
 
 /// Tells an agent to start its workers. Its size does not depend on the number of nodes.
 struct StartGeneration {
@@ -256,7 +263,7 @@ struct ModexReply {
 /// The messages of an agent that has joined.
 using FromAgent =
     std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer, FenceEntered,
-                 ModexRequest, ModexReply, StandbyListens, OutputPiece, StepsDone>;
+                 ModexRequest, ModexReply, StandbyListens, OutputPiece, StepsDone, WorkerScalars>;
 /// The messages of the controller to an agent.
 using ToAgent =
     std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver,

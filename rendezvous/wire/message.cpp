@@ -45,6 +45,7 @@ constexpr std::array kMessages{
     MessageRow{MessageType::JobMoved, MessageKind::JobMoved, "JobMoved"},
     MessageRow{MessageType::OutputPiece, MessageKind::FromAgent, "OutputPiece"},
     MessageRow{MessageType::StepsDone, MessageKind::FromAgent, "StepsDone"},
+    MessageRow{MessageType::WorkerScalars, MessageKind::FromAgent, "WorkerScalars"},
     MessageRow{MessageType::StartGeneration, MessageKind::ToAgent, "StartGeneration"},
     MessageRow{MessageType::StopGeneration, MessageKind::ToAgent, "StopGeneration"},
     MessageRow{MessageType::Shutdown, MessageKind::ToAgent, "Shutdown"},

@@ -46,6 +46,7 @@ enum class MessageType : std::uint8_t {
     JobMoved,
     OutputPiece,
     StepsDone,
+    WorkerScalars,
     StartGeneration = 80,
     StopGeneration,
     Shutdown,

@@ -115,7 +115,8 @@ std::vector<std::string> seeds() {
              OutputPiece{1, Blob("a line\n")},
              OutputShown{7},
              StepsDone{1, 7, true, 6},
-             StopProposal{1, 7, "drain"}}) {
+             StopProposal{1, 7, "drain"},
+             WorkerScalars{1, Blob("1 2 3 loss\n")}}) {
         bytes.push_back(*encode(message, 1));
     }
     return bytes;

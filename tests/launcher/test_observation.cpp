@@ -5,12 +5,18 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cmath>
+#include <cstring>
 #include <fstream>
+#include <future>
+#include <map>
+#include <thread>
 
 #include "env/json.h"
 #include "env/text.h"
 #include "launcher/ask/control_socket.h"
 #include "launcher/ask/event_file.h"
+#include "launcher/ask/job_curves.h"
 #include "launcher/ask/job_status.h"
 #include "launcher/ask/metrics_server.h"
 #include "tests/support/other_users_socket.h"
@@ -419,6 +425,97 @@ TEST(JobStatus, TheTableNamesEveryWorkerAndKeepsToTheWidth) {
     EXPECT_THAT(narrow, AllOf(HasSubstr("2 workers"), HasSubstr("STEPS/S"), HasSubstr("in all_reduce"),
                               Not(HasSubstr("4171"))))
         << "the least telling goes";
+}
+
+// ---- curves
+
+std::map<std::string, double> curves_of(const JobStatus* before, const JobStatus& now) {
+    std::map<std::string, double> values;
+    for (const Scalar& scalar : scalars_of(before, now)) values[std::string(scalar.name)] = scalar.value;
+    return values;
+}
+
+TEST(JobCurves, ShowRatesSinceTheLastSampleAndOnlyWhatIsKnown) {
+    const JobStatus before = two_workers();
+    JobStatus now = before;
+    for (WorkerStatus& worker : now.workers) {
+        worker.reports_steps = worker.uses_libddp = true;
+        worker.state = "running";
+        worker.seconds += 2;
+        worker.step += 10;
+        worker.comm_seconds += worker.rank == 0 ? 0.5 : 1.5;
+    }
+    std::map<std::string, double> curves = curves_of(&before, now);
+    EXPECT_EQ(curves["job/workers"], 2);
+    EXPECT_EQ(curves["communication/percent_of_time"], 50);
+    EXPECT_EQ(curves["communication/waiting_percent_of_time"], 25) << "rank 0 waits the least";
+    EXPECT_EQ(curves.count("gpu/busy_percent"), 0U);
+
+    for (WorkerStatus& worker : now.workers) worker.reports_steps = worker.uses_libddp = false;
+    curves = curves_of(&before, now);
+    EXPECT_EQ(curves.count("steps/done") + curves.count("communication/percent_of_time"), 0U);
+
+    for (WorkerStatus& worker : now.workers) worker.state = "ended";
+    curves = curves_of(&before, now);
+    EXPECT_EQ(curves["job/workers"], 0);
+    EXPECT_EQ(curves.count("cpu/percent_of_a_core_per_worker"), 0U);
+}
+
+TEST(JobCurves, ShowTheGpusOfAllNodesAndCountTheSilentOnes) {
+    JobStatus status = two_workers();
+    GpuUsage busy, idle;
+    busy.busy_percent = 80;
+    busy.used_bytes = 3U << 20;
+    idle.used_bytes = 1U << 20;
+    status.hosts.resize(3);
+    status.hosts[0].gpus = {busy};
+    status.hosts[1].gpus = {idle};
+    status.hosts[2].trouble = "no answer in 2 s";
+    std::map<std::string, double> curves = curves_of(nullptr, status);
+    EXPECT_EQ(curves["gpu/busy_percent"], 40);
+    EXPECT_EQ(curves["gpu/mib_of_fullest"], 3);
+    EXPECT_EQ(curves["job/nodes_without_answer"], 1);
+}
+
+TEST(ToldScalars, AreTakenOnceInTheirOrderAndNonsenseIsLeftOut) {
+    const auto ring = std::make_unique<ScalarRing>();
+    std::strcpy(ring->tags[0], "loss");
+    std::strcpy(ring->tags[1], "bad\nname");
+    ring->tag_count = 2;
+    ring->records[0] = {1, 10.5, 0.25, 0};
+    ring->records[1] = {1, 10.5, 3, 77};  // no such name
+    ring->records[2] = {2, 11, 4, 1};
+    ring->written = 3;
+    std::vector<ToldScalar> taken = take_scalars(*ring, 1);
+    EXPECT_EQ(taken, (std::vector<ToldScalar>{{1, 10.5, 0.25, "loss"}}));
+    taken = take_scalars(*ring, 100);
+    ASSERT_EQ(taken.size(), 1U);
+    EXPECT_EQ(taken[0].name.find('\n'), std::string::npos);
+    EXPECT_TRUE(take_scalars(*ring, 100).empty());
+    ring->written = 1ULL << 60;  // a worker may write anything
+    EXPECT_LE(take_scalars(*ring, kScalarRecords).size(), kScalarRecords);
+    EXPECT_TRUE(take_scalars(*ring, kScalarRecords).empty());
+}
+
+TEST(ToldScalars, AreReadBackAsTheyWereSent) {
+    const std::vector<ToldScalar> sent = {{300, 1700000000.123456, 0.1, "train/loss of a"},
+                                          {0, 1, -INFINITY, "b"}};
+    EXPECT_EQ(decode_scalars(encode_scalars(sent)), sent);
+    EXPECT_TRUE(std::isnan(decode_scalars("1 2 nan loss\n").at(0).value));
+    EXPECT_TRUE(decode_scalars("\n1\n1 2\n1 2 3\n1 2 3 \nx 2 3 loss\n1 2 3x loss\n").empty());
+}
+
+TEST(JobCurves, ARunOfAnyNameStaysBelowTheDirectory) {
+    EXPECT_EQ(curve_directory("runs", "my run/1.2"), "runs/my_run_1.2");
+    EXPECT_EQ(curve_directory("runs", "../up"), "runs/_._up");
+    EXPECT_EQ(curve_directory("runs", ".."), "runs/_.");
+}
+
+TEST(JobCurves, AreSampledLessOftenAsTheJobGrowsOld) {
+    EXPECT_EQ(sample_pause(0s), 1s);
+    EXPECT_EQ(sample_pause(60s), 1s);
+    EXPECT_EQ(sample_pause(10min), 10s);
+    EXPECT_EQ(sample_pause(48h), 15s);
 }
 
 TEST(Metrics, FollowThePrometheusTextFormat) {

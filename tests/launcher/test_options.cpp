@@ -455,13 +455,14 @@ TEST(Option, StdinAndAttachNameARank) {
 TEST(Option, DdprunsTimesAndFilesArrive) {
     const JobSpec spec =
         spec_of({"--preempt-grace=2m", "--hang-timeout=15m", "--failure-grace=1s", "--report=r.json",
-                 "--events=e", "--metrics-port=9000", "--dry-run", "-q", "--narrow-gpus"});
+                 "--events=e", "--metrics-port=9000", "--tensorboard=t", "--dry-run", "-q", "--narrow-gpus"});
     EXPECT_EQ(spec.preempt_grace, minutes(2));
     EXPECT_EQ(spec.hang_timeout, minutes(15));
     EXPECT_EQ(spec.failure_grace, seconds(1));
     EXPECT_EQ(spec.report_file, "r.json");
     EXPECT_EQ(spec.events_file, "e");
     EXPECT_EQ(spec.metrics_at, (Endpoint{"127.0.0.1", 9000}));
+    EXPECT_EQ(spec.tensorboard, "t");
     EXPECT_TRUE(spec.dry_run && spec.quiet && spec.narrow_gpus);
 }
 

@@ -23,7 +23,7 @@ using Message =
                  Done, Value, Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited,
                  GenerationEnded, StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
                  FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor,
-                 JobMoved, OutputPiece, OutputShown, StepsDone, StopProposal>;
+                 JobMoved, OutputPiece, OutputShown, StepsDone, StopProposal, WorkerScalars>;
 
 /// Converts a message of one family to an AnyMessage.
 template <class Family>

@@ -104,6 +104,7 @@ std::vector<Message> one_of_each() {
         OutputShown{262144},
         StepsDone{3, 812, true, 811},
         StopProposal{3, 812, "ddprun drain"},
+        WorkerScalars{3, Blob("300 1700000000.5 0.25 loss\n")},
     };
 }
 
@@ -131,7 +132,7 @@ TEST(Message, KeepsTheNumbersOfReleasedVersions) {
     types.erase(std::unique(types.begin(), types.end()), types.end());
     EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,   6,  16, 17, 18, 19, 20, 21, 22, 23, 17,
                                        24,  32, 33, 34, 35, 36,  37, 64, 65, 66, 67, 80, 81, 82, 96, 97,
-                                       98,  83, 68, 84, 99, 100, 85, 69, 86, 70, 71, 87, 72, 88}));
+                                       98,  83, 68, 84, 99, 100, 85, 69, 86, 70, 71, 87, 72, 88, 73}));
 }
 
 TEST(Message, KeepsTheBytesOfReleasedVersions) {

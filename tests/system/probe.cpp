@@ -17,6 +17,7 @@
 //   await FILE      waits until FILE exists
 //   report TEXT     leaves an error report, as torch's @record does
 //   inside N        tells the launcher that it is inside all_reduce number N, as libddp would
+//   tell STEP VALUE NAME   tells a scalar, as ddprun.step() in Python would, if somebody reads them
 //   nameless        leaves a daemon whose environment is empty, but its arguments name PROBE_JOB
 //   grow   takes memory until it is killed
 #include <dirent.h>
@@ -149,6 +150,25 @@ void say_inside(std::uint64_t number) {
     line.joined = 1;
 }
 
+void tell(std::uint64_t step, double value, const std::string& name) {
+    const auto local_rank = static_cast<std::uint64_t>(std::atoi(variable("LOCAL_RANK").c_str()));
+    const auto local_size = static_cast<std::uint32_t>(std::atoi(variable("LOCAL_WORLD_SIZE").c_str()));
+    const std::uint64_t offset =
+        ddprun::segment_scalars_offset(local_size) + sizeof(ddprun::ScalarRing) * local_rank;
+    const int fd = std::atoi(variable("DDPRUN_SEGMENT_FD").c_str());
+    void* const memory = ::mmap(nullptr, sizeof(ddprun::ScalarRing), PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                                static_cast<off_t>(offset));
+    if (memory == MAP_FAILED) ::_exit(111);
+    ddprun::ScalarRing& ring = *static_cast<ddprun::ScalarRing*>(memory);
+    if (ring.is_read == 0) return;
+    const std::uint64_t written = ring.written, tag = ring.tag_count;
+    name.copy(ring.tags[tag], ddprun::kScalarTagBytes - 1);
+    ring.tag_count = tag + 1;
+    ring.records[written % ddprun::kScalarRecords] = {step, 1700000000.0 + static_cast<double>(step), value,
+                                                      tag};
+    ring.written = written + 1;
+}
+
 void print_cpus() {
     cpu_set_t set;
     ::sched_getaffinity(0, sizeof set, &set);
@@ -266,6 +286,9 @@ int main(int argc, char** argv) {
             print_signals();
         } else if (act == "inside") {
             say_inside(static_cast<std::uint64_t>(std::atoi(next().c_str())));
+        } else if (act == "tell") {
+            const std::string step = next(), value = next();
+            tell(static_cast<std::uint64_t>(std::atoi(step.c_str())), std::atof(value.c_str()), next());
         } else if (act == "closeout") {
             ::close(1);
             ::close(2);

@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/comes.h"
+#include "tests/support/curves.h"
 #include "tests/support/hosts.h"
 #include "tests/system/look.h"
 
@@ -108,6 +110,25 @@ TEST_F(LossOfTheHead, AnOpenQuestionIsAnsweredWhenTheStandbyTakesOver) {
         EXPECT_EQ(outcome.status, 0) << outcome.err;
     }
     EXPECT_THAT(question.wait().out, HasSubstr("the head at " + Hosts::address(0)));
+}
+
+TEST_F(LossOfTheHead, TheSuccessorGoesOnWithTheJobsCurves) {
+    hosts_ = std::make_unique<Hosts>(3);
+    const std::string run = hosts_->shared() + "/runs/succession/ddprun";
+    start(3, "2:3", {"--max-restarts=3", "--tensorboard=" + hosts_->shared() + "/runs"});
+    await_workers(3);
+    ASSERT_TRUE(comes([&] {
+        const Curves curves = read_curves(run);
+        const auto workers = curves.points.find("job/workers");
+        return workers != curves.points.end() && workers->second.back().second == 6;
+    }));
+    nodes_[0]->signal(SIGKILL);
+    for (int node : {1, 2}) EXPECT_EQ(end_of(node).status, 0);
+    const Curves curves = read_curves(run);
+    EXPECT_EQ(curves.files.size(), 2U);
+    const std::vector<std::uint64_t> seconds = curves.steps("job/workers");
+    EXPECT_TRUE(std::is_sorted(seconds.begin(), seconds.end()));
+    EXPECT_EQ(curves.points.at("job/workers").front().first, 0U) << "the lost head's points are kept";
 }
 
 TEST_F(LossOfTheHead, ALostNameServerDelaysNobody) {

@@ -9,12 +9,15 @@
 
 #include "env/lifeline.h"
 #include "env/text.h"
+#include "launcher/node/agent/told_scalars.h"
 #include "launcher/node/gpu/nvml.h"
 
 namespace ddprun {
 namespace {
 
 constexpr std::size_t kMaxStacks = 512 * 1024;  ///< of one worker, until take_stacks()
+constexpr Duration kScalarPause = std::chrono::seconds(1);
+constexpr std::size_t kScalarsInMessage = 1024;
 
 }  // namespace
 
@@ -36,6 +39,7 @@ Agent::~Agent() {
     }
     loop_.cancel(deadline_timer_);
     loop_.cancel(watch_timer_);
+    loop_.cancel(scalars_timer_);
 }
 
 void Agent::feed(const AgentEvent& event) {
@@ -166,6 +170,30 @@ bool Agent::signal_worker(int local_rank, int signal) {
     const AgentState::Worker& worker = state_.workers[static_cast<std::size_t>(local_rank)];
     if (worker.pid == 0 || worker.state == WorkerState::Ended) return false;
     return system_.signal_group(worker.pid, signal).has_value();
+}
+
+// ---- scalars
+
+/// Only rank 0's: the other ranks usually have the same curves.
+bool Agent::reads_scalars() const {
+    return !config_.spec.tensorboard.empty() && order_.first_rank == 0 && segment_ != nullptr;
+}
+
+void Agent::send_scalars_later() {
+    loop_.cancel(scalars_timer_);
+    scalars_timer_ = loop_.call_after(kScalarPause, [this] {
+        send_scalars();
+        send_scalars_later();
+    });
+}
+
+void Agent::send_scalars() {
+    for (std::size_t sent = 0; sent < kScalarRecords; sent += kScalarsInMessage) {
+        const std::vector<ToldScalar> scalars = take_scalars(segment_->scalars(0), kScalarsInMessage);
+        if (!scalars.empty())
+            send_(rdzv::WorkerScalars{order_.generation, rdzv::Blob(encode_scalars(scalars))});
+        if (scalars.size() < kScalarsInMessage) return;
+    }
 }
 
 // ---- lifelines

@@ -139,6 +139,10 @@ class Agent {
     void listen_to_nccl(WorkerPlan& plan);
     void read_lifeline(int local_rank);
     void fail_start(const std::string& why);
+    [[nodiscard]] bool reads_scalars() const;
+    void send_scalars_later();
+    void send_scalars();
+    void end_scalars();
     void stop_begins();
     void kill_rest_of_group(pid_t group, int rank);
     [[nodiscard]] std::vector<pid_t> strays();
@@ -164,6 +168,7 @@ class Agent {
     std::shared_ptr<SegmentFile> segment_;
     std::unique_ptr<FileWatch> error_files_;  ///< null: error files are not watched
     os::EventLoop::TimerId watch_timer_ = 0;
+    os::EventLoop::TimerId scalars_timer_ = 0;
     std::unique_ptr<NcclWords> nccl_words_;  ///< NCCL's lines of the first worker; null: not read
     UniqueFd null_;
     std::unique_ptr<StdinRelay> stdin_relay_;  ///< while a worker reads our terminal

@@ -164,7 +164,18 @@ void Agent::perform(const agent_action::ReportExit& action) {
         log_.warning("rank {} (pid {}) {}", rank, report.pid, how_it_ended(report));
         if (!first_failure_) first_failure_ = report;
     }
+    if (reads_scalars() && action.local_rank == 0) end_scalars();
     exits_.push_back(std::move(report));
+}
+
+/// The head gets what the worker told last before it hears of the worker's end.
+void Agent::end_scalars() {
+    loop_.cancel(scalars_timer_);
+    send_scalars();
+    if (const std::uint64_t lost = segment_->scalars(0).lost.load(std::memory_order_relaxed); lost > 0)
+        log_.warning(
+            "--tensorboard: {} scalars of rank 0 are lost: it told more than {} in a second, or of more than {} names",
+            lost, kScalarRecords, kScalarTags);
 }
 
 std::string Agent::read_error_file(const Worker& worker) const {

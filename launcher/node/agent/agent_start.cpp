@@ -53,6 +53,7 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     Result<std::unique_ptr<SegmentFile>> segment = SegmentFile::create(system_, shape);
     if (!segment) return segment.error();
     segment_ = std::move(*segment);
+    if (reads_scalars()) segment_->scalars(0).is_read.store(1, std::memory_order_release);
     if (config_.cgroup != nullptr) {
         if (const Status renewed = config_.cgroup->renew(); !renewed)
             log_.warning("{}: the workers start in our own cgroup", renewed.error().what);
@@ -270,6 +271,7 @@ void Agent::perform(const agent_action::ReportStarted&) {
     started.generation = state_.generation;
     send_(started);
     watch_timer_ = loop_.call_after(kErrorWatchDelay, [this] { watch_error_files(); });
+    if (reads_scalars()) send_scalars_later();
 }
 
 }  // namespace ddprun
