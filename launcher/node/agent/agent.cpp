@@ -176,7 +176,8 @@ bool Agent::signal_worker(int local_rank, int signal) {
 
 /// Only rank 0's: the other ranks usually have the same curves.
 bool Agent::reads_scalars() const {
-    return !config_.spec.tensorboard.empty() && order_.first_rank == 0 && segment_ != nullptr;
+    return !config_.spec.tensorboard.empty() && order_.first_rank == 0 && segment_ != nullptr &&
+           segment_->scalars(0) != nullptr;
 }
 
 void Agent::send_scalars_later() {
@@ -189,7 +190,7 @@ void Agent::send_scalars_later() {
 
 void Agent::send_scalars() {
     for (std::size_t sent = 0; sent < kScalarRecords; sent += kScalarsInMessage) {
-        const std::vector<ToldScalar> scalars = take_scalars(segment_->scalars(0), kScalarsInMessage);
+        const std::vector<ToldScalar> scalars = take_scalars(*segment_->scalars(0), kScalarsInMessage);
         if (!scalars.empty())
             send_(rdzv::WorkerScalars{order_.generation, rdzv::Blob(encode_scalars(scalars))});
         if (scalars.size() < kScalarsInMessage) return;

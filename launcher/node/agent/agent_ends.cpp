@@ -172,7 +172,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
 void Agent::end_scalars() {
     loop_.cancel(scalars_timer_);
     send_scalars();
-    if (const std::uint64_t lost = segment_->scalars(0).lost.load(std::memory_order_relaxed); lost > 0)
+    if (const std::uint64_t lost = segment_->scalars(0)->lost.load(std::memory_order_relaxed); lost > 0)
         log_.warning(
             "--tensorboard: {} scalars of rank 0 are lost: it told more than {} in a second, or of more than {} names",
             lost, kScalarRecords, kScalarTags);

@@ -53,7 +53,7 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     Result<std::unique_ptr<SegmentFile>> segment = SegmentFile::create(system_, shape);
     if (!segment) return segment.error();
     segment_ = std::move(*segment);
-    if (reads_scalars()) segment_->scalars(0).is_read.store(1, std::memory_order_release);
+    if (reads_scalars()) segment_->scalars(0)->is_read.store(1, std::memory_order_release);
     if (config_.cgroup != nullptr) {
         if (const Status renewed = config_.cgroup->renew(); !renewed)
             log_.warning("{}: the workers start in our own cgroup", renewed.error().what);

@@ -83,8 +83,9 @@ const RankLine& SegmentFile::line(int local_rank) const {
     return const_cast<SegmentFile*>(this)->line(local_rank);
 }
 
-ScalarRing& SegmentFile::scalars(int local_rank) {
-    return reinterpret_cast<ScalarRing*>(static_cast<char*>(base_) + header().scalars_offset)[local_rank];
+ScalarRing* SegmentFile::scalars(int local_rank) {
+    if (header().scalars_offset == 0) return nullptr;
+    return reinterpret_cast<ScalarRing*>(static_cast<char*>(base_) + header().scalars_offset) + local_rank;
 }
 
 int SegmentFile::size() const { return static_cast<int>(header().local_world_size); }

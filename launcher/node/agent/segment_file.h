@@ -42,8 +42,8 @@ class SegmentFile {
     void decide_stop(std::uint64_t step);
     [[nodiscard]] RankLine& line(int local_rank);
     [[nodiscard]] const RankLine& line(int local_rank) const;
-    /// The scalars that this worker tells.
-    [[nodiscard]] ScalarRing& scalars(int local_rank);
+    /// The scalars that this worker tells; null where a limit on file sizes left no room for them.
+    [[nodiscard]] ScalarRing* scalars(int local_rank);
     [[nodiscard]] int size() const;
 
   private:
