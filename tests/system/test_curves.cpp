@@ -119,6 +119,20 @@ TEST_F(JobCurves, WhatRankZeroToldIsOneCurveAlsoWhenItWasKilledAndRepeatsSteps) 
     EXPECT_TRUE(std::isnan(loss[3].second));
 }
 
+TEST_F(JobCurves, APythonWorkerTellsEveryStepOfABurst) {
+    std::ofstream(directory_.file("worker.py"))
+        << "import ddprun\n"
+           "for n in range(1, 3001):\n"
+           "    ddprun.step(n, loss=1 / n, **{'eval/accuracy': n / 3000})\n";
+    const Outcome outcome =
+        run(ddprun({"--rdzv-id=r", "--tensorboard=" + directory_.path()}, {directory_.file("worker.py")}),
+            with_environment({"PYTHONPATH=" + path_of("SOURCE_ROOT") + "/workers/python"}));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Curves curves = read_curves(directory_.file("r"));
+    EXPECT_EQ(curves.steps("loss"), steps_to(3000));
+    EXPECT_EQ(curves.steps("eval/accuracy"), steps_to(3000));
+}
+
 TEST_F(JobCurves, ADirectoryThatCannotBeWrittenCostsOneLineAndNotTheJob) {
     std::ofstream(directory_.file("notes")) << "text";
     const Outcome outcome = run(ddprun({"--tensorboard=" + directory_.file("notes"), "--rdzv-id=r"},
