@@ -167,6 +167,7 @@ TEST(WorkerEnv, NamesTheVariableOfEveryMalformedNumber) {
                                       "TORCHELASTIC_ERROR_FILE",
                                       "OMP_NUM_THREADS",
                                       "DDPRUN_STORE",
+                                      "DDPRUN_SEGMENT",
                                       "DDPRUN_TOKEN"};
     int numbers = 0;
     for (const auto& [name, value] : written(full())) {

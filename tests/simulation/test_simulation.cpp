@@ -868,7 +868,8 @@ class SimulatedJob {
     void obey(Agent& agent, const rdzv::StopGeneration& stop) {
         if (stop.generation != agent.order.generation) return;
         if (stop.signal == SIGKILL) return feed(agent, agent_event::KillRequested{});
-        must(stop.stop_at == 0 || stop.stop_at == agent.accepted,
+        const bool has_workers = agent.state.phase == AgentState::Phase::Running;
+        must(stop.stop_at == 0 || stop.stop_at == agent.accepted || !has_workers,
              fmt::format("node{} is to stop after step {}, which it has not accepted", agent.node,
                          stop.stop_at));
         if (!agent.grace_ends) agent.grace_ends = clock_.now() + Duration(stop.grace_ns);
