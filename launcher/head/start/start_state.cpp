@@ -77,7 +77,10 @@ void on(StartState& state, const start_event::Ended& event, TimePoint now) {
     for (const int node : starter.command.nodes) {
         HostState& host = state.hosts[node];
         // No worker runs before all have joined, so a host that has joined and ended cannot take part either.
-        if (std::exchange(host.phase, HostState::Missing) == HostState::Joined) ++state.missing_hosts;
+        if (host.phase == HostState::Joined) {
+            host.phase = HostState::Missing;
+            ++state.missing_hosts;
+        }
         fail(state, node, host.told.empty() ? words : host.told, now);
     }
 }
