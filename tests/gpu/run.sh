@@ -354,7 +354,7 @@ when=$(date -u +%Y-%m-%dT%H:%M:%SZ)
 {
     echo "# GPU verification, $when"
     echo
-    echo "GPU and driver: ${gpu_name:-none}. $("$ddprun" --version)."
+    echo "GPU and driver: ${gpu_name:-none}. $("$ddprun" --version | head -n 1)."
     echo
     echo "| step | outcome | seconds | |"
     echo "|---|---|---|---|"
@@ -376,7 +376,7 @@ artefact() {  # KEY FILE
     cat "$2"
 }
 {
-    printf '{\n  "version": 1,\n  "when": "%s",\n  "gpu": "%s",\n  "ddprun": "%s",\n  "failures": %d,\n  "steps": [' "$when" "${gpu_name:-}" "$("$ddprun" --version | plain)" "$failures"
+    printf '{\n  "version": 1,\n  "when": "%s",\n  "gpu": "%s",\n  "ddprun": "%s",\n  "failures": %d,\n  "steps": [' "$when" "${gpu_name:-}" "$("$ddprun" --version | head -n 1 | plain)" "$failures"
     for i in "${!names[@]}"; do
         [ "$i" -gt 0 ] && printf ','
         printf '\n    {"name": "%s", "outcome": "%s", "seconds": %d, "detail": "%s"}' "${names[i]}" "${outcomes[i]}" "${spans[i]}" "${details[i]}"

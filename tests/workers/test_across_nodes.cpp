@@ -5,7 +5,10 @@
 
 #include <cstring>
 #include <future>
+#include <map>
+#include <mutex>
 #include <numeric>
+#include <thread>
 
 #include "failures.h"
 #include "fake_link.h"
@@ -473,17 +476,22 @@ TEST(AcrossNodes, MessagesMayBeginLateAndMoveInParts) {
 TEST(AcrossNodesFailure, AllRanksLearnOfALostConnection) {
     FakeNetwork network;
     SeveralNodes world({2, 1, 1});
-    static thread_local std::string own;  // the address of this rank's link
+    std::mutex mutex;
+    std::map<std::thread::id, std::string> addresses;  // of the links, by their rank's thread
+    const auto own_address = [&]() -> std::string& {
+        const std::lock_guard lock(mutex);
+        return addresses[std::this_thread::get_id()];
+    };
     world.set_links([&] {
         auto link = network.open();
-        own = link->address();
+        own_address() = link->address();
         return link;
     });
     const auto failures = world.failures([&](ProcessGroup& group) {
         std::vector<float> values(100'000);
         group.all_reduce(buffer_of(std::span<float>(values))).wait();
         // The leader of a node: the link of rank 1 carries nothing, so its loss would end no call.
-        if (group.rank() == 3) network.lose(own);
+        if (group.rank() == 3) network.lose(own_address());
         for (;;) group.all_reduce(buffer_of(std::span<float>(values))).wait();
     });
     for (const auto& failure : failures) {
