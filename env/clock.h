@@ -34,6 +34,13 @@ inline TimePoint deadline_after(TimePoint now, Duration span) {
 
 inline double in_seconds(Duration span) { return std::chrono::duration<double>(span).count(); }
 
+/// Seconds since 1970. An administrator may set this clock back: for times that are shown, not for deadlines.
+inline double wall_clock() noexcept {
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+}
+
 /// Milliseconds from `now` to `deadline`, rounded up, for poll(2) and epoll_wait(2): -1 never, 0 passed.
 inline int poll_milliseconds(TimePoint now, TimePoint deadline) {
     if (deadline == kNever) return -1;

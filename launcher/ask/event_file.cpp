@@ -7,18 +7,10 @@
 
 #include <cmath>
 
+#include "env/clock.h"
 #include "env/json.h"
 
 namespace ddprun {
-namespace {
-
-double wall_clock() {
-    timespec now{};
-    ::clock_gettime(CLOCK_REALTIME, &now);
-    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
-}
-
-}  // namespace
 
 std::string format_utc(double seconds) {
     const auto micros = static_cast<std::int64_t>(std::llround(seconds * 1e6));

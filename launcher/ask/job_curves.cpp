@@ -1,7 +1,6 @@
 #include "launcher/ask/job_curves.h"
 
 #include <fmt/core.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cctype>
@@ -15,12 +14,6 @@ namespace {
 constexpr double kMiB = 1024 * 1024;
 /// The driver is asked by a process on each node with GPUs, which is not cheap.
 constexpr Duration kGpuPause = std::chrono::seconds(5);
-
-double wall_clock() {
-    timespec now{};
-    ::clock_gettime(CLOCK_REALTIME, &now);
-    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
-}
 
 /// Sum, smallest and largest of some values.
 struct Tally {

@@ -1,18 +1,11 @@
 #include "ddp/scalars.h"
 
-#include <time.h>
-
 #include "ddp/types.h"
+#include "env/clock.h"
 #include "env/io/curve_file.h"
 
 namespace ddp {
 namespace {
-
-double wall_clock() {
-    timespec now{};
-    ::clock_gettime(CLOCK_REALTIME, &now);
-    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
-}
 
 void keep_first(const ddprun::Status& status, std::string& failure) {
     if (!status && failure.empty()) failure = status.error().what;
@@ -30,7 +23,7 @@ Scalars::Scalars(Scalars&&) noexcept = default;
 Scalars& Scalars::operator=(Scalars&&) noexcept = default;
 
 void Scalars::add(std::uint64_t step, std::span<const Scalar> scalars) {
-    keep_first(file_->add(wall_clock(), step, scalars), failure_);
+    keep_first(file_->add(ddprun::wall_clock(), step, scalars), failure_);
 }
 
 void Scalars::flush() { keep_first(file_->flush(), failure_); }
