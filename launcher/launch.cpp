@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/nodes/launcher_env.h"
 #include "env/nodes/meeting_point.h"
@@ -73,8 +74,7 @@ std::string python_environment(const std::filesystem::path& prefix) {
 /// tree beside a built one.
 ProgramSearch search_paths() {
     ProgramSearch search;
-    std::error_code ignored;
-    const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+    const std::filesystem::path self = own_directory();
     search.own_directories = {(self / "../libexec/ddprun").lexically_normal().string(),
                               (self / "../share/ddprun").lexically_normal().string(),
                               (self / "../workers/train").lexically_normal().string(),
@@ -115,11 +115,19 @@ bool gpus_are_fit(const JobSetup& setup) {
 
 std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
+/// Replaces the variable of "NAME=VALUE", or adds it.
+void set_variable(std::vector<std::string>& environment, const std::string& variable) {
+    std::erase_if(environment, [name = variable_name(variable)](const std::string& entry) {
+        return variable_name(entry) == name;
+    });
+    environment.push_back(variable);
+}
+
 /// Lets workers that Python runs `import ddprun`, with any interpreter: our folder comes last, so that it
 /// hides nothing of the user's.
 void add_python_folder(std::vector<std::string>& environment) {
     std::error_code ignored;
-    const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+    const std::filesystem::path self = own_directory();
     for (const char* const place : {"../share/ddprun/python", "../workers/python"}) {
         const std::string folder = (self / place).lexically_normal().string();
         if (!std::filesystem::exists(folder + "/ddprun/__init__.py", ignored)) continue;
@@ -129,10 +137,7 @@ void add_python_folder(std::vector<std::string>& environment) {
         }
         // An empty entry would be the current directory.
         if (!path.empty() && !path.ends_with(':')) path += ':';
-        std::erase_if(environment,
-                      [](const std::string& entry) { return variable_name(entry) == "PYTHONPATH"; });
-        environment.push_back("PYTHONPATH=" + path + folder);
-        return;
+        return set_variable(environment, "PYTHONPATH=" + path + folder);
     }
 }
 
@@ -144,10 +149,7 @@ std::vector<std::string> workers_environment(const JobSpec& spec) {
         std::erase_if(environment,
                       [](const std::string& entry) { return is_rank_variable(variable_name(entry)); });
     for (const std::string& given : spec.start.environment) {
-        if (variable_name(given) == given) continue;
-        std::erase_if(environment,
-                      [&](const std::string& entry) { return variable_name(entry) == variable_name(given); });
-        environment.push_back(given);
+        if (variable_name(given) != given) set_variable(environment, given);
     }
     return environment;
 }

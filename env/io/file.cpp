@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -113,6 +114,12 @@ Result<std::string> read_regular_file(const std::string& path, std::size_t max_b
     const Result<UniqueFd> fd = open_regular_file(path);
     if (!fd) return fd.error();
     return read_to_end(fd->get(), path, max_bytes);
+}
+
+std::string own_directory() {
+    std::array<char, 4096> path{};
+    const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
+    return length > 0 ? directory_of({path.data(), static_cast<std::size_t>(length)}) : "";
 }
 
 std::vector<std::string> names_in(const std::string& directory) {

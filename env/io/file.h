@@ -27,6 +27,9 @@ Result<std::string> read_regular_file(const std::string& path, std::size_t max_b
 /// slash is a path itself. "" none.
 std::string find_executable(std::string_view name, std::string_view path);
 
+/// The directory of the program that runs; "" when it cannot be read.
+std::string own_directory();
+
 /// The names in a directory without "." and "..", sorted; empty when it cannot be read.
 std::vector<std::string> names_in(const std::string& directory);
 /// The names in a directory that are numbers above 0, ascending: processes, threads.

@@ -60,10 +60,8 @@ Status write_script(Scheduler scheduler, const JobRequest& request) {
 }
 
 /// The directory of ddprun; "" when every shell's PATH has it.
-std::string own_directory() {
-    std::error_code ignored;
-    const std::string directory =
-        std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string();
+std::string directory_for_path() {
+    const std::string directory = own_directory();
     return directory == "/usr/bin" || directory == "/usr/local/bin" || directory == "/bin" ? "" : directory;
 }
 
@@ -236,7 +234,7 @@ int follow_job(Scheduler scheduler, const std::string& job) {
 }  // namespace
 
 int print_job_script(Scheduler scheduler, JobRequest request, bool to_file) {
-    request.path = own_directory();
+    request.path = directory_for_path();
     if (!to_file) {
         ddprun::print("{}", render_job_script(scheduler, request));
         return 0;
@@ -250,7 +248,7 @@ int print_job_script(Scheduler scheduler, JobRequest request, bool to_file) {
 }
 
 int submit_job(Scheduler scheduler, JobRequest request, bool follow) {
-    request.path = own_directory();
+    request.path = directory_for_path();
     std::error_code failed;
     request.script = std::filesystem::absolute(request.script, failed).string();
     if (const Status written = write_script(scheduler, request); !written) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "env/io/file.h"
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/batch/batch.h"
@@ -114,8 +115,7 @@ void declare_batch_options(OptionList& options, BatchDraft& draft) {
 
 /// An administrator's profile: in etc/ of the prefix where ddprun lies in bin/, or in /etc.
 std::vector<std::string> site_files() {
-    std::error_code ignored;
-    const auto prefix = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().parent_path();
+    const auto prefix = std::filesystem::path(own_directory()).parent_path();
     return {prefix / "etc/ddprun/site.json", "/etc/ddprun/site.json"};
 }
 

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "ddp/cuda/shared_library.h"
+#include "env/io/file.h"
 
 namespace ddp::mpi {
 
@@ -14,8 +15,7 @@ namespace {
 constexpr const char *kOpenMpi = "libddp-mpi-openmpi.so", *kMpich = "libddp-mpi-mpich.so";
 
 std::vector<std::filesystem::path> folders_of_this_program() {
-    std::error_code none;
-    const std::filesystem::path here = std::filesystem::read_symlink("/proc/self/exe", none).parent_path();
+    const std::filesystem::path here = ddprun::own_directory();
     return {here, here.parent_path() / "lib", here.parent_path() / "lib64"};
 }
 

@@ -171,7 +171,7 @@ Result<std::string> find_digits() {
     namespace fs = std::filesystem;
     constexpr const char* kName = "digits-images-idx3-ubyte";
     std::error_code error;
-    const fs::path beside = fs::read_symlink("/proc/self/exe", error).parent_path();
+    const fs::path beside = ddprun::own_directory();
     // TRAIN_DATADIR is relative to the program's folder, so that an installation can be moved.
     const std::vector<fs::path> places = {beside / kName,
                                           (beside / TRAIN_DATADIR / kName).lexically_normal()};
