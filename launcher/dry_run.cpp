@@ -141,7 +141,7 @@ Status show_plan(const JobSetup& setup, bool workers_are_given) {
     const bool is_met_by_launcher = task && !shared_endpoint(setup.spec);
     std::optional<HeadChoice> choice;
     if (!is_met_by_launcher) {
-        Result<HeadChoice> chosen = choose_head(setup.spec, look_at_host(shared_endpoint(setup.spec)));
+        Result<HeadChoice> chosen = choose_head(setup.spec, detect_host(shared_endpoint(setup.spec)));
         if (!chosen) return chosen.error();
         choice = *std::move(chosen);
     }

@@ -107,7 +107,7 @@ int show_environment(const std::vector<std::string>& options) {
     ddprun::print("{}{}", host_lines(), machine_lines(machine));
     ddprun::print("workers of this node: {}\n",
                   workers ? std::to_string(*workers) : printable(workers.error().what));
-    const FabricProfile fabric = choose_fabric(line->spec.fabric, look_at_network());
+    const FabricProfile fabric = choose_fabric(line->spec.fabric, detect_network());
     ddprun::print("fabric, for jobs of several nodes: {}",
                   printable_lines(render_fabric(fabric, process_environment)));
     const Result<LauncherChoice> launcher = choose_launcher(process_environment);

@@ -40,7 +40,7 @@ doctor::Facts collect(const DoctorOptions& options) {
     facts.host = doctor::collect_host();
     facts.nvidia = read_nvidia_facts(NvidiaDetail::AndTopology);
     facts.visible_devices = process_environment("CUDA_VISIBLE_DEVICES");
-    facts.network = look_at_network();
+    facts.network = detect_network();
     facts.variables = doctor::collect_variables();
     if (!options.run) return facts;
     facts.trial =

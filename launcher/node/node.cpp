@@ -100,7 +100,7 @@ Result<HeadChoice> Node::choose_head() {
     // --iface.
     const RendezvousSpec& rendezvous = spec_.rendezvous;
     const bool is_said = rendezvous.is_host && rendezvous.listen_on.empty();
-    const HostFacts facts = look_at_host(is_said ? std::nullopt : shared_endpoint(spec_));
+    const HostFacts facts = detect_host(is_said ? std::nullopt : shared_endpoint(spec_));
     if (!facts.unanswered.empty()) parts_.log.warning("{}", facts.unanswered);
     return ddprun::choose_head(spec_, facts);
 }

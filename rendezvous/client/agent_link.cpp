@@ -112,7 +112,7 @@ void AgentLink::join(Dialled dialled) {
     }
     connection_->send(encode_message(options_.hello));
     redial_ = RedialState(options_.heartbeats, loop_.now());
-    look_for_silence();
+    check_silence();
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
     handler_.on_connected();
 }
@@ -198,10 +198,10 @@ void AgentLink::keep_alive() {
     if (state_ == State::Joined) connection_->keep_alive(inbox_.word());
 }
 
-void AgentLink::look_for_silence() {
-    feed(redial_event::Looked{connection_->last_heard()});
+void AgentLink::check_silence() {
+    feed(redial_event::SilenceChecked{connection_->last_heard()});
     if (state_ == State::Joined)
-        silence_timer_ = loop_.call_at(redial_.look_at, [this] { look_for_silence(); });
+        silence_timer_ = loop_.call_at(redial_.check_at, [this] { check_silence(); });
 }
 
 // ---- another connection for the session
@@ -231,7 +231,7 @@ void AgentLink::redial() {
     options.hello.received = inbox_.received();
     options.connecting = redial_pause(options_.heartbeats);
     options.handshake = redial_after(options_.heartbeats);
-    options.met = [this] { feed(redial_event::Met{}); };
+    options.met = [this] { feed(redial_event::Accepted{}); };
     dial_ = std::make_unique<Dial>(loop_, std::move(options), [this](Result<Dialled> outcome) {
         if (!outcome) {
             was_refused_ = outcome.error().sys == ECONNREFUSED;

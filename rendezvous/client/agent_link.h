@@ -104,7 +104,7 @@ class AgentLink final : private ConnectionOwner {
     bool say(Result<EncodedMessage> message);
     void take_failure(const Failure& failure);
     void beat();
-    void look_for_silence();
+    void check_silence();
     void end(const Error& why);
 
     os::EventLoop& loop_;

@@ -8,7 +8,7 @@ namespace {
 RedialAction dial(RedialState& state) {
     if (state.is_dialling || state.dial_at != kNever) return RedialAction::None;
     state.is_dialling = true;
-    state.has_met_somebody = false;
+    state.is_accepted = false;
     return RedialAction::Dial;
 }
 
@@ -17,10 +17,10 @@ RedialAction on(RedialState& state, const redial_event::Beat&, TimePoint now) {
     return RedialAction::None;
 }
 
-RedialAction on(RedialState& state, const redial_event::Looked& event, TimePoint now) {
+RedialAction on(RedialState& state, const redial_event::SilenceChecked& event, TimePoint now) {
     const SilenceWatch::Verdict verdict = state.silence.look(now, event.heard);
     const TimePoint suspect = event.heard + redial_after(state.limits);
-    state.look_at = suspect > now ? std::min(suspect, verdict.next) : verdict.next;
+    state.check_at = suspect > now ? std::min(suspect, verdict.next) : verdict.next;
     if (verdict.are_lost) return RedialAction::EndAsSilent;
     return suspect <= now ? dial(state) : RedialAction::None;
 }
@@ -31,22 +31,22 @@ RedialAction on(RedialState& state, const redial_event::Closed& event, TimePoint
     state.outage = event.outage == Outage::Broken && stood_still ? Outage::Unreachable : event.outage;
     state.grace_ends = deadline_after(now, wait_for_redial(*state.outage, state.limits));
     state.dial_at = kNever;
-    if (!state.has_met_somebody) state.is_dialling = false;  // it began when nothing came through
+    if (!state.is_accepted) state.is_dialling = false;  // it began when nothing came through
     return dial(state);
 }
 
 RedialAction on(RedialState& state, const redial_event::TimePassed&, TimePoint now) {
     if (now >= state.grace_ends) {
         state.grace_ends = kNever;
-        if (!state.is_dialling || !state.has_met_somebody) return RedialAction::EndAsLost;
+        if (!state.is_dialling || !state.is_accepted) return RedialAction::EndAsLost;
     }
     if (now < state.dial_at) return RedialAction::None;
     state.dial_at = kNever;
     return dial(state);
 }
 
-RedialAction on(RedialState& state, const redial_event::Met&, TimePoint) {
-    state.has_met_somebody = true;
+RedialAction on(RedialState& state, const redial_event::Accepted&, TimePoint) {
+    state.is_accepted = true;
     return RedialAction::None;
 }
 

@@ -29,12 +29,12 @@ struct RedialState {
 
     Heartbeats limits;
     SilenceWatch silence;
-    TimePoint look_at{};            ///< when Looked is due
+    TimePoint check_at{};           ///< when SilenceChecked is due
     std::optional<Outage> outage;   ///< set while the connection is lost
     TimePoint grace_ends = kNever;  ///< of the lost connection
     TimePoint dial_at = kNever;     ///< after a dial that failed
     bool is_dialling = false;
-    bool has_met_somebody = false;       ///< an address has accepted the dial
+    bool is_accepted = false;            ///< an address has accepted the dial
     TimePoint last_beat, stood_still{};  ///< when this process had missed beats for a whole timeout
 
     /// When TimePassed is due.
@@ -45,7 +45,7 @@ namespace redial_event {
 /// A heartbeat was sent, as at each interval.
 struct Beat {};
 /// The last bytes came at `heard`.
-struct Looked {
+struct SilenceChecked {
     TimePoint heard;
 };
 struct Closed {
@@ -53,7 +53,7 @@ struct Closed {
 };
 struct TimePassed {};
 /// An address has accepted the dial.
-struct Met {};
+struct Accepted {};
 struct DialFailed {
     Error why;
 };
@@ -61,9 +61,9 @@ struct DialFailed {
 struct Resumed {};
 }  // namespace redial_event
 
-using RedialEvent =
-    std::variant<redial_event::Beat, redial_event::Looked, redial_event::Closed, redial_event::TimePassed,
-                 redial_event::Met, redial_event::DialFailed, redial_event::Resumed>;
+using RedialEvent = std::variant<redial_event::Beat, redial_event::SilenceChecked, redial_event::Closed,
+                                 redial_event::TimePassed, redial_event::Accepted, redial_event::DialFailed,
+                                 redial_event::Resumed>;
 
 enum class RedialAction : std::uint8_t {
     None,

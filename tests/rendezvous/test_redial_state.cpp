@@ -30,7 +30,7 @@ TEST(RedialState, GivesADeadProcessAFewDialsWithinTheShortGrace) {
 
 TEST(RedialState, WaitsBeyondTheGraceForADialThatSomebodyHasAccepted) {
     RedialState state = lost(Outage::Broken);
-    EXPECT_EQ(step(state, Met{}, kLost + 1ms), RedialAction::None);
+    EXPECT_EQ(step(state, Accepted{}, kLost + 1ms), RedialAction::None);
     EXPECT_EQ(step(state, TimePassed{}, kLost + 15ms), RedialAction::None);
     EXPECT_EQ(step(state, DialFailed{kSlow}, kLost + 1s), RedialAction::None) << "a slow process lives";
     EXPECT_EQ(step(state, TimePassed{}, kLost + 1s), RedialAction::Dial);
@@ -47,10 +47,10 @@ TEST(RedialState, WaitsForAnUnreachableNetworkAsLongAsForSilence) {
 
 TEST(RedialState, DialsBesideASilentConnectionOnceAtATime) {
     RedialState state({3s}, kStart);
-    EXPECT_EQ(step(state, Looked{kStart}, kStart + 999ms), RedialAction::None);
-    EXPECT_EQ(state.look_at, kStart + 1s);
-    EXPECT_EQ(step(state, Looked{kStart}, kStart + 1s), RedialAction::Dial);
-    EXPECT_EQ(step(state, Looked{kStart}, state.look_at), RedialAction::None);
+    EXPECT_EQ(step(state, SilenceChecked{kStart}, kStart + 999ms), RedialAction::None);
+    EXPECT_EQ(state.check_at, kStart + 1s);
+    EXPECT_EQ(step(state, SilenceChecked{kStart}, kStart + 1s), RedialAction::Dial);
+    EXPECT_EQ(step(state, SilenceChecked{kStart}, state.check_at), RedialAction::None);
     EXPECT_EQ(step(state, Closed{Outage::Broken}, kStart + 2s), RedialAction::Dial)
         << "the first got nowhere";
     EXPECT_EQ(step(state, Resumed{}, kStart + 2s), RedialAction::None);
@@ -59,9 +59,9 @@ TEST(RedialState, DialsBesideASilentConnectionOnceAtATime) {
 
 TEST(RedialState, EndsAfterTheWholeTimeoutOfSilence) {
     RedialState state({3s}, kStart);
-    (void)step(state, Looked{kStart}, kStart + 2800ms);
-    EXPECT_EQ(step(state, Looked{kStart}, kStart + 3s), RedialAction::None);
-    EXPECT_EQ(step(state, Looked{kStart}, kStart + 3s), RedialAction::EndAsSilent);
+    (void)step(state, SilenceChecked{kStart}, kStart + 2800ms);
+    EXPECT_EQ(step(state, SilenceChecked{kStart}, kStart + 3s), RedialAction::None);
+    EXPECT_EQ(step(state, SilenceChecked{kStart}, kStart + 3s), RedialAction::EndAsSilent);
 }
 
 TEST(RedialState, EndsWhenTheControllerHasEndedTheSession) {

@@ -234,8 +234,8 @@ void SimulatedSession::look(Way way) {
     if (!side.looks_for_silence) return;
     TimePoint next;
     if (way == kToAgent) {
-        feed(rdzv::redial_event::Looked{side.heard});
-        next = redial_.look_at;
+        feed(rdzv::redial_event::SilenceChecked{side.heard});
+        next = redial_.check_at;
     } else {
         const rdzv::SilenceWatch::Verdict verdict = head_watch_.look(parts_.now(), side.heard);
         if (verdict.are_lost) return give_up(kToHead, Errc::Timeout);
@@ -270,7 +270,7 @@ void SimulatedSession::dial() {
 
 void SimulatedSession::meet(std::uint64_t attempt, std::uint64_t received) {
     if (attempt != attempt_) return;
-    feed(rdzv::redial_event::Met{});
+    feed(rdzv::redial_event::Accepted{});
     dialled_ = std::make_shared<Wire>();
     parts_.after(redial_after(parts_.limits), [this, attempt] { dial_failed(attempt, Errc::Timeout); });
     parts_.after(leg() + leg() + leg(),

@@ -79,7 +79,7 @@ class SimulatedJob {
                 happen();
             }
             for (int batch = 0; batch < 3; ++batch) (void)loop_->run_once(next);
-            look_at_stop();
+            check_stop();
         }
         if (!wrong_.empty()) return wrong_;
         if (!processes_.empty())
@@ -910,7 +910,7 @@ class SimulatedJob {
         if (!stop_asked_) stop_asked_ = clock_.now();
     }
     /// Checks that a job ends in time when told to: after all graces, a kill, and the messages both ways.
-    void look_at_stop() {
+    void check_stop() {
         const bool is_late = stop_asked_ && !latest().is_dead && !latest().has_ended &&
                              clock_.now() > *stop_asked_ + kStopGrace + kHeartbeatTimeout + 5s;
         must(!is_late, "the job goes on although it was told to end");

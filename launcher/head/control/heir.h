@@ -10,7 +10,7 @@
 
 namespace ddprun {
 
-/// What a Heir's decisions do to its node.
+/// The means by which an Heir carries out its decisions on its node.
 class HeirHands {
   public:
     virtual ~HeirHands() = default;
@@ -32,8 +32,8 @@ class HeirHands {
     virtual void leave(const std::optional<Error>& lost) = 0;
 };
 
-/// Steps a HeirState by events and by its timer and has its actions carried out, on the event loop's thread.
-/// Keeps in `hello` what this node says when it joins a head: its instance and its last generation.
+/// Steps an HeirState by events and by its timer, and carries out the actions through HeirHands, on the event
+/// loop's thread. Keeps in `hello` this node's instance and last generation, which a head gets when it joins.
 class Heir {
   public:
     /// `loop`, `hello` and `hands` must outlive the heir.

@@ -89,7 +89,7 @@ void read_fabric_devices(const std::string& sys, NetworkFacts& facts) {
     facts.cxi_devices = names_in(sys + "/class/cxi");
 }
 
-NetworkFacts look_at_network() {
+NetworkFacts detect_network() {
     NetworkFacts facts;
     facts.interfaces = read_interfaces();
     read_fabric_devices("/sys", facts);

@@ -39,7 +39,7 @@ struct NetworkFacts {
 
 /// Reads this node's network, which takes some milliseconds. Never fails: facts that cannot be read keep
 /// their defaults.
-NetworkFacts look_at_network();
+NetworkFacts detect_network();
 /// The RDMA ports and cxi devices of a /sys tree ("/sys"; another root in tests).
 void read_fabric_devices(const std::string& sys, NetworkFacts& facts);
 

@@ -211,7 +211,7 @@ std::vector<std::string> interface_addresses() {
     return found;
 }
 
-HostFacts look_at_host(const std::optional<Endpoint>& endpoint) {
+HostFacts detect_host(const std::optional<Endpoint>& endpoint) {
     HostFacts facts;
     facts.host_name = host_name();
     if (!endpoint) return facts;

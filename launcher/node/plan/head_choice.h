@@ -96,7 +96,7 @@ inline Duration return_timeout(const RendezvousSpec& rendezvous) {
 std::vector<std::string> interface_addresses();
 /// Thin: this host's name and addresses, and what `endpoint` resolves to. Blocks for at most
 /// kResolverPatience; meanwhile a stop signal ends the process.
-HostFacts look_at_host(const std::optional<Endpoint>& endpoint);
+HostFacts detect_host(const std::optional<Endpoint>& endpoint);
 
 /// Keeps a TCP port free for a worker's own server (PyTorch's rank 0 listens on MASTER_PORT).
 ///

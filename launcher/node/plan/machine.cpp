@@ -117,7 +117,7 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     if (has_several_numa_nodes(machine.cpu_places))
         machine.memory_nodes = read_memory_nodes("/sys", read_sys("/proc/self/status"));
     if (probe.network) {
-        NetworkFacts network = look_at_network();
+        NetworkFacts network = detect_network();
         if (probe.is_one_host) network.own_name_at.clear();
         machine.fabric = choose_fabric(probe.fabric, network);
     }
