@@ -29,17 +29,21 @@ using ::testing::StartsWith;
 /// The timeout of a compiler that hangs; a busy machine needs a minute.
 constexpr auto kPatience = std::chrono::minutes(15);
 
+/// Installs what has this tag below `destination`.
+Outcome install(const std::string& tag, const std::string& destination) {
+    RunOptions options;
+    options.timeout = kPatience;
+    return run({path_of("MESON"), "install", "-C", path_of("BUILD_ROOT"), "--no-rebuild", "--quiet", "--tags",
+                tag, "--destdir", destination},
+               options);
+}
+
 /// libddp installed for development, once for all tests here.
 class Installed : public ::testing::Test {
   protected:
     static void SetUpTestSuite() {
         tree_ = std::make_unique<TemporaryDirectory>();
-        RunOptions options;
-        options.timeout = kPatience;
-        const Outcome installed =
-            run({path_of("MESON"), "install", "-C", path_of("BUILD_ROOT"), "--no-rebuild", "--quiet",
-                 "--tags", "devel", "--destdir", tree_->file("tree")},
-                options);
+        const Outcome installed = install("devel", tree_->file("tree"));
         ASSERT_EQ(installed.status, 0) << installed.out << installed.err;
         for (const auto& entry : fs::recursive_directory_iterator(tree_->path())) {
             if (entry.path().filename() == "ddp.pc") pkgconfig_ = entry.path().parent_path();
@@ -235,12 +239,7 @@ class InstalledInVenv : public ::testing::Test {
   protected:
     static void SetUpTestSuite() {
         tree_ = std::make_unique<TemporaryDirectory>();
-        RunOptions options;
-        options.timeout = kPatience;
-        const Outcome installed =
-            run({path_of("MESON"), "install", "-C", path_of("BUILD_ROOT"), "--no-rebuild", "--quiet",
-                 "--tags", "runtime", "--destdir", tree_->file("tree")},
-                options);
+        const Outcome installed = install("runtime", tree_->file("tree"));
         ASSERT_EQ(installed.status, 0) << installed.out << installed.err;
         for (const auto& entry : fs::recursive_directory_iterator(tree_->path())) {
             if (entry.path().filename() == "ddprun" && entry.is_regular_file())

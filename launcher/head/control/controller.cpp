@@ -382,10 +382,10 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     feed(Lost{peer, gone.mapped().instance, why.code == Errc::Timeout ? Lost::Silent : Lost::Closed});
     if (was_finished) return;
     const int node = node_of(peer);
-    if (node >= 0) feed(stop_event::Broken{fmt::format("node {} is lost", host)});
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
     } else {
+        feed(stop_event::Broken{fmt::format("node {} is lost", host)});
         feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(),
                                  others_may_follow(why)});
     }
