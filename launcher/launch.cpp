@@ -54,7 +54,10 @@ ExitCode exit_code_for(const Error& error) {
         case Errc::Timeout:
         case Errc::Closed:
         case Errc::Refused: return ExitCode::Unavailable;
-        case Errc::System: return error.sys == EADDRINUSE ? ExitCode::Unavailable : ExitCode::Internal;
+        case Errc::System: {
+            const bool is_about_address = error.sys == EADDRINUSE || error.sys == EADDRNOTAVAIL;
+            return is_about_address ? ExitCode::Unavailable : ExitCode::Internal;
+        }
         case Errc::StaleGeneration:
         case Errc::Protocol:
         case Errc::Limit: break;

@@ -78,7 +78,12 @@ Status Observation::open(ControlHandler questions) {
     }
     if (parts_.spec.metrics_at) {
         Result<Listener> listener = listen_tcp(*parts_.spec.metrics_at);
-        if (!listener) return listener.error().with("--metrics-port");
+        if (!listener) {
+            Error error = listener.error().with("--metrics-port");
+            if (error.sys == EADDRNOTAVAIL)
+                error.what += " (this host has no such address; *:PORT is all of them)";
+            return error;
+        }
         Result<std::unique_ptr<RequestServer>> metrics =
             serve_metrics(parts_.loop, std::move(listener->fd), [this] { return render_metrics(status()); });
         if (!metrics) return metrics.error().with("--metrics-port");

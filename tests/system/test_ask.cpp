@@ -374,6 +374,10 @@ TEST_F(Ask, MetricsAreServedOnTheLoopbackPort) {
         run(ddprun_probe({"--metrics-port=" + std::to_string(taken->bound.port)}, {"say", "started"}));
     EXPECT_EQ(refused.status, 69) << refused.err;
     EXPECT_EQ(refused.out, "");
+    const Outcome elsewhere = run(ddprun_probe({"--metrics-port=203.0.113.9:0"}, {"say", "started"}));
+    EXPECT_EQ(elsewhere.status, 69) << elsewhere.err;
+    EXPECT_EQ(elsewhere.out, "");
+    EXPECT_THAT(elsewhere.err, HasSubstr("this host has no such address"));
     const ReservedPort port;
     start({"--metrics-port=" + port.number()}, {});
     EXPECT_THAT(scrape(port.endpoint().port, "/metrics"),
