@@ -34,13 +34,15 @@ const char* name_of(ReduceOp op) {
 
 namespace {
 
-bool holds_exactly(std::span<const std::int64_t> shape, std::size_t count) {
-    std::size_t product = 1;
-    for (const std::int64_t extent : shape) {
-        if (extent < 0 || __builtin_mul_overflow(product, static_cast<std::size_t>(extent), &product))
+/// The memory of a whole tensor has as many elements as its shape; that of a part has some of them.
+bool fits_shape(const Tensor& tensor) {
+    std::size_t elements = 1, end = tensor.memory.count;
+    for (const std::int64_t extent : tensor.shape) {
+        if (extent < 0 || __builtin_mul_overflow(elements, static_cast<std::size_t>(extent), &elements))
             return false;
     }
-    return product == count;
+    if (!tensor.part_begin) return elements == end;
+    return !__builtin_add_overflow(*tensor.part_begin, end, &end) && end <= elements;
 }
 
 }  // namespace
@@ -63,7 +65,7 @@ void check_tensors(std::span<const Tensor> tensors) {
         if (!is_known(tensor.memory.dtype))
             throw InvalidInput(fmt::format("tensor '{}': there is no element type {}", tensor.name,
                                            static_cast<int>(tensor.memory.dtype)));
-        if (!holds_exactly(tensor.shape, tensor.memory.count))
+        if (!fits_shape(tensor))
             throw InvalidInput(fmt::format("tensor '{}': {} does not hold {} elements", tensor.name,
                                            describe(tensor), tensor.memory.count));
         if (tensor.memory.data == nullptr && tensor.memory.count > 0)

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -132,6 +133,9 @@ struct Tensor {
     std::string name;
     std::vector<std::int64_t> shape;
     Buffer memory;
+    /// Set where training is sharded: `shape` is that of the whole tensor, and `memory` holds its elements
+    /// from this one on, possibly none. The parts of all ranks make up the tensor.
+    std::optional<std::size_t> part_begin = std::nullopt;
 };
 
 /// "float32[128, 64]": type and shape as errors show them.
@@ -155,7 +159,7 @@ class Stateful {
 };
 
 /// Throws InvalidInput unless names are non-empty and unique, types are known, and the product of each shape
-/// is the element count of its memory.
+/// is the element count of its memory; a part must lie inside its tensor.
 void check_tensors(std::span<const Tensor> tensors);
 /// check_tensors, and no two parameters share memory: each is stepped once.
 void check_parameters(std::span<const Tensor> parameters);
