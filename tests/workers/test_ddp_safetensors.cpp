@@ -78,6 +78,63 @@ TEST(Safetensors, ReadsBackWhatItWrote) {
     EXPECT_EQ(file.entries().at("w").shape, (std::vector<std::int64_t>{2, 3}));
 }
 
+Tensor part_of(const char* name, std::vector<float>& values, std::vector<std::int64_t> shape,
+               std::size_t begin) {
+    return {name, std::move(shape), ddp::buffer_of(values), begin};
+}
+
+TEST(Safetensors, FillsAPartWithItsRangeOfTheTensor) {
+    const TemporaryDirectory directory;
+    Weights saved;
+    ddp::write_safetensors(directory.file("a"), saved.tensors());
+    const SafetensorsFile file = SafetensorsFile::open(directory.file("a"));
+    for (std::size_t begin = 0; begin <= 6; ++begin) {
+        for (std::size_t end = begin; end <= 6; ++end) {
+            std::vector<float> part(end - begin);
+            Weights loaded;
+            std::vector<Tensor> tensors = loaded.tensors();
+            tensors[0] = part_of("w", part, {2, 3}, begin);
+            file.read_into(tensors);
+            EXPECT_TRUE(std::equal(part.begin(), part.end(), saved.w.begin() + static_cast<int>(begin)))
+                << begin << " to " << end;
+        }
+    }
+}
+
+TEST(Safetensors, RefusesAPartOfATensorOfAnotherShapeAndWritesNoParts) {
+    const TemporaryDirectory directory;
+    Weights weights;
+    ddp::write_safetensors(directory.file("a"), weights.tensors());
+    std::vector<float> part = {7};
+    const std::vector<Tensor> tensors = {part_of("w", part, {3, 3}, 8)};
+    EXPECT_EQ(message_of([&] { (void)ddp::load_weights(directory.file("a"), tensors); }),
+              directory.file("a") + ": tensor 'w' is float32[2, 3] there, float32[3, 3] in this program");
+    EXPECT_EQ(part[0], 7);
+    EXPECT_EQ(message_of([&] { ddp::write_safetensors(directory.file("b"), tensors); }),
+              directory.file("b") + ": only a part of tensor 'w' is here");
+}
+
+TEST(Tensors, ThatArePartsLieInsideTheirTensor) {
+    std::vector<float> values(4), none;
+    const auto is_valid = [](const Tensor& tensor) {
+        return message_of([&] { ddp::check_tensors({&tensor, 1}); }) == "nothing";
+    };
+    EXPECT_TRUE(is_valid(part_of("w", values, {2, 3}, 0)));
+    EXPECT_TRUE(is_valid(part_of("w", values, {2, 3}, 2)));
+    EXPECT_TRUE(is_valid(part_of("w", none, {2, 3}, 6)));
+    EXPECT_TRUE(is_valid(part_of("w", none, {0, 3}, 0)));
+    EXPECT_FALSE(is_valid(part_of("w", values, {2, 3}, 3)));
+    EXPECT_FALSE(is_valid(part_of("w", none, {2, 3}, 7)));
+    EXPECT_FALSE(is_valid(part_of("w", values, {2, 3}, SIZE_MAX - 3))) << "the sum must not wrap";
+    EXPECT_FALSE(is_valid(part_of("w", values, {2, -3}, 0)));
+    EXPECT_FALSE(is_valid({"w", {2, 3}, ddp::buffer_of(values)})) << "not said to be a part";
+    EXPECT_EQ(message_of([&] {
+                  const Tensor tensor = part_of("w", values, {2, 3}, 3);
+                  ddp::check_tensors({&tensor, 1});
+              }),
+              "tensor 'w': float32[2, 3] does not hold 4 elements");
+}
+
 TEST(Safetensors, HoldsTensorsWithoutElementsInAnyPosition) {
     const TemporaryDirectory directory;
     std::vector<float> none, two = {1, 2}, loaded(2);

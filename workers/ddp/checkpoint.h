@@ -29,9 +29,9 @@ using Metadata = std::map<std::string, std::string>;
 inline constexpr std::uint64_t kSafetensorsHeaderLimit = 100'000'000;
 
 /// Writes a safetensors file (readable by Python's safetensors, Hugging Face and others) and syncs it to the
-/// disk. Tensors lie in the given order, the first at a multiple of 64 bytes. Not atomic: a reader may see a
-/// half-written file; CheckpointDirectory prevents that. Throws Error naming path and cause, and removes the
-/// unfinished file.
+/// disk. Tensors are whole and in host memory; they lie in the given order, the first at a multiple of 64
+/// bytes. Not atomic: a reader may see a half-written file; CheckpointDirectory prevents that. Throws Error
+/// naming path and cause, and removes the unfinished file.
 void write_safetensors(const std::string& path, std::span<const Tensor> tensors,
                        const Metadata& metadata = {});
 
@@ -56,7 +56,8 @@ class SafetensorsFile {
     /// exactly these tensors. Here and below, "module.fc1.weight" in the file (PyTorch's name in a
     /// DistributedDataParallel) matches the program's "fc1.weight".
     void require_same(std::span<const Tensor> tensors) const;
-    /// Calls require_same, then fills the tensors. A read error after the check leaves them half filled.
+    /// Calls require_same, then fills the tensors; a part (Tensor::part_begin) gets its range. A read error
+    /// after the check leaves them half filled.
     void read_into(std::span<const Tensor> tensors) const;
 
     /// The tensors that only one of two sets has.

@@ -107,6 +107,8 @@ void write_safetensors(const std::string& path, std::span<const Tensor> tensors,
             throw InvalidInput(fmt::format("{}: a tensor cannot be named '{}'", path, kMetadataKey));
         if (tensor.memory.device != Device{})
             throw InvalidInput(fmt::format("{}: tensor '{}' is not in host memory", path, tensor.name));
+        if (tensor.part_begin)
+            throw InvalidInput(fmt::format("{}: only a part of tensor '{}' is here", path, tensor.name));
     }
     const std::string header = make_header(tensors, metadata);
     if (header.size() > kSafetensorsHeaderLimit)
@@ -213,7 +215,8 @@ void SafetensorsFile::require_fit(const Tensor& tensor, const Entry& entry) cons
 }
 
 void SafetensorsFile::read(const Tensor& tensor, const Entry& entry) const {
-    read_at(fd_.get(), path_, entry.offset,
+    const std::uint64_t begin = tensor.part_begin.value_or(0) * size_of(entry.dtype);
+    read_at(fd_.get(), path_, entry.offset + begin,
             {static_cast<std::byte*>(tensor.memory.data), tensor.memory.bytes()});
 }
 
