@@ -29,9 +29,9 @@ using Metadata = std::map<std::string, std::string>;
 inline constexpr std::uint64_t kSafetensorsHeaderLimit = 100'000'000;
 
 /// Writes a safetensors file (readable by Python's safetensors, Hugging Face and others) and syncs it to the
-/// disk. Tensors are whole and in host memory; they lie in the given order, the first at a multiple of 64
-/// bytes. Not atomic: a reader may see a half-written file; CheckpointDirectory prevents that. Throws Error
-/// naming path and cause, and removes the unfinished file.
+/// disk; it replaces a file of that name once it is whole. Tensors are whole and in host memory; they lie in
+/// the given order, the first at a multiple of 64 bytes. Throws Error naming path and cause, and leaves no
+/// unfinished file.
 void write_safetensors(const std::string& path, std::span<const Tensor> tensors,
                        const Metadata& metadata = {});
 

@@ -83,11 +83,7 @@ void write_parts(const std::string& directory, std::span<const CheckpointPart> p
         const cuda::HostCopies values(part.tensors, cuda::HostCopies::Begin::WithContents, scratch);
         write_safetensors(path_of(directory, part.name), values.tensors(), metadata);
     }
-    DurableFile file(directory + "/state.json");
-    const std::string json = to_json(state);
-    file.write(json.data(), json.size());
-    file.commit();
-    sync_directory(directory);
+    replace_file(directory + "/state.json", to_json(state));
 }
 
 }  // namespace
@@ -141,7 +137,7 @@ void CheckpointDirectory::remove_left_overs() const {
             (errno == EEXIST || errno == ENOTEMPTY);
         if (is_replaced || name.starts_with(kHiddenPrefix)) fs::remove_all(entry, ignored);
     }
-    ::unlink((path_ + "/latest.new").c_str());
+    ::unlink(DurableFile::unfinished(path_ + "/latest").c_str());
 }
 
 void CheckpointDirectory::remove_old(const std::string& newest) const {

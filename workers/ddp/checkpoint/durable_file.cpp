@@ -16,8 +16,8 @@
 namespace ddp {
 namespace {
 
-[[noreturn]] void fail(const std::string& path, const char* attempt, int error = errno) {
-    throw FileError(fmt::format("{}: {}: {}", path, attempt, std::strerror(error)));
+[[noreturn]] void fail(const std::string& path, const char* attempt) {
+    throw FileError(fmt::format("{}: {}: {}", path, attempt, std::strerror(errno)));
 }
 
 /// Some kernels refuse single transfers of 2 GiB and more.
@@ -26,12 +26,13 @@ constexpr std::size_t kTransferLimit = std::size_t{1} << 30;
 }  // namespace
 
 DurableFile::DurableFile(std::string path)
-    : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    : path_(std::move(path)),
+      fd_(::open(unfinished(path_).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
     if (!fd_) fail(path_, "create");
 }
 
 DurableFile::~DurableFile() {
-    if (!committed_) ::unlink(path_.c_str());
+    if (!committed_) ::unlink(unfinished(path_).c_str());
 }
 
 void DurableFile::write(const void* bytes, std::size_t count) {
@@ -49,19 +50,16 @@ void DurableFile::commit() {
     if (::fsync(fd_.get()) != 0) fail(path_, "fsync");
     // close reports delayed write errors on network file systems.
     if (::close(fd_.release()) != 0) fail(path_, "close");
+    if (::rename(unfinished(path_).c_str(), path_.c_str()) != 0) fail(path_, "rename");
     committed_ = true;
 }
 
+std::string DurableFile::unfinished(const std::string& path) { return path + ".part"; }
+
 void replace_file(const std::string& path, std::string_view content) {
-    const std::string temporary = path + ".new";
-    DurableFile file(temporary);
+    DurableFile file(path);
     file.write(content.data(), content.size());
     file.commit();
-    if (::rename(temporary.c_str(), path.c_str()) != 0) {
-        const int error = errno;
-        ::unlink(temporary.c_str());
-        fail(path, "rename", error);
-    }
     const std::string parent = std::filesystem::path(path).parent_path();
     sync_directory(parent.empty() ? "." : parent);
 }

@@ -10,18 +10,21 @@
 
 namespace ddp {
 
-/// A new file that is either committed, whole and on the disk, or removed. Blocking. Every failure throws
-/// FileError: "<path>: <attempt>: <cause>".
+/// A file that gets its name, and replaces an older one of that name, once it is whole and on the disk;
+/// without commit() it is removed. Blocking. Every failure throws FileError: "<path>: <attempt>: <cause>".
 class DurableFile {
   public:
-    /// Creates the file, or empties an existing one.
+    /// Creates the file under the name unfinished(path).
     explicit DurableFile(std::string path);
     ~DurableFile();
     DurableFile(const DurableFile&) = delete;
     DurableFile& operator=(const DurableFile&) = delete;
 
     void write(const void* bytes, std::size_t count);
+    /// The name survives a power cut after sync_directory().
     void commit();
+    /// Its name before it is committed.
+    static std::string unfinished(const std::string& path);
 
   private:
     std::string path_;
@@ -29,7 +32,7 @@ class DurableFile {
     bool committed_ = false;
 };
 
-/// Replaces (or makes) `path` in one step: a reader sees the old or the new content, never a mixture.
+/// Replaces (or makes) `path` in one step, on the disk when it returns.
 void replace_file(const std::string& path, std::string_view content);
 /// Makes entries of a directory durable: renamed or new ones survive a power cut.
 void sync_directory(const std::string& directory);
