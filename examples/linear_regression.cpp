@@ -26,7 +26,6 @@ float y_of(std::size_t sample) { return kSlope * x_of(sample) + kOffset; }
 
 /// The gradient of the mean squared error over `batch`, last parameter first, as a backward pass computes it.
 void backward(ddp::DistributedDataParallel& model, std::span<const std::size_t> batch, float w, float b) {
-    // Ask for the pointers in every step: the buckets are rebuilt after the first one.
     float& of_w = model.gradient_as<float>(0)[0];
     float& of_b = model.gradient_as<float>(1)[0];
     of_w = of_b = 0;

@@ -64,7 +64,7 @@ Step measure_step() {
     const auto step = [&] {
         learner.train_batch({samples.values.data(), samples.labels.data(), nullptr, kBatch});
     };
-    step();  // the first step rebuilds the buckets
+    step();  // the first step allocates scratch memory
     const auto segment = rank.map();
     const std::uint64_t before = segment->line(0).finished_seq;
     const double us = median_us(kSteps, step);

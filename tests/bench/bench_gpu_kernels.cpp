@@ -222,7 +222,7 @@ Bookkeeping bookkeeping(ddp::ProcessGroup& group, const GpuPointer& gpu, std::st
         model.finish();
         const double seconds = std::chrono::duration<double>(ddprun::MonotonicClock::now() - begin).count();
         ddp::cuda::check(cudaDeviceSynchronize(), "waiting for the device");
-        if (step == 0) continue;  // the first step rebuilds the buckets
+        if (step == 0) continue;  // the first step warms up
         all.push_back(seconds * 1e6);
         own.push_back((seconds - (model.statistics().blocked_seconds - blocked)) * 1e6);
     }

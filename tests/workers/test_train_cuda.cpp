@@ -301,7 +301,7 @@ TEST(CudaLearner, DoesNotWaitForTheDeviceInAStep) {
     for (const char* precision : {"--precision=fp32", "--precision=bf16", "--precision=fp16"}) {
         for (const char* more : {"--device=cuda", "--cuda-graph", "--deterministic"}) {
             Worker worker({precision, more, "--clip=0.5"});
-            // Allocations, the rebuild of the buckets and the capture happen once.
+            // Allocations and the capture happen once.
             for (int step = 0; step < 5; ++step) worker.step();
             const long before = blocking_calls();
             for (int step = 0; step < 10; ++step) worker.step();

@@ -24,6 +24,7 @@ struct GradientSpec {
     std::size_t bytes = 0;
     DType dtype = DType::F32;
     Device device = {};
+    std::size_t unit = 0;
 };
 
 /// A bucket is closed by the gradient that reaches its limit, so it may exceed the limit by that gradient.
@@ -35,21 +36,16 @@ struct BucketLimits {
 };
 
 /// Buckets in the order in which they are reduced; each lists the indices of its gradients in memory order.
-/// Every gradient is in exactly one bucket; one bucket holds one dtype and one device.
+/// Every gradient is in exactly one bucket; one bucket holds one dtype, device and unit.
 using BucketPlan = std::vector<std::vector<std::size_t>>;
 
-/// The plan before the order of arrival is known, as PyTorch makes it: buckets are filled in parameter order
-/// and then reversed, because a backward pass reaches the last layer first. (The small bucket therefore holds
-/// the first layers, whose gradients arrive last.)
+/// The plan for gradients that arrive in the reverse of their order here, because a backward pass reaches the
+/// last layer first. Buckets are in the order in which they become complete.
 BucketPlan plan_buckets(std::span<const GradientSpec> gradients, const BucketLimits& limits);
-
-/// The plan for an observed order of arrival, first to last. `arrival` must be a permutation of all indices.
-BucketPlan plan_buckets(std::span<const GradientSpec> gradients, std::span<const std::size_t> arrival,
-                        const BucketLimits& limits);
 
 /// One bucket of gradients that is complete on this rank.
 struct GradientBucket {
-    std::size_t index = 0;  ///< position in the plan; the plan changes once, after the first step
+    std::size_t index = 0;  ///< position in the plan
     bool is_last = false;
     Buffer buffer;  ///< all gradients of the bucket, each padded with zeros to 64 bytes
     std::span<const std::size_t> parameters;
@@ -108,6 +104,8 @@ class PowerSgd final : public Stateful {
 };
 
 class GradientMemory;
+struct Extent;
+struct ReductionPlan;
 
 struct ReducerOptions {
     BucketLimits limits = {};
@@ -117,9 +115,6 @@ struct ReducerOptions {
     /// Promise that the same parameters get a gradient in every step (on each rank its own ones): only the
     /// first step looks for unused ones. A step that differs is an error that names the parameter.
     bool static_graph = false;
-    /// Rebuild the buckets after the first step, in the order in which gradients arrived on the lowest rank
-    /// that had a batch.
-    bool rebuild = true;
 };
 
 struct ReducerStatistics {
@@ -133,26 +128,28 @@ struct ReducerStatistics {
 ///
 /// Gradients live in buckets in memory that the group reduces without copying: write gradient i to
 /// gradient(i), then call mark_ready(i). A bucket starts when all its gradients are ready and all buckets
-/// before it have started: the same order on every rank, whatever the order of arrival. finish() ends the
-/// step. Not thread-safe; the group is borrowed and used by the calling thread.
+/// before it have started: the same order on every rank, whatever the order of arrival. Buckets hold
+/// gradients in the reverse of the parameters' order: list parameters in the order of their use. finish()
+/// ends the step. Not thread-safe; the group is borrowed and used by the calling thread.
 ///
 /// On a CUDA device the group's stream writes the gradients, and mark_ready(i) means that the work that
 /// writes gradient i is on that stream. Nothing blocks inside a step, except finish() with
-/// find_unused_parameters; the first finish() blocks too (rebuild). From the second step on, without
-/// find_unused_parameters, a step can be captured in a CUDA graph.
+/// find_unused_parameters; without them a step can be captured in a CUDA graph.
 class Reducer {
   public:
     /// Collective (allocates shared memory). Throws InvalidInput for a parameter whose type or device cannot
     /// be averaged.
     Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options);
+    /// For a Model; null stands for the plan of the constructor above.
+    Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options,
+            std::unique_ptr<const ReductionPlan> plan);
     ~Reducer();
 
-    /// The memory of gradient i, zero at first. Ask again after finish(): the pointer changes when the
-    /// buckets are rebuilt (contents move along), which happens at most once. This and all calls below throw
-    /// InvalidInput for a parameter that does not exist.
+    /// The memory of gradient i, zero at first; it never moves. This and all calls below throw InvalidInput
+    /// for a parameter that does not exist.
     [[nodiscard]] Buffer gradient(std::size_t parameter) const;
     /// All gradients, as Optimizer::step takes them; unused ones (see is_used) have no memory. Throws Error
-    /// between the first mark_ready() of a step and its finish().
+    /// between the first mark_ready() of a step and its finish(), and where averages are sharded.
     [[nodiscard]] std::vector<Buffer> gradients() const;
     void zero_gradients();
 
@@ -167,12 +164,15 @@ class Reducer {
 
     /// Takes part in a step of the other ranks with zero gradients; ends with the averages, as finish() does.
     void shadow_step();
+    /// Throws Error between the first mark_ready() of a step and its finish().
+    void require_finished() const;
     /// Sets how many ranks later averages divide by (all, at first): the others have no samples left.
     void set_active_ranks(int ranks) { active_ranks_ = ranks; }
 
     /// While accumulating, mark_ready and finish reduce nothing; add to gradients (+=). The next step reduces
     /// the sum.
-    void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
+    /// Throws Error where gradients share memory (Shard::Gradients).
+    void set_accumulating(bool accumulating);
     [[nodiscard]] bool accumulating() const { return accumulating_; }
 
     /// Sets the hook before the first step; an empty hook restores the default. Throws Error once a gradient
@@ -183,12 +183,17 @@ class Reducer {
     /// find_unused_parameters. The gradient of an unused parameter reads as zeros.
     [[nodiscard]] bool is_used(std::size_t parameter) const;
 
-    [[nodiscard]] const BucketPlan& plan() const { return plan_; }
+    [[nodiscard]] const BucketPlan& plan() const;
+    /// The averages of a bucket that this rank has after finish(): the bucket, or this rank's slice of it.
+    [[nodiscard]] const Buffer& averaged(std::size_t bucket) const { return buckets_[bucket].averaged; }
+    /// Bytes of gradients and averages in this rank's memory.
+    [[nodiscard]] std::size_t bytes() const { return arena_.size() + averages_.size(); }
     [[nodiscard]] const ReducerStatistics& statistics() const { return statistics_; }
 
   private:
     struct Bucket {
         Buffer buffer;
+        Buffer averaged;
         std::vector<Tensor> gradients;
         std::size_t missing = 0;  ///< gradients that are not ready
         FinishReduction finish;   ///< set with a hook
@@ -196,9 +201,15 @@ class Reducer {
     };
 
     void require_parameter(std::size_t parameter) const;
-    void lay_out(BucketPlan plan);
+    void allocate();
+    /// Whether this gradient takes part in each step: not one that a static graph left out.
+    [[nodiscard]] bool is_expected(std::size_t parameter) const {
+        return static_graph_.empty() || static_graph_[parameter];
+    }
     void start_complete_buckets();
     void start(std::size_t bucket);
+    void zero_padding(std::size_t bucket);
+    void finish_buckets(std::size_t end);
     void handle_missing();
     void require_static_graph() const;
     [[noreturn]] void throw_missing(std::span<const std::size_t> missing) const;
@@ -207,31 +218,27 @@ class Reducer {
     [[nodiscard]] bool must_find_unused() const {
         return options_.static_graph ? statistics_.steps == 0 : options_.find_unused_parameters;
     }
-    std::vector<std::size_t> first_order_of_arrival();
-    void rebuild();
     void begin_step();
 
     BorrowedGroup group_;
     std::vector<Tensor> parameters_;
     ReducerOptions options_;
     CommunicationHook hook_;
+    std::unique_ptr<const ReductionPlan> reduction_;
     std::unique_ptr<GradientMemory> memory_;
-    std::vector<GradientSpec> specs_;
-    std::span<std::byte> arena_;  ///< owned by the group, freed with it
-    BucketPlan plan_;
+    std::span<std::byte> arena_, averages_;  ///< owned by the group, freed with it
+    std::vector<Extent> places_;             ///< of each gradient in the arena
     std::vector<Bucket> buckets_;
-    std::vector<std::size_t> offset_of_;  ///< offset of each gradient in the arena, bytes
-    std::vector<std::size_t> bucket_of_;
-    std::vector<std::size_t> arrival_;  ///< order of arrival in this step
     std::vector<bool> ready_;
     std::vector<std::int32_t> locally_used_;  ///< since the last reduced step, accumulation included
     std::vector<std::int32_t> globally_used_;
     std::vector<bool> static_graph_;  ///< gradients ready on this rank in its first own step; empty before,
                                       ///< and without the option
     int active_ranks_;
-    std::size_t next_ = 0;  ///< first bucket that has not started
+    std::size_t marked_ = 0;    ///< gradients that are ready
+    std::size_t next_ = 0;      ///< first bucket that has not started
+    std::size_t finished_ = 0;  ///< buckets whose averages are there
     bool accumulating_ = false;
-    bool rebuilt_ = false;
     std::atomic<bool> is_marking_ = false;
     ReducerStatistics statistics_;
 };
@@ -288,7 +295,7 @@ class DistributedDataParallel : public Stateful {
     /// For a checkpoint: the parameters, then the buffers.
     [[nodiscard]] std::vector<Tensor> state() const override;
 
-    /// See Reducer: ask for the pointer again in every step.
+    /// See Reducer: it never moves.
     [[nodiscard]] Buffer gradient(std::size_t parameter) const { return reducer_->gradient(parameter); }
     template <class T>
     [[nodiscard]] std::span<T> gradient_as(std::size_t parameter) const;
@@ -337,6 +344,16 @@ class DistributedDataParallel : public Stateful {
     /// equal to sha256sum of a safetensors file without its header. Equal on all ranks. Throws MismatchError
     /// naming the ranks whose parameters differ from rank 0's, and the first parameter that differs.
     std::string verify_equal_parameters();
+
+  protected:
+    /// For a Model.
+    DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters, DdpOptions options,
+                            std::unique_ptr<const ReductionPlan> plan);
+    [[nodiscard]] ProcessGroup& group() const { return *group_; }
+    [[nodiscard]] const Reducer& reducer() const { return *reducer_; }
+    /// Blocks while parameters are still being overwritten.
+    virtual void wait_for_parameters() {}
+    virtual void broadcast_parameters(int root);
 
   private:
     friend class Join;

@@ -26,7 +26,7 @@ double learning_rate(const Options& options, int world_size);
 class Learner {
   public:
     static constexpr std::size_t kEvaluationBatch = 256;
-    /// The first steps run uncaptured: the first one rebuilds the buckets, and scratch memory is allocated.
+    /// The first steps run uncaptured: scratch memory is allocated.
     static constexpr int kStepsBeforeRecording = 3;
 
     /// Collective. Everything except `widths` is borrowed; `steps` is the length of the run. Throws libddp's

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ddp/cuda/host_copies.h"
+#include "ddp/reduce/flat_layout.h"
 #include "ddp/reduce/tensor_broadcast.h"
 #include "env/hmac.h"
 #include "env/text.h"
@@ -53,6 +54,11 @@ void verify_same_tensors(ProcessGroup& group, std::span<const Tensor> tensors) {
 
 DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters,
                                                  DdpOptions options)
+    : DistributedDataParallel(group, std::move(parameters), std::move(options), nullptr) {}
+
+DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters,
+                                                 DdpOptions options,
+                                                 std::unique_ptr<const ReductionPlan> plan)
     : group_(group),
       parameters_(std::move(parameters)),
       buffers_(std::move(options.buffers)),
@@ -62,10 +68,10 @@ DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vecto
     check_parameters(parameters_);
     verify_same_tensors(group, state());
     if (parameters_.empty()) throw InvalidInput("the model has no parameter to train");
-    reducer_ = std::make_unique<Reducer>(group, parameters_, std::move(options.reducer));
+    reducer_ = std::make_unique<Reducer>(group, parameters_, std::move(options.reducer), std::move(plan));
     if (!buffers_.empty()) buffer_broadcast_ = std::make_unique<TensorBroadcast>(group, buffers_);
     if (!options.broadcast_parameters) return;
-    TensorBroadcast(group, parameters_).run(0);
+    DistributedDataParallel::broadcast_parameters(0);
     broadcast_buffers(0);
 }
 
@@ -75,6 +81,10 @@ std::vector<Tensor> DistributedDataParallel::state() const {
     std::vector<Tensor> all = parameters_;
     all.insert(all.end(), buffers_.begin(), buffers_.end());
     return all;
+}
+
+void DistributedDataParallel::broadcast_parameters(int root) {
+    TensorBroadcast(*group_, parameters_).run(root);
 }
 
 void DistributedDataParallel::mark_ready(std::size_t parameter) {
@@ -135,6 +145,7 @@ std::string first_different(ProcessGroup& group, std::span<const Tensor> tensors
 }  // namespace
 
 std::string DistributedDataParallel::verify_equal_parameters() {
+    wait_for_parameters();
     const cuda::HostCopies copies(parameters_, cuda::HostCopies::Begin::WithContents);
     std::vector<std::string_view> contents;
     for (const Tensor& parameter : copies.tensors()) contents.push_back(contents_of(parameter));

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "ddp/ddp.h"
-#include "ddp/reduce/tensor_broadcast.h"
 #include "env/text.h"
 
 namespace ddp {
@@ -82,7 +81,7 @@ void Join::finish(const std::function<void()>& after_step) {
         model_.reducer_->shadow_step();
         if (after_step) after_step();
     }
-    TensorBroadcast(*model_.group_, model_.parameters_).run(status_.last);
+    model_.broadcast_parameters(status_.last);
     model_.broadcast_buffers(status_.last);
 }
 

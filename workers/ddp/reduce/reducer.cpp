@@ -11,6 +11,7 @@
 #include "ddp/cuda/device_average.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/ddp.h"
+#include "ddp/reduce/flat_layout.h"
 #include "ddp/reduce/loops.h"
 #include "env/clock.h"
 
@@ -22,24 +23,14 @@ class GradientMemory {
   public:
     virtual ~GradientMemory() = default;
     virtual void zero(std::byte* at, std::size_t bytes) = 0;
-    virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
     virtual void scale(const Buffer& bucket, double factor) = 0;
-    /// Memory of the same kind, for one rebuild of the buckets. May wait.
-    virtual std::shared_ptr<std::byte> temporary(std::size_t bytes) = 0;
-    /// Starts the fastest averaging of a bucket over all ranks.
+    /// Starts the fastest averaging of a bucket over all ranks, in place.
     virtual Work start_average(const Buffer& bucket) = 0;
     /// Replaces each of `count` numbers by its maximum over all ranks. Waits for it.
     virtual void all_reduce_maximum(std::int32_t* values, std::size_t count) = 0;
 };
 
 namespace {
-
-/// One cache line, and the widest vector: no two gradients share one.
-constexpr std::size_t kBucketAlignment = 64;
-
-constexpr std::size_t padded_bucket(std::size_t bytes) {
-    return (bytes + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment;
-}
 
 class Stopwatch {
   public:
@@ -74,14 +65,7 @@ class HostGradients final : public GradientMemory {
   public:
     explicit HostGradients(ProcessGroup& group) : group_(group) {}
     void zero(std::byte* at, std::size_t bytes) override { std::memset(at, 0, bytes); }
-    void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
-        std::memcpy(to, from, bytes);
-    }
     void scale(const Buffer& bucket, double factor) override { scale_elements(bucket, factor); }
-    std::shared_ptr<std::byte> temporary(std::size_t bytes) override {
-        const auto all = std::make_shared<std::vector<std::byte>>(bytes);
-        return {all, all->data()};
-    }
     Work start_average(const Buffer& bucket) override { return group_->all_reduce(bucket, ReduceOp::Avg); }
     void all_reduce_maximum(std::int32_t* values, std::size_t count) override {
         group_->all_reduce(buffer_of(std::span(values, count)), ReduceOp::Max).wait();
@@ -103,23 +87,16 @@ class DeviceGradients final : public GradientMemory {
     void zero(std::byte* at, std::size_t bytes) override {
         cuda::check(cudaMemsetAsync(at, 0, bytes, stream_), "zeroing gradients");
     }
-    void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
-        cuda::copy(to, from, bytes, stream_);
-    }
     void scale(const Buffer& bucket, double factor) override {
         cuda::scale_cast(*gpu_, bucket, bucket, static_cast<float>(factor), stream_);
-    }
-    std::shared_ptr<std::byte> temporary(std::size_t bytes) override {
-        const auto memory = std::make_shared<cuda::DeviceMemory>(gpu_, bytes);
-        return {memory, memory->get()};
     }
     Work start_average(const Buffer& bucket) override { return cuda::start_average(*group_, bucket); }
     void all_reduce_maximum(std::int32_t* values, std::size_t count) override {
         const std::size_t bytes = count * sizeof(std::int32_t);
         std::memcpy(staging_.get(), values, bytes);
-        copy(words_.data(), staging_.get(), bytes);
+        cuda::copy(words_.data(), staging_.get(), bytes, stream_);
         group_->all_reduce({words_.data(), count, DType::I32, group_->device()}, ReduceOp::Max).wait();
-        copy(staging_.get(), words_.data(), bytes);
+        cuda::copy(staging_.get(), words_.data(), bytes, stream_);
         cuda::synchronize(stream_);
         std::memcpy(values, staging_.get(), bytes);
     }
@@ -146,50 +123,63 @@ bool can_be_averaged(const Buffer& memory, const ProcessGroup& group) {
 }  // namespace
 
 Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options)
+    : Reducer(group, std::move(parameters), std::move(options), nullptr) {}
+
+Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options,
+                 std::unique_ptr<const ReductionPlan> plan)
     : group_(group),
       parameters_(std::move(parameters)),
       options_(std::move(options)),
+      reduction_(std::move(plan)),
       active_ranks_(group.size()) {
-    std::size_t total = 0;
+    std::vector<GradientSpec> specs;
     for (const Tensor& parameter : parameters_) {
         if (!can_be_averaged(parameter.memory, group))
             throw InvalidInput(
                 fmt::format("rank {}: gradients of parameter '{}' ({}) cannot be averaged by {}",
                             group.rank(), parameter.name, describe(parameter), group.describe()));
-        specs_.push_back({parameter.memory.bytes(), parameter.memory.dtype, parameter.memory.device});
-        total += padded_bucket(parameter.memory.bytes());
+        specs.push_back({parameter.memory.bytes(), parameter.memory.dtype, parameter.memory.device});
     }
+    if (!reduction_)
+        reduction_ = std::make_unique<ReductionPlan>(
+            ReductionPlan{.layout = lay_out(specs, plan_buckets(specs, options_.limits))});
     memory_ = make_gradient_memory(group, parameters_.size());
-    arena_ = group.allocate_shared(std::max(total, kBucketAlignment));
-    offset_of_.resize(parameters_.size());
-    bucket_of_.resize(parameters_.size());
     ready_.resize(parameters_.size());
     locally_used_.assign(parameters_.size(), 0);
     globally_used_.assign(parameters_.size(), 1);
-    lay_out(plan_buckets(specs_, options_.limits));
+    allocate();
     begin_step();
 }
 
 Reducer::~Reducer() = default;
 
-void Reducer::lay_out(BucketPlan plan) {
-    plan_ = std::move(plan);
-    buckets_.assign(plan_.size(), {});
-    std::size_t offset = 0;
-    for (std::size_t b = 0; b < plan_.size(); ++b) {
-        const std::size_t begin = offset;
-        for (const std::size_t parameter : plan_[b]) {
-            offset_of_[parameter] = offset;
-            bucket_of_[parameter] = b;
-            offset += padded_bucket(specs_[parameter].bytes);
-            buckets_[b].gradients.push_back(
-                {parameters_[parameter].name, parameters_[parameter].shape, gradient(parameter)});
-        }
-        const DType dtype = specs_[plan_[b].front()].dtype;
-        buckets_[b].buffer = {arena_.data() + begin, (offset - begin) / size_of(dtype), dtype,
-                              group_->device()};
+/// Buckets in flight, beside the open ones, where buckets share memory.
+constexpr std::size_t kInFlight = 2;
+
+void Reducer::allocate() {
+    const FlatLayout& whole = reduction_->layout;
+    const bool shares = reduction_->open_buckets > 0;
+    const FlatLayout here = shares ? in_slots(whole, reduction_->open_buckets + kInFlight) : whole;
+    const int ranks = reduction_->scatters ? group_->size() : 1;
+    places_ = here.tensors;
+    arena_ = group_->allocate_shared(std::max(here.bytes, FlatLayout::kAlignment));
+    if (shares) averages_ = group_->allocate_shared(whole.bytes / static_cast<std::size_t>(ranks));
+    std::byte* average = averages_.data();
+    for (std::size_t b = 0; b < here.buckets.size(); ++b) {
+        const auto at = [&](std::byte* address, std::size_t bytes) {
+            return Buffer{address, bytes / size_of(here.types[b]), here.types[b], group_->device()};
+        };
+        const Extent slice = here.slice(b, ranks > 1 ? group_->rank() : 0, ranks);
+        Bucket& bucket = buckets_.emplace_back();
+        bucket.buffer = at(arena_.data() + here.buckets[b].begin, here.buckets[b].bytes);
+        bucket.averaged = at(shares ? average : arena_.data() + slice.begin, slice.bytes);
+        average += shares ? slice.bytes : 0;
+        for (const std::size_t i : here.plan[b])
+            bucket.gradients.push_back({parameters_[i].name, parameters_[i].shape, gradient(i)});
     }
 }
+
+const BucketPlan& Reducer::plan() const { return reduction_->layout.plan; }
 
 void Reducer::require_parameter(std::size_t parameter) const {
     if (parameter < parameters_.size()) return;
@@ -205,7 +195,10 @@ bool Reducer::is_used(std::size_t parameter) const {
 }
 
 void Reducer::set_hook(CommunicationHook hook) {
-    if (statistics_.steps > 0 || !arrival_.empty())
+    if (hook && reduction_->scatters)
+        throw InvalidInput(fmt::format(
+            "rank {}: a communication hook needs whole gradients: leave Shard::None", group_->rank()));
+    if (statistics_.steps > 0 || marked_ > 0)
         throw Error(
             fmt::format("rank {}: the communication hook must be set before the first step; {} are done",
                         group_->rank(), statistics_.steps));
@@ -216,14 +209,23 @@ Buffer Reducer::gradient(std::size_t parameter) const {
     group_.require();
     require_parameter(parameter);
     const Buffer& memory = parameters_[parameter].memory;
-    return {arena_.data() + offset_of_[parameter], memory.count, memory.dtype, memory.device};
+    return {arena_.data() + places_[parameter].begin, memory.count, memory.dtype, memory.device};
 }
 
-std::vector<Buffer> Reducer::gradients() const {
-    if (!arrival_.empty())
+void Reducer::require_finished() const {
+    if (marked_ > 0)
         throw Error(fmt::format(
             "rank {}: gradients of a step that is not finished: they are not averaged yet; call finish() before the "
             "optimizer's step",
+            group_->rank()));
+}
+
+std::vector<Buffer> Reducer::gradients() const {
+    require_finished();
+    if (reduction_->scatters)
+        throw Error(fmt::format(
+            "rank {}: a sharded model has no whole average of a gradient: use an optimizer over the model, and its "
+            "step()",
             group_->rank()));
     std::vector<Buffer> all;
     all.reserve(parameters_.size());
@@ -236,21 +238,30 @@ void Reducer::zero_gradients() {
     memory_->zero(arena_.data(), arena_.size());
 }
 
+void Reducer::set_accumulating(bool accumulating) {
+    if (accumulating && reduction_->open_buckets > 0)
+        throw Error(fmt::format(
+            "rank {}: no_sync: the gradients of a step share memory, so several passes cannot be added up; set "
+            "ModelOptions::accumulates",
+            group_->rank()));
+    accumulating_ = accumulating;
+}
+
 void Reducer::begin_step() {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
-        buckets_[b].missing = plan_[b].size();
+        buckets_[b].missing = static_cast<std::size_t>(
+            std::ranges::count_if(plan()[b], [&](std::size_t i) { return is_expected(i); }));
         buckets_[b].finish = nullptr;
         buckets_[b].work = {};
     }
     std::fill(ready_.begin(), ready_.end(), false);
-    arrival_.clear();
-    next_ = 0;
+    marked_ = next_ = finished_ = 0;
 }
 
 void Reducer::mark_ready(std::size_t parameter) {
     group_.require();
     require_parameter(parameter);
-    if (!static_graph_.empty() && !static_graph_[parameter])
+    if (!is_expected(parameter))
         throw Error(fmt::format(
             "rank {}: parameter '{}' has a gradient in this step, and had none in the first; without "
             "static_graph (find_unused_parameters) that may change",
@@ -268,9 +279,15 @@ void Reducer::mark_ready(std::size_t parameter) {
             fmt::format("rank {}: the gradient of parameter '{}' was marked ready twice in one step; call "
                         "finish() between steps, and no_sync() where gradients of several passes add up",
                         group_->rank(), parameters_[parameter].name));
+    const std::size_t bucket = reduction_->layout.bucket_of[parameter];
+    if (reduction_->open_buckets > 0 && bucket >= next_ + reduction_->open_buckets)
+        throw Error(fmt::format(
+            "rank {}: the gradient of parameter '{}' came before those of '{}', with which it shares memory; write "
+            "gradients in the reverse of the parameters' order, or set ModelOptions::accumulates",
+            group_->rank(), parameters_[parameter].name, parameters_[plan()[next_].front()].name));
     ready_[parameter] = true;
-    arrival_.push_back(parameter);
-    --buckets_[bucket_of_[parameter]].missing;
+    ++marked_;
+    --buckets_[bucket].missing;
     start_complete_buckets();
 }
 
@@ -280,13 +297,46 @@ void Reducer::start_complete_buckets() {
     while (next_ < buckets_.size() && buckets_[next_].missing == 0) start(next_++);
 }
 
-void Reducer::start(std::size_t bucket) {
-    const GradientBucket complete{bucket, bucket + 1 == buckets_.size(), buckets_[bucket].buffer,
-                                  plan_[bucket], buckets_[bucket].gradients};
-    if (hook_) buckets_[bucket].finish = hook_(*group_, complete);
-    else buckets_[bucket].work = memory_->start_average(complete.buffer);
+void Reducer::start(std::size_t index) {
+    Bucket& bucket = buckets_[index];
+    for (const std::size_t i : plan()[index]) {
+        // The memory may hold the average of an earlier step, which must not count twice.
+        if (locally_used_[i] == 0) memory_->zero(arena_.data() + places_[i].begin, places_[i].bytes);
+    }
+    if (reduction_->open_buckets > 0) zero_padding(index);
+    const GradientBucket complete{index, index + 1 == buckets_.size(), bucket.buffer, plan()[index],
+                                  bucket.gradients};
+    if (hook_) bucket.finish = hook_(*group_, complete);
+    else if (reduction_->scatters)
+        bucket.work = group_->reduce_scatter(bucket.averaged, bucket.buffer, ReduceOp::Avg);
+    else bucket.work = memory_->start_average(bucket.buffer);
     ++statistics_.buckets;
-    statistics_.bytes += complete.buffer.bytes();
+    statistics_.bytes += bucket.buffer.bytes();
+    // The next gradients go where bucket index - kInFlight was.
+    if (reduction_->open_buckets > 0 && index >= kInFlight) finish_buckets(index - kInFlight + 1);
+}
+
+/// Norms are sums over whole buckets; the memory between gradients has held those of other buckets.
+void Reducer::zero_padding(std::size_t index) {
+    auto* at = static_cast<std::byte*>(buckets_[index].buffer.data);
+    std::byte* const end = at + buckets_[index].buffer.bytes();
+    for (const std::size_t i : plan()[index]) {
+        std::byte* const begin = arena_.data() + places_[i].begin;
+        memory_->zero(at, static_cast<std::size_t>(begin - at));
+        at = begin + places_[i].bytes;
+    }
+    memory_->zero(at, static_cast<std::size_t>(end - at));
+}
+
+/// Waits for the buckets before `end`.
+void Reducer::finish_buckets(std::size_t end) {
+    for (; finished_ < end; ++finished_) {
+        Bucket& bucket = buckets_[finished_];
+        if (bucket.finish) bucket.finish();
+        else bucket.work.wait();
+        if (active_ranks_ != group_->size())
+            memory_->scale(bucket.averaged, static_cast<double>(group_->size()) / active_ranks_);
+    }
 }
 
 void Reducer::handle_missing() {
@@ -297,11 +347,7 @@ void Reducer::handle_missing() {
     if (missing.empty()) return;
     if (!options_.find_unused_parameters && !options_.static_graph) throw_missing(missing);
     require_static_graph();
-    for (const std::size_t i : missing) {
-        // The memory may hold the average of an earlier step, which must not count twice.
-        if (locally_used_[i] == 0) memory_->zero(arena_.data() + offset_of_[i], specs_[i].bytes);
-        --buckets_[bucket_of_[i]].missing;
-    }
+    for (Bucket& bucket : buckets_) bucket.missing = 0;
     start_complete_buckets();
 }
 
@@ -335,7 +381,8 @@ void Reducer::finish() {
 }
 
 void Reducer::shadow_step() {
-    zero_gradients();
+    group_.require();
+    std::fill(locally_used_.begin(), locally_used_.end(), 0);
     for (Bucket& bucket : buckets_) bucket.missing = 0;
     start_complete_buckets();
     complete_step();
@@ -344,62 +391,17 @@ void Reducer::shadow_step() {
 void Reducer::complete_step() {
     {
         const Stopwatch stopwatch(statistics_.blocked_seconds);
-        for (Bucket& bucket : buckets_) {
-            if (bucket.finish) bucket.finish();
-            else bucket.work.wait();
-            if (active_ranks_ != group_->size())
-                memory_->scale(bucket.buffer, static_cast<double>(group_->size()) / active_ranks_);
-        }
+        finish_buckets(buckets_.size());
         if (must_find_unused()) reduce_used();
     }
     ++statistics_.steps;
     std::fill(locally_used_.begin(), locally_used_.end(), 0);
-    if (options_.rebuild && (!options_.find_unused_parameters || options_.static_graph) && !rebuilt_)
-        rebuild();
     begin_step();
 }
 
 void Reducer::reduce_used() {
     globally_used_ = locally_used_;
     memory_->all_reduce_maximum(globally_used_.data(), globally_used_.size());
-}
-
-/// The order on the lowest rank that saw gradients arrive, because rank 0 may have no samples left (Join);
-/// parameters without a gradient come last. That rank contributes its order, the others -1, and the maximum
-/// reaches all ranks.
-std::vector<std::size_t> Reducer::first_order_of_arrival() {
-    const std::vector<std::string> saw_any = group_->all_gather_bytes(arrival_.empty() ? "" : "+");
-    const auto lowest = std::find(saw_any.begin(), saw_any.end(), "+") - saw_any.begin();
-    std::vector<std::int32_t> order(parameters_.size(), -1);
-    if (lowest == group_->rank() || lowest == group_->size()) {
-        std::vector<bool> arrived(parameters_.size());
-        auto next = order.begin();
-        for (const std::size_t i : arrival_) {
-            *next++ = static_cast<std::int32_t>(i);
-            arrived[i] = true;
-        }
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            if (!arrived[i]) *next++ = static_cast<std::int32_t>(i);
-        }
-    }
-    memory_->all_reduce_maximum(order.data(), order.size());
-    return {order.begin(), order.end()};
-}
-
-void Reducer::rebuild() {
-    rebuilt_ = true;
-    BucketPlan plan = plan_buckets(specs_, first_order_of_arrival(), options_.limits);
-    if (plan == plan_) return;
-
-    // The arena is kept, because padded sizes have the same sum in any order. No other rank uses it: the last
-    // reduction of the step has ended on all ranks (or will, before later work on the stream).
-    const std::shared_ptr<std::byte> old = memory_->temporary(arena_.size());
-    memory_->copy(old.get(), arena_.data(), arena_.size());
-    const std::vector<std::size_t> old_offset = offset_of_;
-    lay_out(std::move(plan));
-    zero_gradients();
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
-        memory_->copy(arena_.data() + offset_of_[i], old.get() + old_offset[i], specs_[i].bytes);
 }
 
 }  // namespace ddp
