@@ -15,6 +15,7 @@ namespace ddp {
 
 class GradClipper;
 class GradScaler;
+class Model;
 
 /// Names of the tensors in Optimizer::state() that count steps (int64, no dimensions): the common count, and
 /// the prefix of each parameter's count.
@@ -40,6 +41,9 @@ class Optimizer : public Stateful {
     /// Makes one step. `gradients[i]` belongs to parameter i; one without memory (an unused parameter) leaves
     /// its parameter and state unchanged. Throws InvalidInput when counts or types do not fit the parameters.
     void step(std::span<const Buffer> gradients);
+    /// For an optimizer over a Model: makes one step with the model's averages. Collective where the model is
+    /// sharded. Throws Error for an optimizer of borrowed parameters, and before the model's finish().
+    void step();
 
     /// "sgd" or "adamw", stored in checkpoints.
     [[nodiscard]] virtual std::string_view name() const = 0;
@@ -68,6 +72,7 @@ class Optimizer : public Stateful {
     virtual void learning_rate_changed(std::size_t /*group*/) {}
 
   private:
+    friend class Model;
     struct Rate {
         double initial, now;
     };
@@ -75,6 +80,7 @@ class Optimizer : public Stateful {
 
     std::vector<Tensor> parameters_;
     std::vector<Rate> rates_;
+    Model* model_ = nullptr;  ///< null over borrowed parameters
 };
 
 /// Parameters with their own settings (torch's param_groups): no weight decay for biases, a lower rate for

@@ -69,11 +69,6 @@ auto over(const Buffer& gradient, Loop loop) {
     }
 }
 
-double squares_of(const Buffer& gradient) {
-    if (gradient.data == nullptr) return 0;
-    return over(gradient, [&](const auto* values) { return sum_of_squares(values, gradient.count); });
-}
-
 [[noreturn]] void throw_non_finite(std::span<const Buffer> gradients, double norm) {
     std::size_t first = 0;
     while (first + 1 < gradients.size() && std::isfinite(squares_of(gradients[first]))) ++first;
@@ -85,23 +80,40 @@ double squares_of(const Buffer& gradient) {
 
 }  // namespace
 
+double squares_of(const Buffer& gradient) {
+    if (gradient.data == nullptr) return 0;
+    return over(gradient, [&](const auto* values) { return sum_of_squares(values, gradient.count); });
+}
+
+void append_squares(const Buffer& buffer, std::size_t chunk, std::vector<double>& sums) {
+    const std::size_t most = chunk / size_of(buffer.dtype);
+    over(buffer, [&](const auto* values) {
+        for (std::size_t at = 0; at < buffer.count; at += most)
+            sums.push_back(sum_of_squares(values + at, std::min(most, buffer.count - at)));
+    });
+}
+
+double clip_factor(double norm, double max_norm) {
+    if (!(max_norm > 0))
+        throw InvalidInput(
+            fmt::format("clip_grad_norm: the largest norm is {}; it has to be positive", max_norm));
+    return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
 void scale_elements(const Buffer& buffer, double factor) {
     over(buffer, [&](auto* values) { scale_all(values, buffer.count, factor); });
 }
 
 double clip_grad_norm(std::span<const Buffer> gradients, double max_norm, NonFiniteNorm non_finite) {
-    if (!(max_norm > 0))
-        throw InvalidInput(
-            fmt::format("clip_grad_norm: the largest norm is {}; it has to be positive", max_norm));
     double squares = 0;
     for (const Buffer& gradient : gradients) squares += squares_of(gradient);
     const double norm = std::sqrt(squares);
+    const double factor = clip_factor(norm, max_norm);
     if (!std::isfinite(norm)) {
         if (non_finite == NonFiniteNorm::Throw) throw_non_finite(gradients, norm);
         return norm;
     }
-    const double factor = max_norm / (norm + 1e-6);
-    if (factor >= 1) return norm;
+    if (factor == 1) return norm;
     for (const Buffer& gradient : gradients) {
         if (gradient.data != nullptr) scale_elements(gradient, factor);
     }

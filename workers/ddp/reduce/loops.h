@@ -1,10 +1,20 @@
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 #include "ddp/types.h"
 
 namespace ddp {
 
 /// Multiplies all elements in host memory by `factor`. Throws InvalidInput for integer types.
 void scale_elements(const Buffer& buffer, double factor);
+/// The sum of the squares of all elements in host memory; 0 without memory.
+double squares_of(const Buffer& buffer);
+/// Appends the sum of squares of each `chunk` bytes; the last chunk may be shorter, as if zeros followed.
+void append_squares(const Buffer& buffer, std::size_t chunk, std::vector<double>& sums);
+/// The factor by which clip_grad_norm scales; 1 for a norm within the limit. Throws InvalidInput for a
+/// `max_norm` that is not positive.
+double clip_factor(double norm, double max_norm);
 
 }  // namespace ddp

@@ -6,10 +6,12 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
 #include "ddp/cuda/device_optimizer.h"
+#include "ddp/reduce/model_optimizer.h"
 
 namespace ddp {
 namespace {
@@ -65,7 +67,7 @@ class HostOptimizer : public Optimizer {
                 tensors.push_back(state_tensor(slot_names_[s], i, slot(s, i)));
         }
         for (std::size_t i = 0; i < parameters().size(); ++i) {
-            if (has_master(i)) tensors.push_back(state_tensor("master", i, masters_[i].get()));
+            if (has_master(i)) tensors.push_back(state_tensor("master", i, master(i)));
         }
         tensors.push_back({std::string(kStepsName), {}, {&steps_, 1, DType::I64, {}}});
         return tensors;
@@ -84,7 +86,8 @@ class HostOptimizer : public Optimizer {
 
     /// `slots` names the states of each parameter, two at most (float32, float64 for float64 parameters; zero
     /// at the start).
-    HostOptimizer(std::vector<Tensor> all, double learning_rate, std::vector<std::string_view> slots)
+    HostOptimizer(std::vector<Tensor> all, double learning_rate, std::vector<std::string_view> slots,
+                  const StateMemory& memory)
         : Optimizer(std::move(all), {&learning_rate, 1}), slot_names_(std::move(slots)) {
         for (const Tensor& parameter : parameters()) {
             if (parameter.memory.device != Device{} || !is_floating(parameter.memory.dtype))
@@ -93,11 +96,18 @@ class HostOptimizer : public Optimizer {
                     "all on one CUDA device, and float64 in host memory, is updated",
                     parameter.name, describe(parameter), at(parameter.memory.device)));
         }
-        for (std::size_t s = 0; s < slot_names_.size(); ++s) {
-            for (std::size_t i = 0; i < parameters().size(); ++i) slots_.push_back(zeros(state_bytes(i)));
-        }
+        std::size_t slot_bytes = 0, master_bytes = 0;
+        bool any_master = false;
         for (std::size_t i = 0; i < parameters().size(); ++i) {
-            masters_.push_back(has_master(i) ? zeros(state_bytes(i)) : nullptr);
+            const std::size_t bytes = (parameters()[i].memory.count * size_of(state_type(i)) + 63) / 64 * 64;
+            slot_offsets_.push_back(std::exchange(slot_bytes, slot_bytes + bytes));
+            master_offsets_.push_back(master_bytes);
+            master_bytes += has_master(i) ? bytes : 0;
+            any_master |= has_master(i);
+        }
+        for (std::size_t s = 0; s < slot_names_.size(); ++s) slots_.push_back(memory(slot_bytes));
+        if (any_master) masters_ = memory(master_bytes);
+        for (std::size_t i = 0; i < parameters().size(); ++i) {
             if (has_master(i)) copy_master(i);
         }
     }
@@ -107,9 +117,6 @@ class HostOptimizer : public Optimizer {
     virtual void step_elements(std::size_t parameter, const Elements<double>& elements) = 0;
 
   private:
-    using Memory = std::unique_ptr<std::byte[]>;  // aligned for double, as all memory from new
-
-    static Memory zeros(std::size_t bytes) { return std::make_unique<std::byte[]>(bytes); }
     static bool is_floating(DType type) { return type == DType::F64 || is_float_of_32_bits_or_less(type); }
     static bool is_float_of_32_bits_or_less(DType type) {
         return type == DType::F32 || type == DType::BF16 || type == DType::F16;
@@ -117,23 +124,21 @@ class HostOptimizer : public Optimizer {
     [[nodiscard]] DType state_type(std::size_t i) const {
         return parameters()[i].memory.dtype == DType::F64 ? DType::F64 : DType::F32;
     }
-    [[nodiscard]] std::size_t state_bytes(std::size_t i) const {
-        return parameters()[i].memory.count * size_of(state_type(i));
-    }
     [[nodiscard]] bool has_master(std::size_t i) const { return size_of(parameters()[i].memory.dtype) == 2; }
     [[nodiscard]] std::byte* slot(std::size_t which, std::size_t parameter) const {
-        return which < slot_names_.size() ? slots_[which * parameters().size() + parameter].get() : nullptr;
+        return which < slot_names_.size() ? slots_[which].get() + slot_offsets_[parameter] : nullptr;
     }
+    [[nodiscard]] std::byte* master(std::size_t i) const { return masters_.get() + master_offsets_[i]; }
     [[nodiscard]] Tensor state_tensor(std::string_view kind, std::size_t i, std::byte* memory) const {
         const Tensor& parameter = parameters()[i];
         return {fmt::format("{}.{}", kind, parameter.name),
                 parameter.shape,
-                {memory, parameter.memory.count, state_type(i), {}}};
+                {memory, parameter.memory.count, state_type(i), {}},
+                parameter.part_begin};
     }
     void copy_master(std::size_t i) {
         const Buffer& memory = parameters()[i].memory;
-        auto* const master = reinterpret_cast<float*>(masters_[i].get());
-        as_floats(memory, 0, {master, memory.count});
+        as_floats(memory, 0, {reinterpret_cast<float*>(master(i)), memory.count});
     }
 
     bool takes_gradient(DType gradient, DType parameter) const override {
@@ -169,7 +174,7 @@ class HostOptimizer : public Optimizer {
     }
     void step_in_blocks(std::size_t i, const Buffer& gradient) {
         const Buffer& memory = parameters()[i].memory;
-        void* const values = has_master(i) ? masters_[i].get() : memory.data;
+        void* const values = has_master(i) ? master(i) : memory.data;
         std::array<float, kBlock> scratch;
         for (std::size_t at = 0; at < memory.count; at += kBlock) {
             const std::size_t count = std::min(kBlock, memory.count - at);
@@ -183,17 +188,19 @@ class HostOptimizer : public Optimizer {
     }
 
     std::vector<std::string_view> slot_names_;
-    std::vector<Memory> slots_;    ///< slot-major
-    std::vector<Memory> masters_;  ///< float32 masters of 16-bit parameters; null for others
+    std::vector<std::shared_ptr<std::byte>> slots_;  ///< of all parameters
+    std::shared_ptr<std::byte> masters_;             ///< float32 masters of 16-bit parameters
+    std::vector<std::size_t> slot_offsets_, master_offsets_;
     mutable std::uint64_t steps_ = 0;
 };
 
 class Sgd final : public HostOptimizer {
   public:
-    Sgd(std::vector<Tensor> parameters, const SgdOptions& options)
+    Sgd(std::vector<Tensor> parameters, const SgdOptions& options, const StateMemory& memory)
         : HostOptimizer(std::move(parameters), options.learning_rate,
                         options.momentum > 0 ? std::vector<std::string_view>{"momentum"}
-                                             : std::vector<std::string_view>{}),
+                                             : std::vector<std::string_view>{},
+                        memory),
           decay_(options.weight_decay),
           momentum_(options.momentum),
           nesterov_(options.nesterov) {}
@@ -231,8 +238,8 @@ class Sgd final : public HostOptimizer {
 
 class AdamW final : public HostOptimizer {
   public:
-    AdamW(std::vector<Tensor> parameters, const AdamWOptions& options)
-        : HostOptimizer(std::move(parameters), options.learning_rate, {"exp_avg", "exp_avg_sq"}),
+    AdamW(std::vector<Tensor> parameters, const AdamWOptions& options, const StateMemory& memory)
+        : HostOptimizer(std::move(parameters), options.learning_rate, {"exp_avg", "exp_avg_sq"}, memory),
           epsilon_(options.epsilon),
           factors_(device::adamw_scalars(options)),
           corrections_(this->parameters().size()) {}
@@ -369,8 +376,7 @@ Options options_of_group(const Options& all, std::size_t g, std::span<const std:
 
 template <class Options>
 std::unique_ptr<Optimizer> make_grouped(std::vector<Tensor> parameters, const Options& options,
-                                        std::string_view name,
-                                        std::unique_ptr<Optimizer> (*make)(std::vector<Tensor>, Options)) {
+                                        std::string_view name, const StateMemory& memory) {
     const std::size_t copies = options.device.copies.size();
     require(copies == 0 || copies == parameters.size(), name,
             fmt::format("{} copies for {} parameters", copies, parameters.size()));
@@ -379,7 +385,9 @@ std::unique_ptr<Optimizer> make_grouped(std::vector<Tensor> parameters, const Op
     for (std::size_t g = 0; g < divided.size(); ++g) {
         std::vector<Tensor> of_group;
         for (const std::size_t i : divided[g]) of_group.push_back(parameters[i]);
-        parts.push_back({make(std::move(of_group), options_of_group(options, g, divided[g])), divided[g]});
+        parts.push_back(
+            {make_optimizer(std::move(of_group), options_of_group(options, g, divided[g]), memory),
+             divided[g]});
     }
     return std::make_unique<Grouped>(std::move(parameters), std::move(parts));
 }
@@ -424,25 +432,42 @@ void Optimizer::step(std::span<const Buffer> gradients) {
     update(gradients);
 }
 
-std::unique_ptr<Optimizer> make_sgd(std::vector<Tensor> parameters, SgdOptions options) {
+std::unique_ptr<Optimizer> make_optimizer(std::vector<Tensor> parameters, SgdOptions options,
+                                          const StateMemory& memory) {
     require_amount(options.learning_rate, "sgd", "the learning rate");
     require_amount(options.momentum, "sgd", "the momentum");
     require_amount(options.weight_decay, "sgd", "the weight decay");
     require(!options.nesterov || options.momentum > 0, "sgd", "nesterov needs a momentum");
-    if (!options.groups.empty()) return make_grouped(std::move(parameters), options, "sgd", make_sgd);
+    if (!options.groups.empty()) return make_grouped(std::move(parameters), options, "sgd", memory);
     if (are_on_device(parameters)) return cuda::make_device_sgd(std::move(parameters), options);
-    return std::make_unique<Sgd>(std::move(parameters), options);
+    return std::make_unique<Sgd>(std::move(parameters), options, memory);
 }
 
-std::unique_ptr<Optimizer> make_adamw(std::vector<Tensor> parameters, AdamWOptions options) {
+std::unique_ptr<Optimizer> make_optimizer(std::vector<Tensor> parameters, AdamWOptions options,
+                                          const StateMemory& memory) {
     require_amount(options.learning_rate, "adamw", "the learning rate");
     require(options.beta1 >= 0 && options.beta1 < 1, "adamw", "beta1 is not in [0, 1)");
     require(options.beta2 >= 0 && options.beta2 < 1, "adamw", "beta2 is not in [0, 1)");
     require_amount(options.epsilon, "adamw", "epsilon");
     require_amount(options.weight_decay, "adamw", "the weight decay");
-    if (!options.groups.empty()) return make_grouped(std::move(parameters), options, "adamw", make_adamw);
+    if (!options.groups.empty()) return make_grouped(std::move(parameters), options, "adamw", memory);
     if (are_on_device(parameters)) return cuda::make_device_adamw(std::move(parameters), options);
-    return std::make_unique<AdamW>(std::move(parameters), options);
+    return std::make_unique<AdamW>(std::move(parameters), options, memory);
+}
+
+std::shared_ptr<std::byte> private_memory(std::size_t bytes) {
+    constexpr std::align_val_t kLine{64};
+    auto* const memory = static_cast<std::byte*>(::operator new(bytes, kLine));
+    std::fill_n(memory, bytes, std::byte{0});
+    return {memory, [](std::byte* all) { ::operator delete(all, kLine); }};
+}
+
+std::unique_ptr<Optimizer> make_sgd(std::vector<Tensor> parameters, SgdOptions options) {
+    return make_optimizer(std::move(parameters), std::move(options), private_memory);
+}
+
+std::unique_ptr<Optimizer> make_adamw(std::vector<Tensor> parameters, AdamWOptions options) {
+    return make_optimizer(std::move(parameters), std::move(options), private_memory);
 }
 
 }  // namespace ddp

@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ddp/ddp.h"
+#include "ddp/optimizer.h"
+
+namespace ddp {
+
+/// A parameter of a Model. List parameters in the order of their use in a forward pass.
+struct TensorSpec {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    DType dtype = DType::F32;
+    /// The layer, counted from 0 in the order of use: the weights of a unit are gathered and released
+    /// together, and each bucket holds parameters of one unit.
+    std::size_t unit = 0;
+};
+
+/// The parts of training that are divided among the ranks instead of repeated on each. Everything above an
+/// enumerator is included in it. On the CPU backends weights have the same bits with all of them.
+enum class Shard : std::uint8_t {
+    None,       ///< every rank holds weights, gradients and the optimizer's state
+    Optimizer,  ///< each rank holds the state of its part, and steps that part
+    Gradients,  ///< averages of gradients are kept for this part only, and buckets share memory
+    Parameters  ///< weights too
+};
+/// "none", "optimizer" and so on.
+const char* name_of(Shard shard);
+
+struct ModelOptions {
+    Shard shard = Shard::None;
+    /// The ranks of a node share one copy of the weights: each steps its part of it, and none gathers. Fill
+    /// weights on rank 0 only. For CPU backends on one node, and any Shard except None.
+    bool share_weights = false;
+    /// Gradients of several passes add up (no_sync). Under Shard::Gradients whole gradients are then kept, as
+    /// they are with find_unused_parameters and static_graph.
+    bool accumulates = false;
+    /// Optimizer::step() returns while the stepped weights are still gathered: call gather(unit) before each
+    /// use of a unit's weights. Otherwise step() waits.
+    bool overlaps_gather = false;
+    BucketLimits limits = {};
+    // See ReducerOptions and DdpOptions.
+    bool find_unused_parameters = false;
+    bool static_graph = false;
+    std::vector<Tensor> buffers = {};
+    bool broadcast_buffers = true;
+    std::uint64_t verify_every = 0;
+};
+
+/// Bytes on one rank.
+struct MemoryUse {
+    std::size_t weights = 0;
+    std::size_t gradients = 0;
+    std::size_t optimizer = 0;  ///< states of the optimizers made over the model
+};
+
+/// DistributedDataParallel that owns weights and gradients: flat memory per bucket, zero at first, 64-byte
+/// aligned, at addresses that never change.
+///
+///     ddp::Model model(*group, {{"fc1.weight", {64, 13}}, {"fc1.bias", {64}}}, {.shard =
+///     ddp::Shard::Optimizer}); if (group->rank() == 0) fill(model.weights<float>(0),
+///     model.weights<float>(1)); const auto optimizer = ddp::make_adamw(model, {.learning_rate = 1e-3});  //
+///     all ranks start as rank 0 for each batch:
+///         ... backward: write model.gradient_as<float>(i), then model.mark_ready(i), last parameter first
+///         ... model.finish(); ddp::clip_grad_norm(model, 1.0); optimizer->step();
+///
+/// Under Shard::Gradients gradients share memory in time: gradient i may be written (not added to) once all
+/// parameters behind the next one are marked ready, which the reverse of the declared order ensures; any
+/// order is right within the bucket that is next and the one behind it.
+class Model : public DistributedDataParallel {
+  public:
+    /// Collective. Throws MismatchError on all ranks when parameters or options differ between them, and
+    /// InvalidInput for a parameter that cannot be trained.
+    Model(ProcessGroup& group, std::vector<TensorSpec> parameters, ModelOptions options = {});
+    ~Model() override;
+
+    [[nodiscard]] Shard shard() const;
+    /// The whole weights of parameter i. Throws InvalidInput for another type or parameter.
+    template <class T>
+    [[nodiscard]] std::span<T> weights(std::size_t parameter) const;
+    /// Collective, before the first step: overwrites weights and buffers with those of `root`. The first
+    /// optimizer over the model does it with rank 0's, so fill weights before.
+    void broadcast_weights(int root = 0);
+    /// Called before each use of a unit's weights, forward and backward, with overlaps_gather and under
+    /// Shard::Parameters (on all ranks in the same order); elsewhere it does nothing. Returns once the
+    /// weights of this unit are those of the last step. Throws InvalidInput for a unit without parameters.
+    void gather(std::size_t unit);
+    /// Called after the use: under Shard::Parameters the weights of other ranks' parts are freed.
+    void release(std::size_t unit);
+    [[nodiscard]] MemoryUse memory() const;
+
+    /// For a checkpoint: the parameters, or this rank's parts of them, then the buffers.
+    [[nodiscard]] std::vector<Tensor> state() const override;
+    /// Collective where the model is sharded: gathers the weights.
+    void state_loaded() override;
+
+  private:
+    friend class Optimizer;
+    friend std::unique_ptr<Optimizer> make_sgd(Model& model, SgdOptions options);
+    friend std::unique_ptr<Optimizer> make_adamw(Model& model, AdamWOptions options);
+    friend double clip_grad_norm(Model& model, double max_norm, NonFiniteNorm non_finite);
+    struct Flat;
+
+    Model(ProcessGroup& group, std::unique_ptr<Flat> flat, const ModelOptions& options);
+    template <class Options>
+    std::unique_ptr<Optimizer> optimizer_over(Options options);
+    void step(Optimizer& optimizer);
+    void gather_weights();
+    [[nodiscard]] double norm_of_averages() const;
+    [[nodiscard]] std::string first_not_finite() const;
+    void wait_for_parameters() override;
+    void broadcast_parameters(int root) override;
+
+    std::unique_ptr<Flat> flat_;
+};
+
+/// Collective. Optimizers of the weights on this rank, or of its parts; make one after the weights are
+/// filled. Each step is `optimizer->step()`, collective where the model is sharded. The model is borrowed.
+/// Throw InvalidInput as those over borrowed parameters do.
+std::unique_ptr<Optimizer> make_sgd(Model& model, SgdOptions options);
+std::unique_ptr<Optimizer> make_adamw(Model& model, AdamWOptions options);
+
+/// As for borrowed gradients; collective where the model is sharded. The norm has the same bits for every
+/// Shard and number of ranks, if gradients have.
+double clip_grad_norm(Model& model, double max_norm, NonFiniteNorm non_finite = NonFiniteNorm::Throw);
+
+template <class T>
+std::span<T> Model::weights(std::size_t parameter) const {
+    static_cast<void>(gradient_as<T>(parameter));  // refuses the same
+    const Buffer& memory = parameters()[parameter].memory;
+    return {static_cast<T*>(memory.data), memory.count};
+}
+
+}  // namespace ddp

@@ -1,0 +1,341 @@
+#include "ddp/model.h"
+
+#include <fmt/core.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "ddp/reduce/flat_layout.h"
+#include "ddp/reduce/loops.h"
+#include "ddp/reduce/model_optimizer.h"
+#include "ddp/reduce/tensor_broadcast.h"
+
+namespace ddp {
+
+/// The flat memory of a model.
+struct Model::Flat {
+    Shard shard;
+    bool overlaps_gather;
+    int ranks;  ///< that each have a slice of every bucket; 1: every rank has all
+    FlatLayout layout;
+    std::vector<std::size_t> unit_of;  ///< of each bucket
+    std::shared_ptr<std::byte> owned;  ///< null where the weights belong to the group
+    std::byte* weights;
+    std::vector<Tensor> parameters;
+    std::vector<Tensor> parts;     ///< those of this rank; the parameters with one rank
+    std::vector<Buffer> averages;  ///< gradients of the parts
+    std::vector<Work> gathers;     ///< of each bucket's weights
+    std::size_t optimizer_bytes = 0;
+    bool is_broadcast = false;
+
+    static std::unique_ptr<Flat> make(ProcessGroup& group, std::span<const TensorSpec> specs,
+                                      const ModelOptions& options);
+    void lay_out(std::span<const TensorSpec> specs, const BucketLimits& limits);
+    void allocate(ProcessGroup& group);
+    [[nodiscard]] bool is_sharded() const { return ranks > 1; }
+    [[nodiscard]] Extent slice(std::size_t bucket, int rank) const {
+        return layout.slice(bucket, is_sharded() ? rank : 0, ranks);
+    }
+    [[nodiscard]] Buffer weights_of(std::size_t bucket, const Extent& range, const Device& device) const {
+        const DType type = layout.types[bucket];
+        return {weights + range.begin, range.bytes / size_of(type), type, device};
+    }
+};
+
+namespace {
+
+/// Parameters without memory yet.
+std::vector<Tensor> described(const ProcessGroup& group, std::span<const TensorSpec> specs) {
+    std::vector<Tensor> tensors;
+    for (const TensorSpec& spec : specs) {
+        if (!is_reducible(spec.dtype, ReduceOp::Avg))
+            throw InvalidInput(fmt::format("parameter '{}' is {}: only floating types can be trained",
+                                           spec.name, describe(spec.dtype, spec.shape)));
+        std::size_t count = 1;
+        for (const std::int64_t extent : spec.shape) {
+            if (extent < 0 || __builtin_mul_overflow(count, static_cast<std::size_t>(extent), &count))
+                throw InvalidInput(fmt::format("parameter '{}': {} is not a shape of a tensor in memory",
+                                               spec.name, describe(spec.dtype, spec.shape)));
+        }
+        tensors.push_back({spec.name, spec.shape, {nullptr, count, spec.dtype, group.device()}});
+    }
+    return tensors;
+}
+
+/// Collective.
+void verify_same_model(ProcessGroup& group, std::span<const TensorSpec> specs, const ModelOptions& options) {
+    std::vector<Tensor> names;
+    std::string units;
+    for (const TensorSpec& spec : specs) {
+        names.push_back({spec.name, spec.shape, {nullptr, 0, spec.dtype, {}}});
+        units += fmt::format("{} ", spec.unit);
+    }
+    verify_same_tensors(group, names);
+    verify_equal(group,
+                 {{"the model's shard", name_of(options.shard)},
+                  {"the model's share_weights", fmt::format("{}", options.share_weights)},
+                  {"the model's accumulates", fmt::format("{}", options.accumulates)},
+                  {"the model's find_unused_parameters", fmt::format("{}", options.find_unused_parameters)},
+                  {"the model's static_graph", fmt::format("{}", options.static_graph)},
+                  {"the model's limits of buckets",
+                   fmt::format("{}, {}", options.limits.first_bytes, options.limits.cap_bytes)},
+                  {"the units of the parameters", units}});
+}
+
+std::unique_ptr<const ReductionPlan> reduction_of(const FlatLayout& layout, const ModelOptions& options,
+                                                  bool is_sharded) {
+    const bool shares_memory = is_sharded && options.shard >= Shard::Gradients && !options.accumulates &&
+                               !options.find_unused_parameters && !options.static_graph;
+    return std::make_unique<ReductionPlan>(ReductionPlan{
+        .layout = layout,
+        .scatters = is_sharded,
+        .open_buckets = shares_memory ? std::max<std::size_t>(2, most_open_buckets(layout)) : 0});
+}
+
+}  // namespace
+
+const char* name_of(Shard shard) {
+    switch (shard) {
+        case Shard::None: return "none";
+        case Shard::Optimizer: return "optimizer";
+        case Shard::Gradients: return "gradients";
+        case Shard::Parameters: return "parameters";
+    }
+    return "unknown shard";
+}
+
+/// Collective.
+std::unique_ptr<Model::Flat> Model::Flat::make(ProcessGroup& group, std::span<const TensorSpec> specs,
+                                               const ModelOptions& options) {
+    verify_same_model(group, specs, options);
+    if (options.shard == Shard::Parameters || options.share_weights)
+        throw InvalidInput("Shard::Parameters and share_weights are not available yet");
+    auto flat = std::make_unique<Flat>();
+    flat->shard = options.shard;
+    flat->overlaps_gather = options.overlaps_gather;
+    flat->ranks = options.shard == Shard::None ? 1 : group.size();
+    flat->parameters = described(group, specs);
+    flat->lay_out(specs, options.limits);
+    flat->allocate(group);
+    return flat;
+}
+
+void Model::Flat::lay_out(std::span<const TensorSpec> specs, const BucketLimits& limits) {
+    std::vector<GradientSpec> gradients;
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+        const Buffer& memory = parameters[i].memory;
+        gradients.push_back({memory.bytes(), memory.dtype, memory.device, specs[i].unit});
+    }
+    layout = ddp::lay_out(
+        gradients, plan_buckets(gradients, limits),
+        is_sharded() ? static_cast<std::size_t>(ranks) * FlatLayout::kChunk : FlatLayout::kAlignment);
+    for (const auto& tensors : layout.plan) unit_of.push_back(specs[tensors.front()].unit);
+    gathers.resize(layout.buckets.size());
+}
+
+/// Collective where memory belongs to the group.
+void Model::Flat::allocate(ProcessGroup& group) {
+    const std::size_t bytes = std::max(layout.bytes, FlatLayout::kAlignment);
+    if (is_sharded() || group.device() != Device{}) {
+        weights = group.allocate_shared(bytes).data();
+    } else {
+        owned = private_memory(bytes);
+        weights = owned.get();
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        Tensor& whole = parameters[i];
+        whole.memory.data = weights + layout.tensors[i].begin;
+        Tensor& part = parts.emplace_back(whole);
+        if (!is_sharded()) continue;
+        const Extent own = intersection(layout.tensors[i], slice(layout.bucket_of[i], group.rank()));
+        part.part_begin = (own.begin - layout.tensors[i].begin) / size_of(whole.memory.dtype);
+        part.memory = weights_of(layout.bucket_of[i], own, group.device());
+    }
+}
+
+Model::Model(ProcessGroup& group, std::vector<TensorSpec> parameters, ModelOptions options)
+    : Model(group, Flat::make(group, parameters, options), options) {}
+
+Model::Model(ProcessGroup& group, std::unique_ptr<Flat> flat, const ModelOptions& options)
+    : DistributedDataParallel(group, flat->parameters,
+                              {.reducer = {.limits = options.limits,
+                                           .find_unused_parameters = options.find_unused_parameters,
+                                           .static_graph = options.static_graph},
+                               .broadcast_parameters = false,
+                               .buffers = options.buffers,
+                               .broadcast_buffers = options.broadcast_buffers,
+                               .verify_every = options.verify_every},
+                              reduction_of(flat->layout, options, flat->is_sharded())),
+      flat_(std::move(flat)) {
+    for (std::size_t i = 0; i < flat_->parts.size(); ++i) {
+        const std::size_t bucket = flat_->layout.bucket_of[i];
+        const Extent slice = flat_->slice(bucket, group.rank());
+        const Extent own = intersection(flat_->layout.tensors[i], slice);
+        Buffer average = flat_->parts[i].memory;
+        average.data = static_cast<std::byte*>(reducer().averaged(bucket).data) +
+                       (own.bytes > 0 ? own.begin - slice.begin : 0);
+        flat_->averages.push_back(average);
+    }
+}
+
+Model::~Model() = default;
+
+Shard Model::shard() const { return flat_->shard; }
+
+MemoryUse Model::memory() const {
+    return {
+        .weights = flat_->layout.bytes, .gradients = reducer().bytes(), .optimizer = flat_->optimizer_bytes};
+}
+
+std::vector<Tensor> Model::state() const {
+    if (!flat_->is_sharded()) return DistributedDataParallel::state();
+    std::vector<Tensor> all = DistributedDataParallel::state();
+    std::copy(flat_->parts.begin(), flat_->parts.end(), all.begin());
+    return all;
+}
+
+void Model::state_loaded() {
+    flat_->is_broadcast = true;
+    gather_weights();
+    wait_for_parameters();
+}
+
+void Model::broadcast_weights(int root) {
+    broadcast_parameters(root);
+    broadcast_buffers(root);
+    flat_->is_broadcast = true;
+}
+
+void Model::broadcast_parameters(int root) {
+    wait_for_parameters();
+    std::vector<Tensor> buckets;
+    for (std::size_t b = 0; b < flat_->layout.buckets.size(); ++b)
+        buckets.push_back({"", {}, flat_->weights_of(b, flat_->layout.buckets[b], group().device())});
+    TensorBroadcast(group(), buckets).run(root);
+}
+
+/// Starts with the first layers, which the next forward pass needs first.
+void Model::gather_weights() {
+    if (!flat_->is_sharded()) return;
+    for (std::size_t b = flat_->layout.buckets.size(); b-- > 0;) {
+        const Device device = group().device();
+        flat_->gathers[b] = group().all_gather(flat_->weights_of(b, flat_->layout.buckets[b], device),
+                                               flat_->weights_of(b, flat_->slice(b, group().rank()), device));
+    }
+}
+
+void Model::wait_for_parameters() {
+    for (Work& gather : flat_->gathers) std::exchange(gather, {}).wait();
+}
+
+void Model::gather(std::size_t unit) {
+    if (std::ranges::find(flat_->unit_of, unit) == flat_->unit_of.end())
+        throw InvalidInput(
+            fmt::format("rank {}: the model has no parameter of unit {}", group().rank(), unit));
+    for (std::size_t b = 0; b < flat_->gathers.size(); ++b) {
+        if (flat_->unit_of[b] == unit) std::exchange(flat_->gathers[b], {}).wait();
+    }
+}
+
+void Model::release(std::size_t /*unit*/) {}
+
+void Model::step(Optimizer& optimizer) {
+    reducer().require_finished();
+    wait_for_parameters();
+    std::vector<Buffer> averages = flat_->averages;
+    for (std::size_t i = 0; i < averages.size(); ++i) {
+        if (!is_used(i)) averages[i] = {};
+    }
+    optimizer.step(averages);
+    gather_weights();
+    if (!flat_->overlaps_gather) wait_for_parameters();
+}
+
+void Optimizer::step() {
+    if (model_ == nullptr)
+        throw Error(
+            "optimizer: step() without gradients is for an optimizer over a Model: make_sgd(model, ...)");
+    model_->step(*this);
+}
+
+template <class Options>
+std::unique_ptr<Optimizer> Model::optimizer_over(Options options) {
+    if (flat_->is_sharded() && (!options.device.copies.empty() || options.device.scaler != nullptr ||
+                                options.device.clipper != nullptr))
+        throw InvalidInput("a sharded model takes no copies, GradScaler or GradClipper: leave Shard::None");
+    if (!flat_->is_broadcast) broadcast_weights();
+    const StateMemory shared = [this](std::size_t bytes) -> std::shared_ptr<std::byte> {
+        // Parts differ in size, and the group's memory is of one size on all ranks.
+        std::size_t most = FlatLayout::kAlignment;
+        for (const std::string& text : group().all_gather_bytes(fmt::format("{}", bytes)))
+            most = std::max(most, static_cast<std::size_t>(std::stoull(text)));
+        return {std::shared_ptr<std::byte>(), group().allocate_shared(most).data()};
+    };
+    auto optimizer = ddp::make_optimizer(flat_->parts, std::move(options),
+                                         flat_->is_sharded() ? shared : StateMemory(private_memory));
+    for (const Tensor& state : optimizer->state()) flat_->optimizer_bytes += state.memory.bytes();
+    optimizer->model_ = this;
+    return optimizer;
+}
+
+std::unique_ptr<Optimizer> make_sgd(Model& model, SgdOptions options) {
+    return model.optimizer_over(std::move(options));
+}
+
+std::unique_ptr<Optimizer> make_adamw(Model& model, AdamWOptions options) {
+    return model.optimizer_over(std::move(options));
+}
+
+/// The name of the first parameter whose average is not finite on some rank. Collective.
+std::string Model::first_not_finite() const {
+    std::size_t first = 0;
+    while (first + 1 < flat_->averages.size() && std::isfinite(squares_of(flat_->averages[first]))) ++first;
+    if (flat_->is_sharded()) {
+        for (const std::string& other : group().all_gather_bytes(fmt::format("{}", first)))
+            first = std::min(first, static_cast<std::size_t>(std::stoull(other)));
+    }
+    return flat_->parameters[first].name;
+}
+
+/// Each rank adds up the chunks of its slices; all add these sums in the order of the chunks in memory.
+double Model::norm_of_averages() const {
+    reducer().require_finished();
+    const std::size_t buckets = flat_->layout.buckets.size();
+    std::vector<double> own;
+    for (std::size_t b = 0; b < buckets; ++b) append_squares(reducer().averaged(b), FlatLayout::kChunk, own);
+    std::vector<double> all(own.size() * static_cast<std::size_t>(flat_->ranks));
+    if (flat_->is_sharded()) group().all_gather(buffer_of(all), buffer_of(own)).wait();
+    else all = own;
+    double squares = 0;
+    std::size_t at = 0;
+    for (std::size_t b = 0; b < buckets; ++b) {
+        const std::size_t chunks =
+            (reducer().averaged(b).bytes() + FlatLayout::kChunk - 1) / FlatLayout::kChunk;
+        for (std::size_t rank = 0; rank < static_cast<std::size_t>(flat_->ranks); ++rank) {
+            for (std::size_t chunk = at; chunk < at + chunks; ++chunk)
+                squares += all[rank * own.size() + chunk];
+        }
+        at += chunks;
+    }
+    return std::sqrt(squares);
+}
+
+double clip_grad_norm(Model& model, double max_norm, NonFiniteNorm non_finite) {
+    const double norm = model.norm_of_averages();
+    const double factor = clip_factor(norm, max_norm);
+    if (!std::isfinite(norm)) {
+        if (non_finite == NonFiniteNorm::Throw)
+            throw Error(fmt::format(
+                "clip_grad_norm: the norm of the gradients is {}, that of '{}' is the first that is not finite; lower "
+                "the learning rate, or skip such steps (NonFiniteNorm::Leave)",
+                norm, model.first_not_finite()));
+        return norm;
+    }
+    for (std::size_t b = 0; factor != 1 && b < model.plan().size(); ++b)
+        scale_elements(model.reducer().averaged(b), factor);
+    return norm;
+}
+
+}  // namespace ddp
