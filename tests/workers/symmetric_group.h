@@ -1,8 +1,6 @@
 #pragma once
 
-#include <utility>
-
-#include "ddp/process_group.h"
+#include "ddp/worker/operation.h"
 
 namespace ddp::testing {
 
@@ -27,40 +25,15 @@ class SymmetricGroup final : public ProcessGroup {
     void report_progress(std::uint64_t, std::uint64_t) override {}
 
   private:
-    Work do_barrier() override { return other_.barrier(); }
+    struct AnyGroup : ProcessGroup {
+        using ProcessGroup::start;
+    };
+    Work start(const Operation& operation) override {
+        if (operation.call.op == ReduceOp::Avg) throw InvalidInput("symmetric memory is summed only");
+        return (other_.*&AnyGroup::start)(operation);
+    }
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
         return other_.allocate_shared(bytes);
-    }
-    Work do_all_reduce(Buffer buffer, ReduceOp op) override {
-        if (op == ReduceOp::Avg) throw InvalidInput("symmetric memory is summed only");
-        return other_.all_reduce(buffer, op);
-    }
-    Work do_broadcast(Buffer buffer, int root) override { return other_.broadcast(buffer, root); }
-    Work do_all_gather(Buffer output, Buffer input) override { return other_.all_gather(output, input); }
-    Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
-        return other_.reduce_scatter(output, input, op);
-    }
-    Work do_reduce(Buffer buffer, int root, ReduceOp op) override { return other_.reduce(buffer, root, op); }
-    Work do_gather(Buffer output, Buffer input, int root) override {
-        return other_.gather(output, input, root);
-    }
-    Work do_scatter(Buffer output, Buffer input, int root) override {
-        return other_.scatter(output, input, root);
-    }
-    Work do_all_to_all(Buffer output, Buffer input) override { return other_.all_to_all(output, input); }
-    Work do_send(Buffer buffer, int to) override { return other_.send(buffer, to); }
-    Work do_recv(Buffer buffer, int from) override { return other_.recv(buffer, from); }
-    Work do_batch(std::vector<Message> messages) override {
-        return other_.batch_send_recv(std::move(messages));
-    }
-    Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
-        return other_.all_gather_v(output, input, std::move(counts));
-    }
-    Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
-        return other_.reduce_scatter_v(output, input, std::move(counts), op);
-    }
-    Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override {
-        return other_.all_to_all_v(output, std::move(received), input, std::move(sent));
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t) override {
         return other_.all_gather_bytes(mine);

@@ -117,7 +117,8 @@ TEST_P(Mismatch, CoversTypesReductionsAndRoots) {
 }
 
 TEST_P(Mismatch, CoversEveryKindOfCall) {
-    const auto even = [](Work (ProcessGroup::*call)(Buffer, Buffer), std::size_t out, std::size_t in) {
+    const auto even = [](Work (ProcessGroup::*call)(Buffer, ddp::ConstBuffer), std::size_t out,
+                         std::size_t in) {
         return [=](ProcessGroup& group) {
             std::vector<float> output(out), input(in);
             (group.*call)(buffer_of(output), buffer_of(input)).wait();

@@ -248,8 +248,9 @@ TEST(Wrap, PieceNumbersOfAChannelOverflowWithoutEffect) {
             std::vector<std::uint8_t> sent(bytes);
             for (std::size_t i = 0; i < bytes; ++i) sent[i] = static_cast<std::uint8_t>(i * 7 / 3);
             std::vector<std::uint8_t> received(bytes);
-            if (rank == 0) messages.send(buffer_of(std::span(sent)), 1);
-            if (rank == 1) messages.recv(buffer_of(std::span(received)), 0);
+            using Direction = ddp::Message::Direction;
+            if (rank == 0) messages.move({{{Direction::Send, buffer_of(sent), 1}}});
+            if (rank == 1) messages.move({{{Direction::Recv, buffer_of(received), 0}}});
             EXPECT_TRUE(rank != 1 || received == sent);
             EXPECT_TRUE(rank == 2 || channel.written - kSoFar > 20);
         });

@@ -60,16 +60,19 @@ constexpr int kRanks = 3;
 /// One that fits a slot, one that fits an area, and one of several ranges.
 constexpr std::size_t kCounts[] = {5, 20'001, 450'007};
 
-void run_with_late_stores(const std::function<void(CpuBackend&, std::size_t rank)>& body) {
+void run_with_late_stores(const std::function<void(ddp::ProcessGroup&, std::size_t rank)>& body) {
     const ddprun::UniqueFd segment = ddp::make_segment({.local_world_size = kRanks, .world_size = kRanks});
     const std::shared_ptr<SegmentMap> map = map_of(segment);
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < kRanks; ++rank) {
         ranks.emplace_back([&, rank] {
             try {
-                CpuBackend backend(map, ddp::testing::environment_of(rank, kRanks), std::chrono::minutes(1),
-                                   Arena::Lines::OfTheNode, late_kernels());
-                body(backend, static_cast<std::size_t>(rank));
+                const ddprun::WorkerEnv env = ddp::testing::environment_of(rank, kRanks);
+                const auto group = ddp::cpu::make_group(
+                    std::make_unique<CpuBackend>(map, env, std::chrono::minutes(1), Arena::Lines::OfTheNode,
+                                                 late_kernels()),
+                    env, {.progress = ddp::ProcessGroupOptions::Progress::Inline});
+                body(*group, static_cast<std::size_t>(rank));
                 EXPECT_TRUE(late_stores.empty()) << "rank " << rank << " announced bytes without a fence";
             } catch (const std::exception& error) {
                 ADD_FAILURE() << "rank " << rank << ": " << error.what();
@@ -108,65 +111,65 @@ Numbers slice(const Numbers& all, std::size_t which, std::size_t count) {
 ddp::Buffer buffer(Numbers& numbers) { return buffer_of(std::span(numbers)); }
 
 TEST(StreamingStores, AreFencedBeforeAPeerIsToldInEveryReduction) {
-    run_with_late_stores([](CpuBackend& backend, std::size_t rank) {
+    run_with_late_stores([](ddp::ProcessGroup& group, std::size_t rank) {
         for (const std::size_t count : kCounts) {
             Numbers own = of_rank(rank, count);
-            backend.all_reduce(buffer(own), ReduceOp::Sum);
+            group.all_reduce(buffer(own), ReduceOp::Sum).wait();
             EXPECT_EQ(own, sum_of_all(count)) << "all_reduce of " << count;
 
-            const std::span<std::byte> region = backend.allocate_shared(count * sizeof(std::int32_t));
+            const std::span<std::byte> region = group.allocate_shared(count * sizeof(std::int32_t));
             const std::span shared(reinterpret_cast<std::int32_t*>(region.data()), count);
             own = of_rank(rank, count);
             std::copy(own.begin(), own.end(), shared.begin());
-            backend.all_reduce(buffer_of(shared), ReduceOp::Sum);
+            group.all_reduce(buffer_of(shared), ReduceOp::Sum).wait();
             EXPECT_EQ(Numbers(shared.begin(), shared.end()), sum_of_all(count)) << "in place, of " << count;
 
-            backend.reduce(buffer(own), 1, ReduceOp::Sum);
+            group.reduce(buffer(own), 1, ReduceOp::Sum).wait();
             EXPECT_EQ(own, rank == 1 ? sum_of_all(count) : of_rank(rank, count)) << "reduce of " << count;
 
             Numbers whole = of_rank(rank, kRanks * count), part(count);
-            backend.reduce_scatter(buffer(part), buffer(whole), ReduceOp::Sum);
+            group.reduce_scatter(buffer(part), buffer(whole), ReduceOp::Sum).wait();
             EXPECT_EQ(part, slice(sum_of_all(kRanks * count), rank, count)) << "reduce_scatter of " << count;
         }
     });
 }
 
 TEST(StreamingStores, AreFencedBeforeAPeerIsToldInEveryCopy) {
-    run_with_late_stores([](CpuBackend& backend, std::size_t rank) {
+    run_with_late_stores([](ddp::ProcessGroup& group, std::size_t rank) {
         for (const std::size_t count : kCounts) {
             Numbers own = of_rank(rank, count), got(count), row(kRanks * count);
-            backend.all_gather(buffer(row), buffer(own));
+            group.all_gather(buffer(row), buffer(own)).wait();
             EXPECT_EQ(row, all_in_a_row(count)) << "all_gather of " << count;
 
             row.assign(row.size(), 0);
-            backend.gather(buffer(row), buffer(own), 2);
+            group.gather(buffer(row), buffer(own), 2).wait();
             if (rank == 2) {
                 EXPECT_EQ(row, all_in_a_row(count)) << "gather of " << count;
             }
 
             row = of_rank(7, kRanks * count);
-            backend.scatter(buffer(got), buffer(row), 0);
+            group.scatter(buffer(got), buffer(row), 0).wait();
             EXPECT_EQ(got, slice(of_rank(7, kRanks * count), rank, count)) << "scatter of " << count;
 
             Numbers turned(kRanks * count), expected;
             row = of_rank(rank, kRanks * count);
-            backend.all_to_all(buffer(turned), buffer(row));
+            group.all_to_all(buffer(turned), buffer(row)).wait();
             for (std::size_t from = 0; from < kRanks; ++from) {
                 const Numbers theirs = slice(of_rank(from, kRanks * count), rank, count);
                 expected.insert(expected.end(), theirs.begin(), theirs.end());
             }
             EXPECT_EQ(turned, expected) << "all_to_all of " << count;
 
-            if (rank == 0) backend.send(buffer(own), 1);
+            if (rank == 0) group.send(buffer(own), 1).wait();
             if (rank == 1) {
-                backend.recv(buffer(got), 0);
+                group.recv(buffer(got), 0).wait();
                 EXPECT_EQ(got, of_rank(0, count)) << "a message of " << count;
             }
             const std::string text(count, static_cast<char>('a' + rank));
-            EXPECT_EQ(backend.all_gather_bytes(text).at((rank + 1) % kRanks),
+            EXPECT_EQ(group.all_gather_bytes(text).at((rank + 1) % kRanks),
                       std::string(count, static_cast<char>('a' + (rank + 1) % kRanks)));
 
-            backend.broadcast(buffer(own), 1);
+            group.broadcast(buffer(own), 1).wait();
             EXPECT_EQ(own, of_rank(1, count)) << "broadcast of " << count;
         }
     });

@@ -43,6 +43,8 @@ struct Message {
     int peer = -1;
 };
 
+struct Operation;
+
 struct ProcessGroupOptions {
     std::chrono::nanoseconds timeout =
         std::chrono::minutes(10);  ///< of each call; positive (see TimeoutScope)
@@ -110,28 +112,28 @@ class ProcessGroup {
     /// Every rank ends with root's buffer.
     Work broadcast(Buffer buffer, int root);
     /// `output` holds size() * input.count elements: rank r's input at r * input.count.
-    Work all_gather(Buffer output, Buffer input);
+    Work all_gather(Buffer output, ConstBuffer input);
     /// `input` holds size() * output.count elements; rank r ends with the reduction of slice r.
-    Work reduce_scatter(Buffer output, Buffer input, ReduceOp op = ReduceOp::Sum);
+    Work reduce_scatter(Buffer output, ConstBuffer input, ReduceOp op = ReduceOp::Sum);
     /// In place: `root` ends with the reduction of all ranks' buffers; the other ranks keep theirs.
     Work reduce(Buffer buffer, int root, ReduceOp op = ReduceOp::Sum);
     /// On `root`, `output` holds size() * input.count elements: rank r's input at r * input.count. On other
     /// ranks `output` is ignored: leave it empty.
-    Work gather(Buffer output, Buffer input, int root);
+    Work gather(Buffer output, ConstBuffer input, int root);
     /// On `root`, `input` holds size() * output.count elements; rank r ends with slice r. On other ranks
     /// `input` is ignored: leave it empty.
-    Work scatter(Buffer output, Buffer input, int root);
+    Work scatter(Buffer output, ConstBuffer input, int root);
     /// Both buffers hold size() * n elements and must not overlap: rank r ends with slice r of every rank, by
     /// rank.
-    Work all_to_all(Buffer output, Buffer input);
+    Work all_to_all(Buffer output, ConstBuffer input);
 
     /// all_gather, reduce_scatter and all_to_all with slices of different lengths, stored one after the other
     /// by rank. `counts` holds the length of each rank's slice and must be the same on all ranks; otherwise
     /// all throw MismatchError.
-    Work all_gather_v(Buffer output, Buffer input, Counts counts);
-    Work reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op = ReduceOp::Sum);
+    Work all_gather_v(Buffer output, ConstBuffer input, Counts counts);
+    Work reduce_scatter_v(Buffer output, ConstBuffer input, Counts counts, ReduceOp op = ReduceOp::Sum);
     /// sent[r] elements of `input` go to rank r; received[r] elements of `output` come from rank r.
-    Work all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent);
+    Work all_to_all_v(Buffer output, Counts received, ConstBuffer input, Counts sent);
 
     Work barrier();
     /// A blocking barrier with a time-out of its own: its TimeoutError names every rank that did not arrive.
@@ -141,7 +143,7 @@ class ProcessGroup {
     /// pair are matched in order. Only these two ranks take part, and these calls have their own sequence
     /// numbers. send and recv wait for each other and for the calls before them: when two ranks exchange, one
     /// of them must receive first (or both use all_to_all or batch_send_recv).
-    Work send(Buffer buffer, int to);
+    Work send(ConstBuffer buffer, int to);
     Work recv(Buffer buffer, int from);
     /// All messages at once: none waits for another, so both ranks may send first. Messages of one pair and
     /// direction are matched in order. Both ranks of a pair use a batch.
@@ -198,24 +200,10 @@ class ProcessGroup {
     /// uses.
     [[nodiscard]] bool is_in_forked_child() const;
 
-    // The backend's part of each call, with checked arguments, within timeout(). gather's output and
-    // scatter's input are checked on `root` only; other ranks must ignore theirs.
-    virtual Work do_all_reduce(Buffer buffer, ReduceOp op) = 0;
-    virtual Work do_broadcast(Buffer buffer, int root) = 0;
-    virtual Work do_all_gather(Buffer output, Buffer input) = 0;
-    virtual Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) = 0;
-    virtual Work do_reduce(Buffer buffer, int root, ReduceOp op) = 0;
-    virtual Work do_gather(Buffer output, Buffer input, int root) = 0;
-    virtual Work do_scatter(Buffer output, Buffer input, int root) = 0;
-    virtual Work do_all_to_all(Buffer output, Buffer input) = 0;
-    virtual Work do_send(Buffer buffer, int to) = 0;
-    virtual Work do_recv(Buffer buffer, int from) = 0;
-    virtual Work do_barrier() = 0;
+    /// The backend's part of a collective or of messages (worker/operation.h), within timeout(). The
+    /// operation is borrowed for the call.
+    virtual Work start(const Operation& operation) = 0;
     virtual std::span<std::byte> do_allocate_shared(std::size_t bytes) = 0;
-    virtual Work do_batch(std::vector<Message> messages) = 0;
-    virtual Work do_all_gather_v(Buffer output, Buffer input, Counts counts) = 0;
-    virtual Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) = 0;
-    virtual Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) = 0;
     /// `mark` is the operation reported to waiting ranks: kBytesMark or kSplitMark (worker/call.h).
     virtual std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) = 0;
 
@@ -231,16 +219,7 @@ class ProcessGroup {
   private:
     friend class BorrowedGroup;
     friend class TimeoutScope;
-    class OneAtATime;
-    void require_memory(const char* call, const Buffer& buffer) const;
-    void require_root(const char* call, int root) const;
-    void require_peer(const char* call, int peer) const;
-    void require_n_times(const char* call, const char* large_name, const Buffer& large,
-                         const Buffer& small) const;
-    void require_counts(const char* call, const char* large_name, const Buffer& large,
-                        const Counts& counts) const;
-    void require_own_slice(const char* call, const char* large_name, const Buffer& large, const Buffer& small,
-                           const Counts& counts) const;
+    class Entry;
 
     GroupIdentity identity_;
     std::chrono::nanoseconds timeout_{};

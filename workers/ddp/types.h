@@ -6,6 +6,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -78,7 +79,17 @@ struct Device {
     bool operator==(const Device&) const = default;
 };
 
-/// A contiguous buffer of `count` elements. Borrowed: it must live until the collective's Work is done.
+/// A contiguous buffer of `count` elements that a collective reads. Borrowed: it must live until the
+/// collective's Work is done.
+struct ConstBuffer {
+    const void* data = nullptr;
+    std::size_t count = 0;
+    DType dtype = DType::F32;
+    Device device = {};
+
+    [[nodiscard]] std::size_t bytes() const { return count * size_of(dtype); }
+};
+/// One that a collective writes, or reads and writes.
 struct Buffer {
     void* data = nullptr;
     std::size_t count = 0;
@@ -86,7 +97,11 @@ struct Buffer {
     Device device = {};
 
     [[nodiscard]] std::size_t bytes() const { return count * size_of(dtype); }
+    // NOLINTNEXTLINE(google-explicit-constructor): a buffer can be read wherever it is expected to be.
+    operator ConstBuffer() const { return {data, count, dtype, device}; }
 };
+template <class T>
+using BufferOver = std::conditional_t<std::is_const_v<T>, ConstBuffer, Buffer>;
 
 template <class T>
 constexpr DType dtype_of();
@@ -110,21 +125,25 @@ template <>
 constexpr DType dtype_of<std::uint8_t>() {
     return DType::U8;
 }
-/// A Buffer over contiguous host memory that stays in place: a vector, an array, a span.
+/// A Buffer over contiguous host memory that stays in place: a vector, an array, a span. A ConstBuffer over
+/// const elements.
 template <class Values>
-Buffer buffer_of(Values&& values) {
+auto buffer_of(Values&& values) {
     const std::span view(std::forward<Values>(values));
-    return {view.data(), view.size(), dtype_of<typename decltype(view)::value_type>(), {}};
+    using View = decltype(view);
+    return BufferOver<typename View::element_type>{
+        view.data(), view.size(), dtype_of<typename View::value_type>(), {}};
 }
-/// A Buffer over elements that C++ has no type for: bfloat16 and float16, held in 16-bit integers or in a
+/// One over elements that C++ has no type for: bfloat16 and float16, held in 16-bit integers or in a
 /// compiler's own type. Throws InvalidInput when the sizes differ.
 template <class Values>
-Buffer buffer_of(Values&& values, DType type) {
+auto buffer_of(Values&& values, DType type) {
     const std::span view(std::forward<Values>(values));
+    using View = decltype(view);
     if (size_of(type) != sizeof(view[0]))
         throw InvalidInput(std::string("a buffer of ") + name_of(type) + " cannot lie in elements of " +
                            std::to_string(sizeof(view[0])) + " bytes");
-    return {view.data(), view.size(), type, {}};
+    return BufferOver<typename View::element_type>{view.data(), view.size(), type, {}};
 }
 
 /// A named piece of memory with a shape: a parameter of a model, or a state of its optimizer. Contiguous, row

@@ -14,8 +14,7 @@
 
 #include "ddp/cuda/numbers.h"
 #include "ddp/mpi/load.h"
-#include "ddp/worker/call.h"
-#include "ddp/worker/slices.h"
+#include "ddp/worker/operation.h"
 #include "ddp/worker/work.h"
 #include "env/io/library.h"
 #include "env/text.h"
@@ -34,13 +33,13 @@ void check(const char* why, const std::string& attempt) {
 bool is_half(DType type) { return type == DType::BF16 || type == DType::F16; }
 
 template <class T>
-std::vector<float> widened_as(const Buffer& buffer) {
+std::vector<float> widened_as(const ConstBuffer& buffer) {
     const auto* const from = static_cast<const T*>(buffer.data);
     std::vector<float> wide(buffer.count);
     for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = device::to_float(from[i]);
     return wide;
 }
-std::vector<float> widened(const Buffer& buffer) {
+std::vector<float> widened(const ConstBuffer& buffer) {
     return buffer.dtype == DType::BF16 ? widened_as<device::Bf16>(buffer) : widened_as<device::F16>(buffer);
 }
 
@@ -142,148 +141,8 @@ class Group final : public ProcessGroup {
         auto& memory = memory_.emplace_back(new (std::align_val_t(kLine)) std::byte[bytes + 1]{});
         return {memory.get(), bytes};
     }
-    Work do_barrier() override {
-        return run({.operation = SegmentOp::Barrier}, [this](const Call& call) { execute(call, {{}}); });
-    }
-    Work do_all_reduce(Buffer buffer, ReduceOp op) override {
-        return run(call_of(SegmentOp::AllReduce, buffer, op), [=, this](const Call& call) {
-            reduce_by(call, {.kind = Kind::AllReduce, .count = buffer.count}, nullptr, buffer, buffer, op);
-        });
-    }
-    Work do_reduce(Buffer buffer, int root, ReduceOp op) override {
-        return run(call_of(SegmentOp::Reduce, buffer, op, root), [=, this](const Call& call) {
-            const Operation operation{.kind = Kind::Reduce, .count = buffer.count, .peer = root};
-            // The buffers of other ranks are only read.
-            if (rank() == root) return reduce_by(call, operation, nullptr, buffer, buffer, op);
-            std::vector<std::byte>& unused = temporary(std::vector<std::byte>(buffer.bytes()));
-            reduce_by(call, operation, buffer.data, buffer, {unused.data(), buffer.count, buffer.dtype, {}},
-                      op);
-        });
-    }
-    Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
-        return run(call_of(SegmentOp::ReduceScatter, output, op), [=, this](const Call& call) {
-            // A separate result, because output may be a slice of the input.
-            std::vector<std::byte>& result = temporary(std::vector<std::byte>(output.bytes()));
-            const Buffer own{result.data(), output.count, output.dtype, {}};
-            reduce_by(call, {.kind = Kind::ReduceScatter, .count = output.count}, input.data, input, own, op);
-            if (!result.empty()) std::memcpy(output.data, result.data(), result.size());
-        });
-    }
-    Work do_broadcast(Buffer buffer, int root) override {
-        return run(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [=, this](const Call& call) {
-            execute(call, {{.kind = Kind::Broadcast,
-                            .out = buffer.data,
-                            .count = buffer.count,
-                            .dtype = buffer.dtype,
-                            .peer = root}});
-        });
-    }
-    Work do_all_gather(Buffer output, Buffer input) override {
-        return run(call_of(SegmentOp::AllGather, input), [=, this](const Call& call) {
-            const bool in_place = input.data == slice(output, rank(), input.bytes());
-            execute(call, {{.kind = Kind::AllGather,
-                            .in = in_place ? nullptr : input.data,
-                            .out = output.data,
-                            .count = input.count,
-                            .dtype = input.dtype}});
-        });
-    }
-    Work do_gather(Buffer output, Buffer input, int root) override {
-        return run(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [=, this](const Call& call) {
-            const bool in_place = rank() == root && input.data == slice(output, rank(), input.bytes());
-            execute(call, {{.kind = Kind::Gather,
-                            .in = in_place ? nullptr : input.data,
-                            .out = output.data,
-                            .count = input.count,
-                            .dtype = input.dtype,
-                            .peer = root}});
-        });
-    }
-    Work do_scatter(Buffer output, Buffer input, int root) override {
-        return run(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [=, this](const Call& call) {
-            const bool in_place = rank() == root && output.data == slice(input, rank(), output.bytes());
-            execute(call, {{.kind = Kind::Scatter,
-                            .in = input.data,
-                            .out = in_place ? nullptr : output.data,
-                            .count = output.count,
-                            .dtype = output.dtype,
-                            .peer = root}});
-        });
-    }
-    Work do_all_to_all(Buffer output, Buffer input) override {
-        const Buffer each{input.data, input.count / static_cast<std::size_t>(size()), input.dtype, {}};
-        return run(call_of(SegmentOp::AllToAll, each), [=, this](const Call& call) {
-            execute(call, {{.kind = Kind::AllToAll,
-                            .in = input.data,
-                            .out = output.data,
-                            .count = each.count,
-                            .dtype = input.dtype}});
-        });
-    }
-    Work do_send(Buffer buffer, int to) override {
-        return do_batch({{Message::Direction::Send, buffer, to}});
-    }
-    Work do_recv(Buffer buffer, int from) override {
-        return do_batch({{Message::Direction::Recv, buffer, from}});
-    }
-    Work do_batch(std::vector<Message> messages) override {
-        const Message& first = messages.front();
-        Call call = call_of(first.direction == Message::Direction::Send ? SegmentOp::Send : SegmentOp::Recv,
-                            first.buffer, ReduceOp::Sum, first.peer);
-        if (messages.size() > 1) call.root = kBatchMark;
-        return run(call, [this, messages = std::move(messages)](const Call& named) {
-            std::vector<Operation> operations;
-            for (const Message& one : messages) {
-                const bool sends = one.direction == Message::Direction::Send;
-                operations.push_back({.kind = sends ? Kind::Send : Kind::Recv,
-                                      .in = one.buffer.data,
-                                      .out = one.buffer.data,
-                                      .count = one.buffer.count,
-                                      .dtype = one.buffer.dtype,
-                                      .peer = one.peer});
-            }
-            execute(named, operations);
-        });
-    }
-    Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
-        return run(uneven(SegmentOp::AllGather, output), [=, this](const Call& call) {
-            require_equal_counts(call, counts);
-            const IntCounts& cut = temporary(IntCounts(counts));
-            const bool in_place = input.data == Slices(counts, output.dtype).of(output, rank()).data;
-            execute(call, {{.kind = Kind::AllGatherV,
-                            .in = in_place ? nullptr : input.data,
-                            .out = output.data,
-                            .count = input.count,
-                            .dtype = input.dtype,
-                            .out_cut = cut.cut()}});
-        });
-    }
-    Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
-        return run(uneven(SegmentOp::ReduceScatter, input, op), [=, this](const Call& call) {
-            require_equal_counts(call, counts);
-            const IntCounts& cut = temporary(IntCounts(counts));
-            std::vector<std::byte>& result = temporary(std::vector<std::byte>(output.bytes()));
-            const Buffer own{result.data(), output.count, output.dtype, {}};
-            reduce_by(call, {.kind = Kind::ReduceScatterV, .count = input.count, .out_cut = cut.cut()},
-                      input.data, input, own, op);
-            if (!result.empty()) std::memcpy(output.data, result.data(), result.size());
-        });
-    }
-    Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override {
-        return run(uneven(SegmentOp::AllToAll, input), [=, this](const Call& call) {
-            Counts both = sent;
-            both.insert(both.end(), received.begin(), received.end());
-            if (const std::string why = unmatched_counts(exchange_counts(call, both)); !why.empty())
-                throw MismatchError("all_to_all_v: " + why);
-            const IntCounts &to = temporary(IntCounts(sent)), &from = temporary(IntCounts(received));
-            execute(call, {{.kind = Kind::AllToAllV,
-                            .in = input.data,
-                            .out = output.data,
-                            .count = input.count,
-                            .dtype = input.dtype,
-                            .out_cut = from.cut(),
-                            .in_cut = to.cut()}});
-        });
+    Work start(const ddp::Operation& operation) override {
+        return run(operation.call, [this, operation](const Call& call) { carry_out(call, operation); });
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
         const auto ranks = static_cast<std::size_t>(size());
@@ -313,11 +172,83 @@ class Group final : public ProcessGroup {
         return std::make_unique<Group>(module_, made, settings_, env_, identity().timeout);
     }
 
-    static Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
-        return call_of(operation, whole, op, kUnevenMark);
+    void carry_out(const Call& call, const ddp::Operation& one) {
+        const Buffer& out = one.out;
+        const ConstBuffer& in = one.in;
+        Operation operation{.in = in.data,
+                            .out = out.data,
+                            .count = call.bytes / size_of(call.dtype),
+                            .dtype = call.dtype,
+                            .peer = one.root};
+        if (one.is_uneven()) {
+            require_fitting_counts(call, one.counts());
+            operation.count = in.count;
+            operation.out_cut = cut_by(call.operation == SegmentOp::ReduceScatter ? one.sent : one.received);
+            operation.in_cut = cut_by(one.sent);
+        }
+        switch (call.operation) {
+            case SegmentOp::AllReduce:
+                operation.kind = Kind::AllReduce;
+                if (in.data == out.data) operation.in = nullptr;
+                return reduce_by(call, operation, in, out);
+            case SegmentOp::Reduce: {
+                operation.kind = Kind::Reduce;
+                if (rank() != one.root) return reduce_by(call, operation, in, temporary_buffer(in));
+                operation.in = nullptr;
+                return reduce_by(call, operation, in, out);
+            }
+            case SegmentOp::ReduceScatter: {
+                operation.kind = one.is_uneven() ? Kind::ReduceScatterV : Kind::ReduceScatter;
+                // A separate result, because output may be a slice of the input.
+                const Buffer result = temporary_buffer(out);
+                reduce_by(call, operation, in, result);
+                if (out.count > 0) std::memcpy(out.data, result.data, out.bytes());
+                return;
+            }
+            case SegmentOp::Broadcast:
+                operation.kind = Kind::Broadcast;
+                if (rank() == one.root) operation.out = writable(in).data;
+                return execute(call, {operation});
+            case SegmentOp::AllGather:
+                operation.kind = one.is_uneven() ? Kind::AllGatherV : Kind::AllGather;
+                if (in.data == one.slices_of_out().of(out, rank()).data) operation.in = nullptr;
+                return execute(call, {operation});
+            case SegmentOp::Gather:
+                operation.kind = Kind::Gather;
+                if (rank() == one.root && in.data == one.slices_of_out().of(out, rank()).data)
+                    operation.in = nullptr;
+                return execute(call, {operation});
+            case SegmentOp::Scatter:
+                operation.kind = Kind::Scatter;
+                if (rank() == one.root && out.data == one.slices_of_in().of(in, rank()).data)
+                    operation.out = nullptr;
+                return execute(call, {operation});
+            case SegmentOp::AllToAll:
+                operation.kind = one.is_uneven() ? Kind::AllToAllV : Kind::AllToAll;
+                return execute(call, {operation});
+            case SegmentOp::Barrier: return execute(call, {{}});
+            default: break;
+        }
+        with_messages(one, [&](std::span<const Message> messages) {
+            std::vector<Operation> operations;
+            for (const Message& message : messages) {
+                const Buffer& buffer = message.buffer;
+                operations.push_back(
+                    {.kind = message.direction == Message::Direction::Send ? Kind::Send : Kind::Recv,
+                     .in = buffer.data,
+                     .out = buffer.data,
+                     .count = buffer.count,
+                     .dtype = buffer.dtype,
+                     .peer = message.peer});
+            }
+            execute(call, operations);
+        });
     }
-    /// Every rank's rank in the world and its counts.
-    std::vector<Counts> exchange_counts(const Call& call, const Counts& own) {
+    Cut cut_by(const Counts& counts) { return temporary(IntCounts(counts)).cut(); }
+    Buffer temporary_buffer(const ConstBuffer& like) {
+        return {temporary(std::vector<std::byte>(like.bytes())).data(), like.count, like.dtype, {}};
+    }
+    void require_fitting_counts(const Call& call, const Counts& own) {
         Counts& mine = temporary(Counts{static_cast<std::size_t>(env_.rank)});
         mine.insert(mine.end(), own.begin(), own.end());
         Counts& joined = temporary(Counts(mine.size() * static_cast<std::size_t>(size())));
@@ -330,11 +261,8 @@ class Group final : public ProcessGroup {
         std::vector<Counts> all;
         for (auto at = joined.begin(); at != joined.end(); at += static_cast<long>(mine.size()))
             all.emplace_back(at, at + static_cast<long>(mine.size()));
-        return all;
-    }
-    void require_equal_counts(const Call& call, const Counts& counts) {
-        if (const std::string why = unequal_counts(exchange_counts(call, counts)); !why.empty())
-            throw MismatchError(fmt::format("{}_v: {}", segment_op_name(call.operation), why));
+        if (const std::string why = compare_counts(call.operation, all); !why.empty())
+            throw MismatchError(name_of(call) + ": " + why);
     }
 
     /// Runs the call in order, here or in the progress thread; its Work holds the failure, as do those of all
@@ -397,12 +325,9 @@ class Group final : public ProcessGroup {
         }
     }
 
-    /// `input` null: in place. 16-bit types are reduced as float; an average is a sum, divided where the
-    /// result lies.
-    void reduce_by(const Call& call, Operation operation, const void* input, const Buffer& from,
-                   const Buffer& to, ReduceOp op) {
+    /// 16-bit types are reduced as float; an average is a sum, divided where the result lies.
+    void reduce_by(const Call& call, Operation operation, const ConstBuffer& from, const Buffer& to) {
         Buffer result = to;
-        operation.in = input;
         std::vector<float>* wide_out = nullptr;
         if (is_half(from.dtype)) {
             wide_out = &temporary(std::vector<float>(to.count));
@@ -411,11 +336,11 @@ class Group final : public ProcessGroup {
         }
         operation.out = result.data;
         operation.dtype = result.dtype;
-        operation.op = without_division(op);
+        operation.op = without_division(call.op);
         execute(call, {operation});
         const bool is_mine = operation.kind != Kind::Reduce || operation.peer == rank();
         if (!is_mine) return;
-        if (op == ReduceOp::Avg)
+        if (call.op == ReduceOp::Avg)
             result.dtype == DType::F64 ? divide<double>(result, size()) : divide<float>(result, size());
         if (wide_out != nullptr) narrow(*wide_out, to);
     }

@@ -6,8 +6,7 @@
 #include <bit>
 #include <utility>
 
-#include "ddp/worker/call.h"
-#include "ddp/worker/slices.h"
+#include "ddp/worker/operation.h"
 
 namespace ddp::nccl {
 
@@ -24,18 +23,24 @@ Code grouped(const Api& api, Calls calls) {
     return code != Code::Success && code != Code::InProgress ? code : ended;
 }
 
-class UntilFailure {
-  public:
-    template <class Call>
-    void then(Call call) {
-        if (code == Code::Success || code == Code::InProgress) code = call();
-    }
-    Code code = Code::Success;
-};
+/// NCCL's send and recv on one stream.
+struct Messages {
+    const Api& api;
+    Handle comm;
+    cuda::Stream stream;
+    Code code = Code::Success;  ///< of the first that failed; nothing is called after it
 
-Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
-    return call_of(operation, whole, op, kUnevenMark);
-}
+    template <class Make>
+    void then(Make make) {
+        if (code == Code::Success || code == Code::InProgress) code = make();
+    }
+    void send(const ConstBuffer& from, int to) {
+        then([&] { return api.send(from.data, from.count, type_of(from.dtype), to, comm, stream); });
+    }
+    void recv(const Buffer& into, int from) {
+        then([&] { return api.recv(into.data, into.count, type_of(into.dtype), from, comm, stream); });
+    }
+};
 
 }  // namespace
 
@@ -78,215 +83,103 @@ void Group::report_progress(std::uint64_t step, std::uint64_t samples) {
                          step, samples);
 }
 
-Work Group::start(Call call, const Session::Enqueue& enqueue) {
+Work Group::track(Call call, const Session::Enqueue& enqueue) {
     return session_->start(call, timeout(), enqueue);
 }
 
-Work Group::do_all_reduce(Buffer buffer, ReduceOp op) {
-    return start(call_of(SegmentOp::AllReduce, buffer, op),
-                 [=](const Api& api, Handle comm, cuda::Stream stream) {
-                     return api.all_reduce(buffer.data, buffer.data, buffer.count, type_of(buffer.dtype),
-                                           op_of(op), comm, stream);
-                 });
-}
-
-Work Group::do_broadcast(Buffer buffer, int root) {
-    return start(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root),
-                 [=](const Api& api, Handle comm, cuda::Stream stream) {
-                     return api.broadcast(buffer.data, buffer.data, buffer.count, type_of(buffer.dtype), root,
-                                          comm, stream);
-                 });
-}
-
-Work Group::do_all_gather(Buffer output, Buffer input) {
-    return start(call_of(SegmentOp::AllGather, input), [=](const Api& api, Handle comm, cuda::Stream stream) {
-        return api.all_gather(input.data, output.data, input.count, type_of(input.dtype), comm, stream);
+/// The host ends a barrier, so waiting for it blocks.
+Work Group::start(const Operation& operation) {
+    Work work = track(operation.call, [&](const Api& api, Handle comm, cuda::Stream stream) {
+        return enqueue(operation, api, comm, stream);
     });
-}
-
-Work Group::do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
-    return start(call_of(SegmentOp::ReduceScatter, output, op),
-                 [=](const Api& api, Handle comm, cuda::Stream stream) {
-                     return api.reduce_scatter(input.data, output.data, output.count, type_of(output.dtype),
-                                               op_of(op), comm, stream);
-                 });
-}
-
-Work Group::do_reduce(Buffer buffer, int root, ReduceOp op) {
-    return start(call_of(SegmentOp::Reduce, buffer, op, root),
-                 [=](const Api& api, Handle comm, cuda::Stream stream) {
-                     return api.reduce(buffer.data, buffer.data, buffer.count, type_of(buffer.dtype),
-                                       op_of(op), root, comm, stream);
-                 });
+    if (operation.call.operation == SegmentOp::Barrier) work.synchronize();
+    return work;
 }
 
 // NCCL before 2.28 has no gather, scatter and all-to-all: groups of messages replace them, as NCCL does
-// itself.
-
-Work Group::do_gather(Buffer output, Buffer input, int root) {
-    const bool is_root = rank() == root;
-    const int ranks = size();
-    return start(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [=](const Api& api, Handle comm,
-                                                                             cuda::Stream stream) {
-        const Type type = type_of(input.dtype);
-        if (api.gather != nullptr)
-            return api.gather(input.data, output.data, input.count, type, root, comm, stream);
+// itself. No NCCL has the uneven ones: groups of others, as PyTorch does them.
+Code Group::enqueue(const Operation& one, const Api& api, Handle comm, cuda::Stream stream) const {
+    const Call& call = one.call;
+    const Buffer& out = one.out;
+    const ConstBuffer& in = one.in;
+    const Type type = type_of(call.dtype);
+    const std::size_t each = call.bytes / size_of(call.dtype);  // elements of an even slice
+    const bool is_root = rank() == one.root;
+    const auto for_each_rank = [&](auto make) {
         return grouped(api, [&] {
-            UntilFailure all;
-            all.then([&] { return api.send(input.data, input.count, type, root, comm, stream); });
-            for (int r = 0; is_root && r < ranks; ++r) {
-                all.then([&] {
-                    return api.recv(slice(output, r, input.bytes()), input.count, type, r, comm, stream);
-                });
-            }
+            Messages all{api, comm, stream};
+            for (int r = 0; r < size(); ++r) make(all, r);
             return all.code;
         });
-    });
-}
-
-Work Group::do_scatter(Buffer output, Buffer input, int root) {
-    const bool is_root = rank() == root;
-    const int ranks = size();
-    return start(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [=](const Api& api, Handle comm,
-                                                                               cuda::Stream stream) {
-        const Type type = type_of(output.dtype);
-        if (api.scatter != nullptr)
-            return api.scatter(input.data, output.data, output.count, type, root, comm, stream);
-        return grouped(api, [&] {
-            UntilFailure all;
-            for (int r = 0; is_root && r < ranks; ++r) {
+    };
+    const Slices sent = one.slices_of_in(), received = one.slices_of_out();
+    switch (call.operation) {
+        case SegmentOp::AllReduce:
+            return api.all_reduce(in.data, out.data, in.count, type, op_of(call.op), comm, stream);
+        case SegmentOp::Broadcast: {
+            void* const memory = is_root ? writable(in).data : out.data;
+            return api.broadcast(memory, memory, each, type, one.root, comm, stream);
+        }
+        case SegmentOp::Reduce:
+            return api.reduce(in.data, writable(in).data, in.count, type, op_of(call.op), one.root, comm,
+                              stream);
+        case SegmentOp::AllGather:
+            if (!one.is_uneven()) return api.all_gather(in.data, out.data, each, type, comm, stream);
+            return for_each_rank([&](Messages& all, int r) {
+                const Buffer theirs = received.of(out, r);
+                all.then(
+                    [&] { return api.broadcast(in.data, theirs.data, theirs.count, type, r, comm, stream); });
+            });
+        case SegmentOp::ReduceScatter:
+            if (!one.is_uneven())
+                return api.reduce_scatter(in.data, out.data, each, type, op_of(call.op), comm, stream);
+            return for_each_rank([&](Messages& all, int r) {
+                const ConstBuffer theirs = sent.of(in, r);
                 all.then([&] {
-                    return api.send(slice(input, r, output.bytes()), output.count, type, r, comm, stream);
+                    return api.reduce(theirs.data, out.data, theirs.count, type, op_of(call.op), r, comm,
+                                      stream);
                 });
-            }
-            all.then([&] { return api.recv(output.data, output.count, type, root, comm, stream); });
-            return all.code;
-        });
-    });
-}
-
-Work Group::do_all_to_all(Buffer output, Buffer input) {
-    const int ranks = size();
-    const std::size_t count = input.count / static_cast<std::size_t>(ranks);
-    return start(
-        call_of(SegmentOp::AllToAll, {input.data, count, input.dtype, input.device}),
-        [=](const Api& api, Handle comm, cuda::Stream stream) {
-            const Type type = type_of(input.dtype);
-            if (api.all_to_all != nullptr)
-                return api.all_to_all(input.data, output.data, count, type, comm, stream);
-            const std::size_t each = count * size_of(input.dtype);
-            return grouped(api, [&] {
-                UntilFailure all;
-                for (int r = 0; r < ranks; ++r) {
-                    all.then([&] { return api.send(slice(input, r, each), count, type, r, comm, stream); });
-                    all.then([&] { return api.recv(slice(output, r, each), count, type, r, comm, stream); });
-                }
-                return all.code;
             });
-        });
-}
-
-// NCCL has none of these: groups of others, as PyTorch does them.
-
-Work Group::do_all_gather_v(Buffer output, Buffer input, Counts counts) {
-    return start(uneven(SegmentOp::AllGather, output),
-                 [=, slices = Slices(counts, output.dtype), ranks = size()](const Api& api, Handle comm,
-                                                                            cuda::Stream stream) {
-                     return grouped(api, [&] {
-                         UntilFailure all;
-                         for (int r = 0; r < ranks; ++r) {
-                             const Buffer theirs = slices.of(output, r);
-                             all.then([&] {
-                                 return api.broadcast(input.data, theirs.data, theirs.count,
-                                                      type_of(theirs.dtype), r, comm, stream);
-                             });
-                         }
-                         return all.code;
-                     });
-                 });
-}
-
-Work Group::do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) {
-    return start(uneven(SegmentOp::ReduceScatter, input, op),
-                 [=, slices = Slices(counts, input.dtype), ranks = size()](const Api& api, Handle comm,
-                                                                           cuda::Stream stream) {
-                     return grouped(api, [&] {
-                         UntilFailure all;
-                         for (int r = 0; r < ranks; ++r) {
-                             const Buffer theirs = slices.of(input, r);
-                             all.then([&] {
-                                 return api.reduce(theirs.data, output.data, theirs.count,
-                                                   type_of(theirs.dtype), op_of(op), r, comm, stream);
-                             });
-                         }
-                         return all.code;
-                     });
-                 });
-}
-
-Work Group::do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) {
-    return start(
-        uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, input.device}),
-        [=, to = Slices(sent, input.dtype), from = Slices(received, output.dtype), ranks = size()](
-            const Api& api, Handle comm, cuda::Stream stream) {
-            const Type type = type_of(input.dtype);
-            return grouped(api, [&] {
-                UntilFailure all;
-                for (int r = 0; r < ranks; ++r) {
-                    const Buffer given = to.of(input, r), taken = from.of(output, r);
-                    all.then([&] { return api.send(given.data, given.count, type, r, comm, stream); });
-                    all.then([&] { return api.recv(taken.data, taken.count, type, r, comm, stream); });
-                }
-                return all.code;
+        case SegmentOp::Gather:
+            if (api.gather != nullptr)
+                return api.gather(in.data, out.data, each, type, one.root, comm, stream);
+            return for_each_rank([&](Messages& all, int r) {
+                if (r == one.root) all.send(in, r);
+                if (is_root) all.recv(received.of(out, r), r);
             });
-        });
-}
-
-Work Group::do_send(Buffer buffer, int to) {
-    return start(call_of(SegmentOp::Send, buffer, ReduceOp::Sum, to),
-                 [=](const Api& api, Handle comm, cuda::Stream stream) {
-                     return api.send(buffer.data, buffer.count, type_of(buffer.dtype), to, comm, stream);
-                 });
-}
-
-Work Group::do_recv(Buffer buffer, int from) {
-    return start(call_of(SegmentOp::Recv, buffer, ReduceOp::Sum, from),
-                 [=](const Api& api, Handle comm, cuda::Stream stream) {
-                     return api.recv(buffer.data, buffer.count, type_of(buffer.dtype), from, comm, stream);
-                 });
-}
-
-Work Group::do_batch(std::vector<Message> messages) {
-    std::size_t bytes = 0;
-    for (const Message& one : messages) bytes += one.buffer.bytes();
-    return start(
-        {.bytes = bytes, .operation = SegmentOp::Send, .root = kBatchMark},
-        [messages = std::move(messages)](const Api& api, Handle comm, cuda::Stream stream) {
-            return grouped(api, [&] {
-                UntilFailure all;
-                for (const Message& one : messages) {
-                    const Buffer& buffer = one.buffer;
-                    const Type type = type_of(buffer.dtype);
-                    all.then([&] {
-                        return one.direction == Message::Direction::Send
-                                   ? api.send(buffer.data, buffer.count, type, one.peer, comm, stream)
-                                   : api.recv(buffer.data, buffer.count, type, one.peer, comm, stream);
-                    });
-                }
-                return all.code;
+        case SegmentOp::Scatter:
+            if (api.scatter != nullptr)
+                return api.scatter(in.data, out.data, each, type, one.root, comm, stream);
+            return for_each_rank([&](Messages& all, int r) {
+                if (is_root) all.send(sent.of(in, r), r);
+                if (r == one.root) all.recv(out, r);
             });
-        });
-}
-
-/// NCCL has no barrier: this is the smallest all-reduce. The host ends it, so waiting for it blocks.
-Work Group::do_barrier() {
-    void* const word = scratch_->get();
-    Work work =
-        start({.operation = SegmentOp::Barrier}, [=](const Api& api, Handle comm, cuda::Stream stream) {
+        case SegmentOp::AllToAll:
+            if (api.all_to_all != nullptr && !one.is_uneven())
+                return api.all_to_all(in.data, out.data, each, type, comm, stream);
+            return for_each_rank([&](Messages& all, int r) {
+                all.send(sent.of(in, r), r);
+                all.recv(received.of(out, r), r);
+            });
+        case SegmentOp::Barrier: {  // NCCL has none: this is the smallest all-reduce
+            void* const word = scratch_->get();
             return api.all_reduce(word, word, 1, Type::Int32, Op::Sum, comm, stream);
-        });
-    work.synchronize();
-    return work;
+        }
+        default: break;
+    }
+    Code code = Code::Success;
+    with_messages(one, [&](std::span<const Message> messages) {
+        const auto make = [&] {
+            Messages all{api, comm, stream};
+            for (const Message& message : messages) {
+                message.direction == Message::Direction::Send ? all.send(message.buffer, message.peer)
+                                                              : all.recv(message.buffer, message.peer);
+            }
+            return all.code;
+        };
+        code = one.messages.empty() ? make() : grouped(api, make);
+    });
+    return code;
 }
 
 std::unique_ptr<ProcessGroup> Group::do_split(const SubGroup& part) {
@@ -342,7 +235,7 @@ Registration Group::lowest_registration(Registration mine, std::size_t bytes) {
     auto value = static_cast<std::int32_t>(mine);
     void* const word = scratch_->get();
     session_->copy(word, &value, sizeof value, cudaMemcpyHostToDevice);
-    start({.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark}, [=](const Api& api,
+    track({.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark}, [=](const Api& api,
                                                                                         Handle comm,
                                                                                         cuda::Stream stream) {
         return api.all_reduce(word, word, 1, Type::Int32, Op::Min, comm, stream);
@@ -402,7 +295,7 @@ void Group::gather_host(void* all, const void* mine, std::size_t bytes, const Nc
     std::byte* const sent = scratch.get();
     std::byte* const received = scratch.get() + bytes;
     session_->copy(sent, mine, bytes, cudaMemcpyHostToDevice);
-    start({.bytes = bytes, .operation = SegmentOp::AllGather, .root = mark}, [=](const Api& api, Handle comm,
+    track({.bytes = bytes, .operation = SegmentOp::AllGather, .root = mark}, [=](const Api& api, Handle comm,
                                                                                  cuda::Stream stream) {
         return api.all_gather(sent, received, bytes, Type::UInt8, comm, stream);
     }).synchronize();

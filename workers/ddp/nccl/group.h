@@ -35,26 +35,13 @@ class Group final : public ProcessGroup {
     }
 
   private:
-    Work do_barrier() override;
+    Work start(const Operation& operation) override;
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override;
-    Work do_all_reduce(Buffer buffer, ReduceOp op) override;
-    Work do_broadcast(Buffer buffer, int root) override;
-    Work do_all_gather(Buffer output, Buffer input) override;
-    Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override;
-    Work do_reduce(Buffer buffer, int root, ReduceOp op) override;
-    Work do_gather(Buffer output, Buffer input, int root) override;
-    Work do_scatter(Buffer output, Buffer input, int root) override;
-    Work do_all_to_all(Buffer output, Buffer input) override;
-    Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override;
-    Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override;
-    Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override;
-    Work do_send(Buffer buffer, int to) override;
-    Work do_recv(Buffer buffer, int from) override;
-    Work do_batch(std::vector<Message> messages) override;
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override;
     std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override;
 
-    Work start(Call call, const Session::Enqueue& enqueue);
+    Code enqueue(const Operation& operation, const Api& api, Handle comm, cuda::Stream stream) const;
+    Work track(Call call, const Session::Enqueue& enqueue);
     cuda::DeviceScope on_device() const;
     Registration lowest_registration(Registration mine, std::size_t bytes);
     bool register_memory(const NcclMemory& memory);

@@ -6,7 +6,6 @@
 namespace ddp::net {
 
 using cpu::Pieces;
-using ddprun::SegmentOp;
 
 /// begin() starts the exchange of a piece with the other nodes; after finish() it holds the sum of all nodes.
 class AcrossNodes::Exchange {
@@ -110,12 +109,7 @@ void AcrossNodes::finish_sum(const Sum& how, void* to, std::byte* sum, std::size
     else copy_bytes(to, sum, bytes);
 }
 
-void AcrossNodes::all_reduce(Buffer buffer, ReduceOp op) {
-    in_call({.bytes = buffer.bytes(), .operation = SegmentOp::AllReduce, .dtype = buffer.dtype, .op = op},
-            [&] { all_reduce_now(buffer, op); });
-}
-
-void AcrossNodes::all_reduce_now(const Buffer& buffer, ReduceOp op) {
+void AcrossNodes::all_reduce(const Buffer& buffer, ReduceOp op) {
     const Sum how = sum_of(buffer.dtype, op);
     if (how.partial_bytes(buffer.bytes()) <= leader_reduce_bytes(layout_.nodes.size()))
         return reduce_by_leaders(buffer, how);

@@ -14,9 +14,8 @@ namespace {
 std::span<std::byte> slice_of(const Buffer& whole, const Slices& slices, std::uint32_t rank) {
     return {bytes_of(whole) + slices.offset(rank), slices.length(rank)};
 }
-
-Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
-    return call_of(operation, whole, op, kUnevenMark);
+std::span<const std::byte> slice_of(const ConstBuffer& whole, const Slices& slices, std::uint32_t rank) {
+    return {bytes_of(whole) + slices.offset(rank), slices.length(rank)};
 }
 
 }  // namespace
@@ -53,50 +52,54 @@ void AcrossNodes::meet_all_nodes() {
     meet();
 }
 
-void AcrossNodes::barrier() {
-    in_call({.operation = SegmentOp::Barrier}, [&] { meet_all_nodes(); });
-}
-
-/// Sends pieces down a tree of nodes; the root sends for its node, the leaders for the others.
-void AcrossNodes::broadcast(Buffer buffer, int root) {
-    in_call(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [&] {
-        meet_all_nodes();
-        const auto from = static_cast<std::uint32_t>(root);
-        const std::uint32_t home = layout_.node_of[from], here = layout_.node();
-        const auto n = static_cast<std::uint32_t>(layout_.nodes.size());
-        const auto sender = [&](std::uint32_t node) {
-            return node == home ? from : layout_.nodes[node].front();
-        };
-        for (std::size_t at = 0; at < buffer.bytes(); at += cpu::kAreaBytes) {
-            const std::span<std::byte> piece(bytes_of(buffer) + at,
-                                             std::min(cpu::kAreaBytes, buffer.bytes() - at));
-            if (sender(here) == layout_.rank) {
-                Batch batch(*this);
-                if (here != home) batch.receive(sender(parent_in_tree(here, home, n)), piece);
-                batch.wait();
-                for (const std::uint32_t child : children_in_tree(here, home, n))
-                    batch.send(sender(child), piece);
-                batch.wait();
-            }
-            broadcast_on_node(layout_.place_of[sender(here)], piece.data(), piece.size());
+void AcrossNodes::run(const Operation& operation) {
+    const Call& call = operation.call;
+    if (operation.is_message()) return with_messages(operation, [this](auto messages) { batch(messages); });
+    in_call(call, [&] {
+        const std::size_t longest = operation.is_uneven() ? agree_on_counts(operation) : call.bytes;
+        switch (call.operation) {
+            case SegmentOp::AllReduce: return all_reduce(operation.out, call.op);
+            case SegmentOp::Broadcast: return broadcast(operation);
+            case SegmentOp::AllGather:
+                return all_gather(operation.out, operation.in, operation.slices_of_out());
+            case SegmentOp::ReduceScatter:
+                return reduce_scatter(operation.out, operation.in, operation.slices_of_in(), call.op);
+            case SegmentOp::Reduce: return reduce(operation);
+            case SegmentOp::Gather: return gather(operation);
+            case SegmentOp::Scatter: return scatter(operation);
+            case SegmentOp::AllToAll:
+                return all_to_all(operation.out, operation.slices_of_out(), operation.in,
+                                  operation.slices_of_in(), longest);
+            default: return meet_all_nodes();  // a barrier
         }
     });
 }
 
-void AcrossNodes::all_gather(Buffer output, Buffer input) {
-    in_call(call_of(SegmentOp::AllGather, input),
-            [&] { gather_slices(output, input, Slices::even(input.bytes())); });
-}
-
-void AcrossNodes::all_gather_v(Buffer output, Buffer input, const Counts& counts) {
-    in_call(uneven(SegmentOp::AllGather, output), [&] {
-        require_equal_counts(counts);
-        gather_slices(output, input, Slices(counts, output.dtype));
-    });
+/// Sends pieces down a tree of nodes; the root sends for its node, the leaders for the others.
+void AcrossNodes::broadcast(const Operation& operation) {
+    meet_all_nodes();
+    const auto from = static_cast<std::uint32_t>(operation.root);
+    const Buffer buffer = layout_.rank == from ? writable(operation.in) : operation.out;
+    const std::uint32_t home = layout_.node_of[from], here = layout_.node();
+    const auto n = static_cast<std::uint32_t>(layout_.nodes.size());
+    const auto sender = [&](std::uint32_t node) { return node == home ? from : layout_.nodes[node].front(); };
+    for (std::size_t at = 0; at < buffer.bytes(); at += cpu::kAreaBytes) {
+        const std::span<std::byte> piece(bytes_of(buffer) + at,
+                                         std::min(cpu::kAreaBytes, buffer.bytes() - at));
+        if (sender(here) == layout_.rank) {
+            Batch batch(*this);
+            if (here != home) batch.receive(sender(parent_in_tree(here, home, n)), piece);
+            batch.wait();
+            for (const std::uint32_t child : children_in_tree(here, home, n))
+                batch.send(sender(child), piece);
+            batch.wait();
+        }
+        broadcast_on_node(layout_.place_of[sender(here)], piece.data(), piece.size());
+    }
 }
 
 /// Each rank sends its slice to one rank of every other node, which broadcasts it there.
-void AcrossNodes::gather_slices(const Buffer& output, const Buffer& input, const Slices& slices) {
+void AcrossNodes::all_gather(const Buffer& output, const ConstBuffer& input, const Slices& slices) {
     const std::span<std::byte> own = slice_of(output, slices, layout_.rank);
     if (!own.empty())
         std::memmove(own.data(), input.data, own.size());  // `input` may overlap the slices received
@@ -117,23 +120,11 @@ void AcrossNodes::gather_slices(const Buffer& output, const Buffer& input, const
     }
 }
 
-void AcrossNodes::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
-    in_call(call_of(SegmentOp::ReduceScatter, output, op),
-            [&] { reduce_slices(output, input, Slices::even(output.bytes()), op); });
-}
-
-void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op) {
-    in_call(uneven(SegmentOp::ReduceScatter, input, op), [&] {
-        require_equal_counts(counts);
-        reduce_slices(output, input, Slices(counts, input.dtype), op);
-    });
-}
-
 /// Each slice has a holder on every node, which sums it over the node and sends the sum to the slice's rank;
 /// that rank sums over the nodes. In each round every rank of the node holds one slice, for which the others
 /// stage their parts.
-void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices,
-                                ReduceOp op) {
+void AcrossNodes::reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices,
+                                 ReduceOp op) {
     meet_all_nodes();
     const Sum how = sum_of(input.dtype, op);
     const std::size_t own_length = how.partial_bytes(slices.length(layout_.rank));
@@ -146,7 +137,7 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
     const std::size_t rounds = std::max_element(held.begin(), held.end(), longer)->size();
     const std::size_t part = cpu::kAreaBytes / size_ / cpu::kLine * cpu::kLine;
     for (std::size_t round = 0; round < rounds; ++round) {
-        std::vector<std::span<std::byte>> summed(size_);  // by place
+        std::vector<std::span<const std::byte>> summed(size_);  // by place
         for (std::uint32_t place = 0; place < size_; ++place) {
             if (round < held[place].size()) summed[place] = slice_of(input, slices, held[place][round]);
         }
@@ -160,13 +151,13 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
                 return summed[place].subspan(begin, std::min(part, summed[place].size() - begin));
             };
             for (std::uint32_t place = 0; place < size_; ++place) {
-                const std::span<std::byte> piece = piece_of(place);
+                const std::span<const std::byte> piece = piece_of(place);
                 if (place == rank_ || piece.empty()) continue;
                 kernels_.stream(arena_.staging(rank_, steps_.next_step()) + place * part, piece.data(),
                                 piece.size());
             }
             meet();
-            const std::span<std::byte> own = piece_of(rank_);
+            const std::span<const std::byte> own = piece_of(rank_);
             if (own.empty()) continue;
             for (std::uint32_t place = 0; place < size_; ++place)
                 sources_[place] =
@@ -192,107 +183,85 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
 }
 
 /// Uses all_reduce, which gives equal bits; only the root keeps the result.
-void AcrossNodes::reduce(Buffer buffer, int root, ReduceOp op) {
-    in_call(call_of(SegmentOp::Reduce, buffer, op, root), [&] {
-        std::vector<std::byte> copy(bytes_of(buffer), bytes_of(buffer) + buffer.bytes());
-        all_reduce_now({copy.data(), buffer.count, buffer.dtype, {}}, op);
-        if (layout_.rank == static_cast<std::uint32_t>(root))
-            copy_bytes(buffer.data, copy.data(), copy.size());
-    });
+void AcrossNodes::reduce(const Operation& operation) {
+    const ConstBuffer& in = operation.in;
+    std::vector<std::byte> copy(bytes_of(in), bytes_of(in) + in.bytes());
+    all_reduce({copy.data(), in.count, in.dtype, {}}, operation.call.op);
+    copy_bytes(operation.out.data, copy.data(), operation.out.bytes());
 }
 
 /// Ranks of other nodes send to the root directly.
-void AcrossNodes::gather(Buffer output, Buffer input, int root) {
-    in_call(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [&] {
-        meet_all_nodes();
-        const auto to = static_cast<std::uint32_t>(root);
-        const Slices slices = Slices::even(input.bytes());
-        const bool is_root = layout_.rank == to;
-        if (is_root && input.bytes() > 0)
-            std::memmove(slice_of(output, slices, to).data(), input.data, input.bytes());
-        Batch batch(*this);
-        if (!layout_.is_local(to)) {
-            batch.send(to, {bytes_of(input), input.bytes()});
-            return batch.wait();
-        }
-        for (std::uint32_t rank = 0; is_root && rank < layout_.size(); ++rank) {
-            if (!layout_.is_local(rank)) batch.receive(rank, slice_of(output, slices, rank));
-        }
+void AcrossNodes::gather(const Operation& operation) {
+    const Buffer& output = operation.out;
+    const ConstBuffer& input = operation.in;
+    meet_all_nodes();
+    const auto to = static_cast<std::uint32_t>(operation.root);
+    const Slices slices = Slices::even(input.bytes());
+    const bool is_root = layout_.rank == to;
+    if (is_root && input.bytes() > 0)
+        std::memmove(slice_of(output, slices, to).data(), input.data, input.bytes());
+    Batch batch(*this);
+    if (!layout_.is_local(to)) {
+        batch.send(to, {bytes_of(input), input.bytes()});
+        return batch.wait();
+    }
+    for (std::uint32_t rank = 0; is_root && rank < layout_.size(); ++rank) {
+        if (!layout_.is_local(rank)) batch.receive(rank, slice_of(output, slices, rank));
+    }
+    in_steps(
+        input.bytes(),
+        [&](std::size_t at, std::size_t part) {
+            if (!is_root)
+                kernels_.stream(arena_.staging(rank_, steps_.next_step()), bytes_of(input) + at, part);
+        },
+        [&](std::size_t at, std::size_t part) {
+            for (const std::uint32_t rank : layout_.locals()) {
+                if (is_root && rank != to)
+                    copy_bytes(slice_of(output, slices, rank).data() + at,
+                               arena_.staging(layout_.place_of[rank], steps_.current_step()), part);
+            }
+        });
+    batch.wait();
+}
+
+void AcrossNodes::scatter(const Operation& operation) {
+    const Buffer& output = operation.out;
+    const ConstBuffer& input = operation.in;
+    meet_all_nodes();
+    const auto from = static_cast<std::uint32_t>(operation.root);
+    const Slices slices = Slices::even(output.bytes());
+    const bool is_root = layout_.rank == from;
+    Batch batch(*this);
+    if (!layout_.is_local(from)) {
+        batch.receive(from, {bytes_of(output), output.bytes()});
+        return batch.wait();
+    }
+    for (std::uint32_t rank = 0; is_root && rank < layout_.size(); ++rank) {
+        if (!layout_.is_local(rank)) batch.send(rank, slice_of(input, slices, rank));
+    }
+    for (const std::uint32_t rank : layout_.locals()) {
+        if (rank == from) continue;
         in_steps(
-            input.bytes(),
+            output.bytes(),
             [&](std::size_t at, std::size_t part) {
-                if (!is_root)
-                    kernels_.stream(arena_.staging(rank_, steps_.next_step()), bytes_of(input) + at, part);
+                if (is_root)
+                    kernels_.stream(arena_.staging(rank_, steps_.next_step()),
+                                    slice_of(input, slices, rank).data() + at, part);
             },
             [&](std::size_t at, std::size_t part) {
-                for (const std::uint32_t rank : layout_.locals()) {
-                    if (is_root && rank != to)
-                        copy_bytes(slice_of(output, slices, rank).data() + at,
-                                   arena_.staging(layout_.place_of[rank], steps_.current_step()), part);
-                }
+                if (rank == layout_.rank)
+                    copy_bytes(bytes_of(output) + at,
+                               arena_.staging(layout_.place_of[from], steps_.current_step()), part);
             });
-        batch.wait();
-    });
-}
-
-void AcrossNodes::scatter(Buffer output, Buffer input, int root) {
-    in_call(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [&] {
-        meet_all_nodes();
-        const auto from = static_cast<std::uint32_t>(root);
-        const Slices slices = Slices::even(output.bytes());
-        const bool is_root = layout_.rank == from;
-        Batch batch(*this);
-        if (!layout_.is_local(from)) {
-            batch.receive(from, {bytes_of(output), output.bytes()});
-            return batch.wait();
-        }
-        for (std::uint32_t rank = 0; is_root && rank < layout_.size(); ++rank) {
-            if (!layout_.is_local(rank)) batch.send(rank, slice_of(input, slices, rank));
-        }
-        for (const std::uint32_t rank : layout_.locals()) {
-            if (rank == from) continue;
-            in_steps(
-                output.bytes(),
-                [&](std::size_t at, std::size_t part) {
-                    if (is_root)
-                        kernels_.stream(arena_.staging(rank_, steps_.next_step()),
-                                        slice_of(input, slices, rank).data() + at, part);
-                },
-                [&](std::size_t at, std::size_t part) {
-                    if (rank == layout_.rank)
-                        copy_bytes(bytes_of(output) + at,
-                                   arena_.staging(layout_.place_of[from], steps_.current_step()), part);
-                });
-        }
-        batch.wait();
-        if (is_root && output.bytes() > 0)
-            std::memmove(output.data, slice_of(input, slices, from).data(), output.bytes());
-    });
-}
-
-void AcrossNodes::all_to_all(Buffer output, Buffer input) {
-    const Slices slices = Slices::even(input.bytes() / layout_.size());
-    in_call({.bytes = slices.longest(), .operation = SegmentOp::AllToAll, .dtype = input.dtype},
-            [&] { exchange_slices(output, slices, input, slices, slices.longest()); });
-}
-
-void AcrossNodes::all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent) {
-    in_call(uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, {}}), [&] {
-        Counts both = sent;
-        both.insert(both.end(), received.begin(), received.end());
-        const std::vector<Counts> counts = exchange_counts_across_nodes(both);
-        if (const std::string why = unmatched_counts(counts); !why.empty()) steps_.fail_mismatch(why);
-        std::size_t longest = 0;
-        for (const Counts& one : counts)
-            longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
-        exchange_slices(output, Slices(received, output.dtype), input, Slices(sent, input.dtype),
-                        longest * size_of(input.dtype));
-    });
+    }
+    batch.wait();
+    if (is_root && output.bytes() > 0)
+        std::memmove(output.data, slice_of(input, slices, from).data(), output.bytes());
 }
 
 /// Between nodes each pair exchanges directly; within the node each rank has another partner in each round.
-void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
-                                  const Slices& sent, std::size_t longest) {
+void AcrossNodes::all_to_all(const Buffer& output, const Slices& received, const ConstBuffer& input,
+                             const Slices& sent, std::size_t longest) {
     meet_all_nodes();
     const std::uint32_t own = layout_.rank;
     copy_bytes(slice_of(output, received, own).data(), slice_of(input, sent, own).data(), sent.length(own));
@@ -362,10 +331,11 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     return all;
 }
 
-/// Every rank's rank in the world and its counts, in the form that unequal_counts and unmatched_counts take.
-std::vector<Counts> AcrossNodes::exchange_counts_across_nodes(const Counts& own) {
-    Counts counts{static_cast<std::size_t>(env_.rank)};
-    counts.insert(counts.end(), own.begin(), own.end());
+/// Throws MismatchError when the counts of the ranks do not fit each other. Returns the length of the longest
+/// slice of any rank.
+std::size_t AcrossNodes::agree_on_counts(const Operation& operation) {
+    Counts counts = operation.counts();
+    counts.insert(counts.begin(), static_cast<std::size_t>(env_.rank));
     std::vector<Counts> all;
     for (const std::string& text : gather_everywhere(
              {reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof counts[0]})) {
@@ -373,12 +343,8 @@ std::vector<Counts> AcrossNodes::exchange_counts_across_nodes(const Counts& own)
             fail<MismatchError>(attempt() + ": other ranks called another collective");
         std::memcpy(all.emplace_back(counts.size()).data(), text.data(), text.size());
     }
-    return all;
-}
-
-void AcrossNodes::require_equal_counts(const Counts& counts) {
-    if (const std::string why = unequal_counts(exchange_counts_across_nodes(counts)); !why.empty())
-        steps_.fail_mismatch(why);
+    if (const std::string why = compare_counts(call_.operation, all); !why.empty()) steps_.fail_mismatch(why);
+    return longest_of(all) * size_of(call_.dtype);
 }
 
 }  // namespace ddp::net

@@ -401,10 +401,7 @@ struct AcrossNodes::RemoteMessage {
     [[nodiscard]] bool fits_first() const { return bytes().size() <= kInlineBytes; }
 };
 
-void AcrossNodes::send(Buffer buffer, int to) { batch({{Message::Direction::Send, buffer, to}}); }
-void AcrossNodes::recv(Buffer buffer, int from) { batch({{Message::Direction::Recv, buffer, from}}); }
-
-void AcrossNodes::batch(const std::vector<Message>& messages) {
+void AcrossNodes::batch(std::span<const Message> messages) {
     steps_.throw_if_broken();
     std::deque<RemoteMessage> remote;
     Batch together(*this);

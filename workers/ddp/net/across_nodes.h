@@ -57,21 +57,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     [[nodiscard]] int size() const override { return static_cast<int>(layout_.size()); }
     [[nodiscard]] std::string describe() const override;
 
-    void all_reduce(Buffer buffer, ReduceOp op) override;
-    void broadcast(Buffer buffer, int root) override;
-    void all_gather(Buffer output, Buffer input) override;
-    void reduce_scatter(Buffer output, Buffer input, ReduceOp op) override;
-    void reduce(Buffer buffer, int root, ReduceOp op) override;
-    void gather(Buffer output, Buffer input, int root) override;
-    void scatter(Buffer output, Buffer input, int root) override;
-    void all_to_all(Buffer output, Buffer input) override;
-    void all_gather_v(Buffer output, Buffer input, const Counts& counts) override;
-    void reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op) override;
-    void all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent) override;
-    void send(Buffer buffer, int to) override;
-    void recv(Buffer buffer, int from) override;
-    void batch(const std::vector<Message>& messages) override;
-    void barrier() override;
+    void run(const Operation& operation) override;
     std::span<std::byte> allocate_shared(std::size_t bytes) override;
     std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark) override;
     std::unique_ptr<CpuBackend> split(const std::vector<std::uint32_t>& members) override;
@@ -167,17 +153,21 @@ class AcrossNodes final : public cpu::CpuBackend {
     void broadcast_on_node(std::uint32_t from_place, std::byte* bytes, std::size_t length);
     [[nodiscard]] std::vector<std::string> gather_everywhere(std::string_view mine);
 
-    void all_reduce_now(const Buffer& buffer, ReduceOp op);
+    void all_reduce(const Buffer& buffer, ReduceOp op);
     void reduce_by_leaders(const Buffer& buffer, const Sum& how);
     void reduce_by_lanes(const Buffer& buffer, const Sum& how);
     void stage_for_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
     void collect_from_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
-    void gather_slices(const Buffer& output, const Buffer& input, const Slices& slices);
-    void reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices, ReduceOp op);
-    void exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
-                         const Slices& sent, std::size_t longest);
-    [[nodiscard]] std::vector<Counts> exchange_counts_across_nodes(const Counts& own);
-    void require_equal_counts(const Counts& counts);
+    void broadcast(const Operation& operation);
+    void reduce(const Operation& operation);
+    void gather(const Operation& operation);
+    void scatter(const Operation& operation);
+    void all_gather(const Buffer& output, const ConstBuffer& input, const Slices& slices);
+    void reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices, ReduceOp op);
+    void all_to_all(const Buffer& output, const Slices& received, const ConstBuffer& input,
+                    const Slices& sent, std::size_t longest);
+    void batch(std::span<const Message> messages);
+    std::size_t agree_on_counts(const Operation& operation);
     [[nodiscard]] Sum sum_of(DType type, ReduceOp op) const;
     /// Turns `sum`, over all nodes, into `bytes` of the result: divided for an average, and rounded. `to` may
     /// be `sum` unless the sum is wide.

@@ -5,8 +5,6 @@
 
 namespace ddp::cpu {
 
-using ddprun::SegmentOp;
-
 namespace {
 
 constexpr std::size_t kBlockBytes = 64 * 1024;  // summed and copied while it is in the nearest cache
@@ -24,18 +22,11 @@ std::byte* staged(std::byte* area, std::uint32_t rank, std::uint32_t owner, std:
 
 }  // namespace
 
-void CpuBackend::all_reduce(Buffer buffer, ReduceOp op) {
-    steps_.begin(
-        {.bytes = buffer.bytes(), .operation = SegmentOp::AllReduce, .dtype = buffer.dtype, .op = op});
-    if (size_ == 1) return steps_.end();  // the reduction of one value is that value
-    if (buffer.bytes() <= kTinyBytes) {
-        reduce_tiny(buffer, reduction(buffer.dtype, op));
-    } else if (buffer.bytes() * size_ <= kSmallBytes) {
-        reduce_small(buffer, reduction(buffer.dtype, op));
-    } else {
-        reduce_large(buffer, reduction(buffer.dtype, op));
-    }
-    steps_.end();
+void CpuBackend::all_reduce(const Buffer& buffer, ReduceFunction combine) {
+    if (size_ == 1) return;  // the reduction of one value is that value
+    if (buffer.bytes() <= kTinyBytes) return reduce_tiny(buffer, combine);
+    if (buffer.bytes() * size_ <= kSmallBytes) return reduce_small(buffer, combine);
+    reduce_large(buffer, combine);
 }
 
 void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction combine) {

@@ -39,35 +39,21 @@ void CpuBackend::collect_from_all(const Buffer& output, const Slices& slices, st
     }
 }
 
-void CpuBackend::barrier() {
-    steps_.begin({.operation = SegmentOp::Barrier});
-    if (size_ > 1) steps_.meet();
-    steps_.end();
-}
-
-void CpuBackend::broadcast(Buffer buffer, int root) {
-    steps_.begin(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root));
-    if (size_ == 1) return steps_.end();
-    const auto from = static_cast<std::uint32_t>(root);
+void CpuBackend::broadcast(const Operation& operation) {
+    if (size_ == 1) return;
+    const auto from = static_cast<std::uint32_t>(operation.root);
     in_pieces(
-        buffer.bytes(), kAreaBytes,
+        operation.call.bytes, kAreaBytes,
         [&](std::size_t at, std::size_t length) {
-            if (rank_ == from) show(bytes_of(buffer) + at, length);
+            if (rank_ == from) show(bytes_of(operation.in) + at, length);
         },
         [&](std::size_t at, std::size_t length) {
             if (rank_ != from)
-                copy_bytes(bytes_of(buffer) + at, arena_.staging(from, steps_.current_step()), length);
+                copy_bytes(bytes_of(operation.out) + at, arena_.staging(from, steps_.current_step()), length);
         });
-    steps_.end();
 }
 
-void CpuBackend::all_gather(Buffer output, Buffer input) {
-    steps_.begin(call_of(SegmentOp::AllGather, input));
-    gather_slices(output, input, Slices::even(input.bytes()));
-    steps_.end();
-}
-
-void CpuBackend::gather_slices(const Buffer& output, const Buffer& input, const Slices& slices) {
+void CpuBackend::all_gather(const Buffer& output, const ConstBuffer& input, const Slices& slices) {
     std::byte* const own = bytes_of(output) + slices.offset(rank_);
     if (input.bytes() > 0) std::memmove(own, input.data, input.bytes());
     if (size_ == 1) return;
@@ -82,7 +68,7 @@ void CpuBackend::gather_slices(const Buffer& output, const Buffer& input, const 
 std::size_t CpuBackend::piece_bytes() const { return kAreaBytes / size_ / kLine * kLine; }
 
 /// Stages the `most` bytes at `at` of every other rank's slice of `buffer`.
-void CpuBackend::stage_for_each(const Buffer& buffer, const Slices& slices, std::size_t at,
+void CpuBackend::stage_for_each(const ConstBuffer& buffer, const Slices& slices, std::size_t at,
                                 std::size_t most) {
     std::byte* area = arena_.staging(rank_, steps_.next_step());
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
@@ -96,14 +82,8 @@ const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
     return arena_.staging(rank, steps_.current_step()) + rank_ * piece_bytes();
 }
 
-void CpuBackend::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
-    steps_.begin(call_of(SegmentOp::ReduceScatter, output, op));
-    reduce_slices(output, input, Slices::even(output.bytes()), reduction(input.dtype, op));
-    steps_.end();
-}
-
-void CpuBackend::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices,
-                               ReduceFunction combine) {
+void CpuBackend::reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices,
+                                ReduceFunction combine) {
     in_pieces(
         slices.longest(), piece_bytes(),
         [&](std::size_t at, std::size_t most) { stage_for_each(input, slices, at, most); },
@@ -116,29 +96,29 @@ void CpuBackend::reduce_slices(const Buffer& output, const Buffer& input, const 
         });
 }
 
-void CpuBackend::reduce(Buffer buffer, int root, ReduceOp op) {
-    steps_.begin(call_of(SegmentOp::Reduce, buffer, op, root));
-    if (size_ == 1) return steps_.end();
-    const bool is_root = rank_ == static_cast<std::uint32_t>(root);
+void CpuBackend::reduce(const Operation& operation, ReduceFunction combine) {
+    if (size_ == 1) return;
+    const bool is_root = rank_ == static_cast<std::uint32_t>(operation.root);
     in_pieces(
-        buffer.bytes(), kAreaBytes,
+        operation.in.bytes(), kAreaBytes,
         [&](std::size_t at, std::size_t length) {
-            if (!is_root) show(bytes_of(buffer) + at, length);
+            if (!is_root) show(bytes_of(operation.in) + at, length);
         },
         [&](std::size_t at, std::size_t length) {
             if (!is_root) return;
-            std::byte* const own = bytes_of(buffer) + at;
             for (std::uint32_t r = 0; r < size_; ++r)
-                sources_[r] = r == rank_ ? own : arena_.staging(r, steps_.current_step());
-            reduction(buffer.dtype, op)(own, sources_.data(), size(), length / size_of(buffer.dtype));
+                sources_[r] =
+                    r == rank_ ? bytes_of(operation.in) + at : arena_.staging(r, steps_.current_step());
+            combine(bytes_of(operation.out) + at, sources_.data(), size(),
+                    length / size_of(operation.in.dtype));
         });
-    steps_.end();
 }
 
-void CpuBackend::gather(Buffer output, Buffer input, int root) {
+void CpuBackend::gather(const Operation& operation) {
+    const Buffer& output = operation.out;
+    const ConstBuffer& input = operation.in;
     const std::size_t each = input.bytes();
-    steps_.begin(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root));
-    const bool is_root = rank_ == static_cast<std::uint32_t>(root);
+    const bool is_root = rank_ == static_cast<std::uint32_t>(operation.root);
     if (is_root && each > 0) std::memmove(bytes_of(output) + rank_ * each, input.data, each);
     in_pieces(
         each, kAreaBytes,
@@ -148,13 +128,13 @@ void CpuBackend::gather(Buffer output, Buffer input, int root) {
         [&](std::size_t at, std::size_t length) {
             if (is_root) collect_from_all(output, Slices::even(each), at, length);
         });
-    steps_.end();
 }
 
-void CpuBackend::scatter(Buffer output, Buffer input, int root) {
+void CpuBackend::scatter(const Operation& operation) {
+    const Buffer& output = operation.out;
+    const ConstBuffer& input = operation.in;
     const std::size_t each = output.bytes();
-    steps_.begin(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root));
-    const auto from = static_cast<std::uint32_t>(root);
+    const auto from = static_cast<std::uint32_t>(operation.root);
     in_pieces(
         each, piece_bytes(),
         [&](std::size_t at, std::size_t length) {
@@ -164,19 +144,11 @@ void CpuBackend::scatter(Buffer output, Buffer input, int root) {
             if (rank_ != from) copy_bytes(bytes_of(output) + at, staged_by(from), length);
         });
     if (rank_ == from && each > 0) std::memmove(output.data, bytes_of(input) + rank_ * each, each);
-    steps_.end();
-}
-
-void CpuBackend::all_to_all(Buffer output, Buffer input) {
-    const std::size_t each = input.bytes() / size_;
-    steps_.begin({.bytes = each, .operation = SegmentOp::AllToAll, .dtype = input.dtype});
-    exchange_slices(output, Slices::even(each), input, Slices::even(each), each);
-    steps_.end();
 }
 
 /// `longest` is the longest slice that any rank sends.
-void CpuBackend::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
-                                 const Slices& sent, std::size_t longest) {
+void CpuBackend::all_to_all(const Buffer& output, const Slices& received, const ConstBuffer& input,
+                            const Slices& sent, std::size_t longest) {
     copy_bytes(bytes_of(output) + received.offset(rank_), bytes_of(input) + sent.offset(rank_),
                sent.length(rank_));
     in_pieces(
@@ -191,16 +163,10 @@ void CpuBackend::exchange_slices(const Buffer& output, const Slices& received, c
         });
 }
 
-namespace {
-
-Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
-    return call_of(operation, whole, op, kUnevenMark);
-}
-
-}  // namespace
-
-/// Every rank's counts, in the form that unequal_counts and unmatched_counts take.
-std::vector<Counts> CpuBackend::exchange_counts(const Counts& own) {
+/// Throws MismatchError when the counts of the ranks do not fit each other. Returns the length of the longest
+/// slice of any rank.
+std::size_t CpuBackend::agree_on_counts(const Operation& operation) {
+    const Counts own = operation.counts();
     const std::size_t bytes = (own.size() + 1) * sizeof own[0];
     if (bytes > kTinyBytes)
         throw InvalidInput(fmt::format("rank {}: uneven collectives do not support {} ranks on a node",
@@ -213,67 +179,48 @@ std::vector<Counts> CpuBackend::exchange_counts(const Counts& own) {
     std::vector<Counts> all_counts(size_, Counts(own.size() + 1));
     for (std::uint32_t r = 0; r < size_; ++r)
         std::memcpy(all_counts[r].data(), steps_.slot_of(r).message(bytes), bytes);
-    return all_counts;
-}
-
-void CpuBackend::require_equal_counts(const Counts& counts) {
-    if (const std::string why = unequal_counts(exchange_counts(counts)); !why.empty())
+    const Call& call = operation.call;
+    if (const std::string why = compare_counts(call.operation, all_counts); !why.empty())
         steps_.fail_mismatch(why);
-}
-
-void CpuBackend::all_gather_v(Buffer output, Buffer input, const Counts& counts) {
-    steps_.begin(uneven(SegmentOp::AllGather, output));
-    require_equal_counts(counts);
-    gather_slices(output, input, Slices(counts, output.dtype));
-    steps_.end();
-}
-
-void CpuBackend::reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op) {
-    steps_.begin(uneven(SegmentOp::ReduceScatter, input, op));
-    require_equal_counts(counts);
-    reduce_slices(output, input, Slices(counts, input.dtype), reduction(input.dtype, op));
-    steps_.end();
-}
-
-void CpuBackend::all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent) {
-    // Without the length, which differs between ranks.
-    steps_.begin(uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, {}}));
-    Counts both = sent;
-    both.insert(both.end(), received.begin(), received.end());
-    const std::vector<Counts> all_counts = exchange_counts(both);
-    if (const std::string why = unmatched_counts(all_counts); !why.empty()) steps_.fail_mismatch(why);
-    std::size_t longest = 0;
-    for (const Counts& one : all_counts)
-        longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
-    exchange_slices(output, Slices(received, output.dtype), input, Slices(sent, input.dtype),
-                    longest * size_of(input.dtype));
-    steps_.end();
+    return longest_of(all_counts) * size_of(call.dtype);
 }
 
 // After a failed transfer the pair cannot take part in collectives either.
-template <class Transfer>
-void CpuBackend::run_transfer(Transfer transfer) {
+void CpuBackend::batch_here(std::span<const Message> messages, const std::function<bool()>& meanwhile) {
     steps_.throw_if_broken();
     try {
-        transfer();
+        messages_.move(messages, meanwhile);
     } catch (...) {
         steps_.mark_broken(std::current_exception());
         throw;
     }
 }
 
-void CpuBackend::send(Buffer buffer, int to) {
-    run_transfer([&] { messages_.send(buffer, static_cast<std::uint32_t>(to)); });
-}
-
-void CpuBackend::recv(Buffer buffer, int from) {
-    run_transfer([&] { messages_.recv(buffer, static_cast<std::uint32_t>(from)); });
-}
-
-void CpuBackend::batch(const std::vector<Message>& messages) { batch_here(messages, {}); }
-
-void CpuBackend::batch_here(const std::vector<Message>& messages, const std::function<bool()>& meanwhile) {
-    run_transfer([&] { messages_.move(messages, meanwhile); });
+void CpuBackend::run(const Operation& operation) {
+    const Call& call = operation.call;
+    if (operation.is_message())
+        return with_messages(operation, [this](auto messages) { batch_here(messages); });
+    steps_.begin(call);
+    const std::size_t longest = operation.is_uneven() ? agree_on_counts(operation) : call.bytes;
+    switch (call.operation) {
+        case SegmentOp::AllReduce: all_reduce(operation.out, reduction(call.dtype, call.op)); break;
+        case SegmentOp::Broadcast: broadcast(operation); break;
+        case SegmentOp::AllGather: all_gather(operation.out, operation.in, operation.slices_of_out()); break;
+        case SegmentOp::ReduceScatter:
+            reduce_scatter(operation.out, operation.in, operation.slices_of_in(),
+                           reduction(call.dtype, call.op));
+            break;
+        case SegmentOp::Reduce: reduce(operation, reduction(call.dtype, call.op)); break;
+        case SegmentOp::Gather: gather(operation); break;
+        case SegmentOp::Scatter: scatter(operation); break;
+        case SegmentOp::AllToAll:
+            all_to_all(operation.out, operation.slices_of_out(), operation.in, operation.slices_of_in(),
+                       longest);
+            break;
+        default:  // a barrier
+            if (size_ > 1) steps_.meet();
+    }
+    steps_.end();
 }
 
 std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std::int16_t mark) {

@@ -11,17 +11,19 @@
 #include <string_view>
 #include <vector>
 
-#include "ddp/process_group.h"
 #include "ddp/shm/kernels.h"
 #include "ddp/shm/lockstep.h"
 #include "ddp/shm/point_to_point.h"
-#include "ddp/worker/slices.h"
+#include "ddp/worker/operation.h"
 
 namespace ddp::cpu {
 
 inline constexpr std::size_t kLine = 64;  ///< bytes of a cache line
 
 inline std::byte* bytes_of(const Buffer& buffer) { return static_cast<std::byte*>(buffer.data); }
+inline const std::byte* bytes_of(const ConstBuffer& buffer) {
+    return static_cast<const std::byte*>(buffer.data);
+}
 inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
     if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
@@ -79,22 +81,8 @@ class CpuBackend {
     [[nodiscard]] const NodeCpus& node_cpus() const { return node_cpus_; }
     [[nodiscard]] virtual std::string describe() const;
 
-    // The calls of ProcessGroup, with checked arguments. Throw MismatchError, PeerLostError, TimeoutError.
-    virtual void all_reduce(Buffer buffer, ReduceOp op);
-    virtual void broadcast(Buffer buffer, int root);
-    virtual void all_gather(Buffer output, Buffer input);
-    virtual void reduce_scatter(Buffer output, Buffer input, ReduceOp op);
-    virtual void reduce(Buffer buffer, int root, ReduceOp op);
-    virtual void gather(Buffer output, Buffer input, int root);
-    virtual void scatter(Buffer output, Buffer input, int root);
-    virtual void all_to_all(Buffer output, Buffer input);
-    virtual void all_gather_v(Buffer output, Buffer input, const Counts& counts);
-    virtual void reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op);
-    virtual void all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent);
-    virtual void send(Buffer buffer, int to);
-    virtual void recv(Buffer buffer, int from);
-    virtual void batch(const std::vector<Message>& messages);
-    virtual void barrier();
+    /// Throws MismatchError, PeerLostError, TimeoutError.
+    virtual void run(const Operation& operation);
     virtual std::span<std::byte> allocate_shared(std::size_t bytes);
     /// Takes a share of the arena for the sub-group of `members`; ranks that are in none call it too and get
     /// 0. The first member takes it. Throws InvalidInput on all ranks when the arena has no room for one of
@@ -135,7 +123,7 @@ class CpuBackend {
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
     [[nodiscard]] std::chrono::nanoseconds timeout() const { return steps_.timeout(); }
     /// Messages within the node; see PointToPoint.
-    void batch_here(const std::vector<Message>& messages, const std::function<bool()>& meanwhile);
+    void batch_here(std::span<const Message> messages, const std::function<bool()>& meanwhile = {});
     /// Part of a call: every rank's bytes.
     std::vector<std::string> gather_bytes(std::string_view mine);
 
@@ -157,17 +145,20 @@ class CpuBackend {
     void in_pieces(std::size_t total, std::size_t most, Give give, Take take);
     void show(const std::byte* from, std::size_t length);
     void collect_from_all(const Buffer& output, const Slices& slices, std::size_t at, std::size_t most);
-    void stage_for_each(const Buffer& buffer, const Slices& slices, std::size_t at, std::size_t most);
+    void stage_for_each(const ConstBuffer& buffer, const Slices& slices, std::size_t at, std::size_t most);
     [[nodiscard]] const std::byte* staged_by(std::uint32_t rank) const;
-    void gather_slices(const Buffer& output, const Buffer& input, const Slices& slices);
-    void reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices,
-                       ReduceFunction combine);
-    void exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
-                         const Slices& sent, std::size_t longest);
-    std::vector<Counts> exchange_counts(const Counts& own);
-    void require_equal_counts(const Counts& counts);
-    template <class Transfer>
-    void run_transfer(Transfer transfer);
+    std::size_t agree_on_counts(const Operation& operation);
+
+    void all_reduce(const Buffer& buffer, ReduceFunction combine);
+    void broadcast(const Operation& operation);
+    void reduce(const Operation& operation, ReduceFunction combine);
+    void gather(const Operation& operation);
+    void scatter(const Operation& operation);
+    void all_gather(const Buffer& output, const ConstBuffer& input, const Slices& slices);
+    void reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices,
+                        ReduceFunction combine);
+    void all_to_all(const Buffer& output, const Slices& received, const ConstBuffer& input,
+                    const Slices& sent, std::size_t longest);
 
     void reduce_tiny(const Buffer& buffer, ReduceFunction combine);
     void reduce_small(const Buffer& buffer, ReduceFunction combine);

@@ -28,55 +28,14 @@ class CpuGroup final : public ProcessGroup {
     }
 
   private:
-    Work do_barrier() override {
-        return run([this] { backend_->barrier(); });
+    Work start(const Operation& operation) override {
+        if (!progress_) return run_here([&] { backend_->run(operation); });
+        return post([this, operation] { backend_->run(operation); });
     }
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
         std::span<std::byte> region;
         run([&] { region = backend_->allocate_shared(bytes); }).wait();
         return region;
-    }
-    Work do_all_reduce(Buffer buffer, ReduceOp op) override {
-        return run([this, buffer, op] { backend_->all_reduce(buffer, op); });
-    }
-    Work do_broadcast(Buffer buffer, int root) override {
-        return run([this, buffer, root] { backend_->broadcast(buffer, root); });
-    }
-    Work do_all_gather(Buffer output, Buffer input) override {
-        return run([this, output, input] { backend_->all_gather(output, input); });
-    }
-    Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
-        return run([this, output, input, op] { backend_->reduce_scatter(output, input, op); });
-    }
-    Work do_reduce(Buffer buffer, int root, ReduceOp op) override {
-        return run([this, buffer, root, op] { backend_->reduce(buffer, root, op); });
-    }
-    Work do_gather(Buffer output, Buffer input, int root) override {
-        return run([this, output, input, root] { backend_->gather(output, input, root); });
-    }
-    Work do_scatter(Buffer output, Buffer input, int root) override {
-        return run([this, output, input, root] { backend_->scatter(output, input, root); });
-    }
-    Work do_all_to_all(Buffer output, Buffer input) override {
-        return run([this, output, input] { backend_->all_to_all(output, input); });
-    }
-    Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
-        return run([=, this] { backend_->all_gather_v(output, input, counts); });
-    }
-    Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
-        return run([=, this] { backend_->reduce_scatter_v(output, input, counts, op); });
-    }
-    Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override {
-        return run([=, this] { backend_->all_to_all_v(output, received, input, sent); });
-    }
-    Work do_send(Buffer buffer, int to) override {
-        return run([this, buffer, to] { backend_->send(buffer, to); });
-    }
-    Work do_recv(Buffer buffer, int from) override {
-        return run([this, buffer, from] { backend_->recv(buffer, from); });
-    }
-    Work do_batch(std::vector<Message> messages) override {
-        return run([this, messages = std::move(messages)] { backend_->batch(messages); });
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
         std::vector<std::string> all;
@@ -102,10 +61,13 @@ class CpuGroup final : public ProcessGroup {
     }
 
     template <class Collective>
-    Work run(Collective collective) {
-        if (!progress_) return run_here(collective);
+    Work run(const Collective& collective) {
+        return progress_ ? post(collective) : run_here(collective);
+    }
+    template <class Collective>
+    Work post(Collective collective) {
         auto state = std::make_shared<Work::State>();
-        progress_->post([this, state, collective, limit = timeout()] {
+        progress_->post([this, state, collective = std::move(collective), limit = timeout()] {
             std::exception_ptr failure;
             try {
                 backend_->set_timeout(limit);
@@ -118,7 +80,7 @@ class CpuGroup final : public ProcessGroup {
         return Work(std::move(state));
     }
     template <class Collective>
-    Work run_here(Collective& collective) {
+    Work run_here(const Collective& collective) {
         try {
             backend_->set_timeout(timeout());
             collective();

@@ -35,16 +35,6 @@ PointToPoint::PointToPoint(Arena& arena, const NodeCpus& node_cpus, std::chrono:
       sent_(arena.ranks()),
       received_(arena.ranks()) {}
 
-void PointToPoint::send(const Buffer& buffer, std::uint32_t to) {
-    const Message message{Message::Direction::Send, buffer, static_cast<int>(to)};
-    move({&message, 1});
-}
-
-void PointToPoint::recv(const Buffer& buffer, std::uint32_t from) {
-    const Message message{Message::Direction::Recv, buffer, static_cast<int>(from)};
-    move({&message, 1});
-}
-
 void PointToPoint::move(std::span<const Message> messages, const std::function<bool()>& meanwhile) {
     std::vector<End> ends;
     ends.reserve(messages.size());

@@ -23,10 +23,8 @@ class PointToPoint {
     PointToPoint(Arena& arena, const NodeCpus& node_cpus, std::chrono::nanoseconds timeout,
                  const Kernels& kernels);
 
-    /// Throw MismatchError with both sides (on the sender when it still waits for this message or for a later
-    /// call of the group), PeerLostError, TimeoutError. A failed channel stays unusable.
-    void send(const Buffer& buffer, std::uint32_t to);
-    void recv(const Buffer& buffer, std::uint32_t from);
+    /// Throws MismatchError with both sides (on the sender when it still waits for this message or for a
+    /// later call of the group), PeerLostError, TimeoutError. A failed channel stays unusable.
     /// `meanwhile` moves other data of this rank; true: it has moved some.
     void move(std::span<const Message> messages, const std::function<bool()>& meanwhile = {});
 

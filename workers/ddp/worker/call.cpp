@@ -18,15 +18,22 @@ bool reduces(SegmentOp operation) {
 
 }  // namespace
 
+std::string name_of(const Call& call) {
+    switch (call.root) {
+        case kAllocateMark: return "allocate_shared";
+        case kBytesMark: return "all_gather_bytes";
+        case kSplitMark: return "split";
+        case kBatchMark: return "batch_send_recv";
+        case kUnevenMark: return std::string(segment_op_name(call.operation)) + "_v";
+        default: return segment_op_name(call.operation);
+    }
+}
+
 std::string to_string(const Call& call) {
-    if (call.root == kAllocateMark)
-        return fmt::format("allocate_shared #{} ({} bytes)", call.seq, call.bytes);
-    if (call.root == kBytesMark) return fmt::format("all_gather_bytes #{}", call.seq);
-    if (call.root == kSplitMark) return fmt::format("split #{}", call.seq);
-    if (call.root == kBatchMark)
-        return fmt::format("batch_send_recv #{} ({})", call.seq, ddprun::format_bytes(call.bytes));
-    std::string text = fmt::format("{}{} #{}", segment_op_name(call.operation),
-                                   call.root == kUnevenMark ? "_v" : "", call.seq);
+    std::string text = fmt::format("{} #{}", name_of(call), call.seq);
+    if (call.root == kAllocateMark) return text + fmt::format(" ({} bytes)", call.bytes);
+    if (call.root == kBytesMark || call.root == kSplitMark) return text;
+    if (call.root == kBatchMark) return text + fmt::format(" ({})", ddprun::format_bytes(call.bytes));
     if (call.operation == SegmentOp::Barrier || call.operation == SegmentOp::GraphLaunch) return text;
     text += fmt::format(" ({} {}, {}", call.bytes / size_of(call.dtype), name_of(call.dtype),
                         ddprun::format_bytes(call.bytes));

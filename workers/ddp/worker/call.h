@@ -31,7 +31,7 @@ struct Call {
 static_assert(sizeof(Call) == 24);
 
 /// The call of a collective or message on `buffer`, without its sequence number.
-inline Call call_of(ddprun::SegmentOp operation, const Buffer& buffer, ReduceOp op = ReduceOp::Sum,
+inline Call call_of(ddprun::SegmentOp operation, const ConstBuffer& buffer, ReduceOp op = ReduceOp::Sum,
                     int root = -1) {
     return {.bytes = buffer.bytes(),
             .operation = operation,
@@ -43,6 +43,8 @@ inline Call call_of(ddprun::SegmentOp operation, const Buffer& buffer, ReduceOp 
 /// The operation of partial sums that are divided only once, at the end.
 constexpr ReduceOp without_division(ReduceOp op) { return op == ReduceOp::Avg ? ReduceOp::Sum : op; }
 
+/// "all_reduce", "all_gather_v", "split".
+std::string name_of(const Call& call);
 /// "all_reduce #812 (6553600 float32, 25 MiB, sum)".
 std::string to_string(const Call& call);
 /// "rank 3 called broadcast #7 (...), rank 0 called all_reduce #7 (...)".

@@ -22,6 +22,8 @@ Buffer Slices::of(const Buffer& whole, int rank) const {
             whole.dtype, whole.device};
 }
 
+namespace {
+
 std::string unequal_counts(const std::vector<Counts>& all_counts) {
     const auto counts_of = [](const Counts& one) { return std::span(one).subspan(1); };
     for (const Counts& other : all_counts) {
@@ -44,6 +46,20 @@ std::string unmatched_counts(const std::vector<Counts>& all_counts) {
         }
     }
     return "";
+}
+
+}  // namespace
+
+std::string compare_counts(ddprun::SegmentOp operation, const std::vector<Counts>& all_counts) {
+    return operation == ddprun::SegmentOp::AllToAll ? unmatched_counts(all_counts)
+                                                    : unequal_counts(all_counts);
+}
+
+std::size_t longest_of(const std::vector<Counts>& all_counts) {
+    std::size_t longest = 0;
+    for (const Counts& one : all_counts)
+        longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
+    return longest;
 }
 
 }  // namespace ddp

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "ddp/process_group.h"
+#include "env/segment.h"
 
 /// Buffers divided into one slice per rank, one after the other, and the comparison of the ranks' counts.
 namespace ddp {
 
-/// The beginning of a rank's slice of `whole`; each slice has `bytes` bytes.
-inline std::byte* slice(const Buffer& whole, int rank, std::size_t bytes) {
-    return static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(rank) * bytes;
+/// Memory that is only read, in a place for any memory.
+inline Buffer writable(const ConstBuffer& buffer) {
+    return {const_cast<void*>(buffer.data), buffer.count, buffer.dtype, buffer.device};
 }
 
 /// Offsets and lengths in bytes.
@@ -34,6 +35,9 @@ class Slices {
         return at < length(rank) ? std::min(most, length(rank) - at) : 0;
     }
     [[nodiscard]] Buffer of(const Buffer& whole, int rank) const;
+    [[nodiscard]] ConstBuffer of(const ConstBuffer& whole, int rank) const {
+        return of(writable(whole), rank);
+    }
 
   private:
     explicit Slices(std::size_t each) : each_(each) {}
@@ -43,14 +47,12 @@ class Slices {
     std::vector<std::size_t> ends_;  ///< empty when all have equal lengths
 };
 
-// Checks of the counts that ranks exchange before an uneven collective. `all_counts` holds, for each rank,
-// its rank in the world and then its counts. Pure; "" when all agree.
-
-/// "rank 0 counts 3, 4, rank 2 counts 3, 5": for all_gather_v and reduce_scatter_v, where all counts are
-/// equal.
-std::string unequal_counts(const std::vector<Counts>& all_counts);
-/// "rank 2 sends 5 elements to rank 0, which receives 4": for all_to_all_v; sent counts come before received
-/// ones.
-std::string unmatched_counts(const std::vector<Counts>& all_counts);
+/// Compares the counts that ranks exchange before an uneven collective. `all_counts` holds, for each rank,
+/// its rank in the world and then its counts. Pure; "" when all agree. For all_to_all_v, whose sent counts
+/// come before the received ones: "rank 2 sends 5 elements to rank 0, which receives 4"; for the others,
+/// where all counts are equal: "rank 0 counts 3, 4, rank 2 counts 3, 5".
+std::string compare_counts(ddprun::SegmentOp operation, const std::vector<Counts>& all_counts);
+/// The largest count of any rank.
+std::size_t longest_of(const std::vector<Counts>& all_counts);
 
 }  // namespace ddp
