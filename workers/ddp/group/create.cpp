@@ -54,7 +54,7 @@ class GroupNumbers {
     int made_ = 0;
 };
 
-struct Node {
+struct ThisNode {
     const WorkerEnv& env;
     const ProcessGroupOptions& options;
     std::shared_ptr<const nccl::Api> nccl;  ///< null when it was not found
@@ -62,19 +62,19 @@ struct Node {
     int device = 0;
     std::shared_ptr<SegmentMap> segment;
     /// All ranks of this node, which exchange their views before they have a group; null for one rank.
-    std::shared_ptr<cpu::CpuBackend> ranks;
+    std::shared_ptr<cpu::Node> ranks;
     std::vector<DeviceView> views;
 };
 
 bool covers_world(const WorkerEnv& env) { return env.local_world_size == env.world_size; }
 
-void load_nccl(Node& node) {
+void load_nccl(ThisNode& node) {
     ddprun::Result<nccl::Api> nccl = nccl::load_api();
     if (!nccl) node.nccl_problem = nccl.error().what;
     else node.nccl = std::make_shared<const nccl::Api>(*std::move(nccl));
 }
 
-DeviceView view_of(const Node& node) {
+DeviceView view_of(const ThisNode& node) {
     char address[32] = {};
     cuda::check(cudaDeviceGetPCIBusId(address, sizeof address, node.device),
                 "asking for the device's PCI address");
@@ -89,7 +89,7 @@ DeviceView view_of(const Node& node) {
 
 /// Exchanges the views. Ranks of several nodes cannot rendezvous without a launcher's segment; require_store
 /// throws then.
-void exchange_views(Node& node) {
+void exchange_views(ThisNode& node) {
     const WorkerEnv& env = node.env;
     const auto deadline = ddprun::deadline_after(MonotonicClock::now(), node.options.timeout);
     const DeviceView own = view_of(node);
@@ -99,13 +99,13 @@ void exchange_views(Node& node) {
         node.views = {own};
         return;
     }
-    node.ranks = std::make_shared<cpu::CpuBackend>(node.segment, env, node.options.timeout,
-                                                   cpu::Arena::Lines::Private);
+    node.ranks =
+        std::make_shared<cpu::Node>(node.segment, env, node.options.timeout, cpu::Arena::Lines::Private);
     for (const std::string& message : node.ranks->all_gather_bytes(encode(own)))
         node.views.push_back(decode_view(message));
 }
 
-std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& choice) {
+std::unique_ptr<ProcessGroup> make_nccl(const ThisNode& node, const BackendChoice& choice) {
     static GroupNumbers numbers;
     const WorkerEnv& env = node.env;
     if (choice.enable_multi_rank) ::setenv(kMultiRankVariable, "1", 0);  // read when NCCL starts
@@ -135,7 +135,7 @@ std::string network_settings() {
     return text;
 }
 
-void announce(const Node& node, const ProcessGroup& group, const std::string& choice) {
+void announce(const ThisNode& node, const ProcessGroup& group, const std::string& choice) {
     static std::atomic<bool> printed{false};
     if (node.env.rank != 0 || printed.exchange(true)) return;
     std::vector<std::string> devices;
@@ -153,13 +153,13 @@ struct MadeGroup {
 /// Makes a group over device memory. The ranks of a node first exchange their devices, so that all choose the
 /// same backend. Rank 0 prints the choice once per process on standard error.
 MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& options) {
-    Node node{.env = env,
-              .options = options,
-              .nccl = {},
-              .nccl_problem = {},
-              .segment = {},
-              .ranks = {},
-              .views = {}};
+    ThisNode node{.env = env,
+                  .options = options,
+                  .nccl = {},
+                  .nccl_problem = {},
+                  .segment = {},
+                  .ranks = {},
+                  .views = {}};
     load_nccl(node);
     // Backend nccl needs a device per rank, or an NCCL that can share devices.
     const bool strict = options.backend == "nccl" && (!node.nccl || node.nccl->version < kMultiRankVersion);

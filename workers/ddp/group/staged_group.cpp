@@ -63,7 +63,7 @@ class StagedGroup final : public ProcessGroup {
         : parts_(parent.parts_),
           env_(parent.env_),
           options_(parent.options_),
-          owned_backend_(make_owned<cpu::CpuBackend>(parent.backend_, members, share)) {
+          owned_backend_(make_owned<cpu::CpuBackend>(parent.backend_.node(), members, share)) {
         begin();
     }
 
@@ -72,10 +72,10 @@ class StagedGroup final : public ProcessGroup {
         return fmt::format("staged (device memory through the host, rank {} on device {}; {})", env_.rank,
                            parts_.device, backend_.describe());
     }
-    double communication_seconds() const override { return backend_.communication_seconds(); }
-    double waiting_seconds() const override { return backend_.waiting_seconds(); }
+    double communication_seconds() const override { return backend_.node().steps.communication_seconds(); }
+    double waiting_seconds() const override { return backend_.node().steps.waiting_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
-        backend_.report_progress(step, samples);
+        backend_.node().report_progress(step, samples);
     }
 
   private:
@@ -102,7 +102,7 @@ class StagedGroup final : public ProcessGroup {
     }
     std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override {
         std::uint32_t share = 0;
-        run_now("split", [&] { share = backend_.take_share(part.members); });
+        run_now("split", [&] { share = backend_.node().take_share(part.members); });
         if (part.members.empty()) return nullptr;
         return std::make_unique<StagedGroup>(*this, part.members, share);
     }
@@ -141,12 +141,12 @@ class StagedGroup final : public ProcessGroup {
             std::exception_ptr failure;
             try {
                 wait_for(*ready, attempt);
-                backend_.set_timeout(attempt.limit);
+                backend_.node().set_timeout(attempt.limit);
                 task(attempt);
             } catch (...) {
                 // Peers must not wait for a collective that this rank will not call.
                 failure = std::current_exception();
-                backend_.mark_broken(failure);
+                backend_.node().steps.mark_broken(failure);
             }
             state->finish(failure);
         });

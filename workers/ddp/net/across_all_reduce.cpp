@@ -95,9 +95,9 @@ AcrossNodes::Sum AcrossNodes::sum_of(DType type, ReduceOp op) const {
     const cpu::Kernels::Wide& wide = kernels_.wide[static_cast<std::size_t>(type)];
     const ReduceOp step = without_division(op);
     const bool rounds = wide.sum != nullptr && (step == ReduceOp::Sum || step == ReduceOp::Product);
-    if (!rounds) return {type, type, reduction(type, step), reduction(type, step), op};
-    return {type, DType::F32, step == ReduceOp::Sum ? wide.sum : wide.product, reduction(DType::F32, step),
-            op};
+    if (!rounds) return {type, type, node_.reduction(type, step), node_.reduction(type, step), op};
+    return {type, DType::F32, step == ReduceOp::Sum ? wide.sum : wide.product,
+            node_.reduction(DType::F32, step), op};
 }
 
 void AcrossNodes::finish_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const {
@@ -147,7 +147,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     const std::size_t stretch =
         std::min(kLanePieceBytes, cpu::kAreaBytes / lanes / cpu::kLine * cpu::kLine) * lanes;
     const std::size_t total = buffer.bytes();
-    const std::uint64_t here = locate(buffer.data, total);
+    const std::uint64_t here = node_.locate(buffer.data, total);
     steps_.own_slot().shared_at = here;
     meet_on_node();
     bool in_place = true;
@@ -155,7 +155,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
         in_place = in_place && steps_.slot_of(place).shared_at != cpu::kNotShared;
     std::vector<std::byte*> buffers(size_, bytes_of(buffer));
     for (std::uint32_t place = 0; in_place && place < size_; ++place) {
-        if (place != rank_) buffers[place] = shared_buffer(place, steps_.slot_of(place).shared_at);
+        if (place != rank_) buffers[place] = node_.shared_buffer(place, steps_.slot_of(place).shared_at);
     }
     if (is_leader()) send_header();
 

@@ -300,7 +300,7 @@ std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, st
 
 /// A leader collects the bytes of its node, exchanges them with the other leaders and distributes all.
 std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
-    const std::string ours = pack(gather_bytes(mine));
+    const std::string ours = pack(node_.gather_bytes(mine));
     steps_.extend_deadline(2 * deadline_extension());
     std::vector<std::string> theirs(layout_.nodes.size());
     if (is_leader()) {
@@ -321,7 +321,8 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
         batch.wait();
         theirs[layout_.node()] = ours;
     }
-    const std::vector<std::string> by_node = unpack(gather_bytes(is_leader() ? pack(theirs) : "").front());
+    const std::vector<std::string> by_node =
+        unpack(node_.gather_bytes(is_leader() ? pack(theirs) : "").front());
     std::vector<std::string> all(layout_.size());
     for (std::uint32_t node = 0; node < by_node.size(); ++node) {
         const std::vector<std::string> texts = unpack(by_node[node]);

@@ -68,12 +68,12 @@ std::vector<RankText> texts_or_throw(const std::string& outcome) {
 
 AcrossNodes::AcrossNodes(std::shared_ptr<SegmentMap> segment, const WorkerEnv& env,
                          std::chrono::nanoseconds timeout, const Parts& parts)
-    : CpuBackend(std::move(segment), env, timeout), open_link_(parts.open_link) {
+    : node_(std::move(segment), env, timeout), open_link_(parts.open_link) {
     join_world(parts);
 }
 
 AcrossNodes::AcrossNodes(const AcrossNodes& parent, SubGroup part)
-    : CpuBackend(parent, part.locals, part.share),
+    : node_(parent.node_, part.locals, part.share),
       open_link_(parent.open_link_),
       link_(std::move(part.link)) {
     std::vector<std::uint32_t> hosts;
@@ -106,8 +106,7 @@ std::string AcrossNodes::make_introduction(std::unique_ptr<Link>& link, const st
 }
 
 void AcrossNodes::join_world(const Parts& parts) {
-    const std::vector<std::string> ours =
-        CpuBackend::all_gather_bytes(make_introduction(link_, ""), kBytesMark);
+    const std::vector<std::string> ours = node_.all_gather_bytes(make_introduction(link_, ""), kBytesMark);
     std::string outcome;
     if (env_.local_rank == 0) {
         outcome = outcome_of([&] {
@@ -124,14 +123,14 @@ void AcrossNodes::join_world(const Parts& parts) {
                  .group = parts.group,
                  .deadline = ddprun::deadline_after(MonotonicClock::now(), limit),
                  .throw_if_lost =
-                     [&] { throw_if_lost(segment_->header(), fmt::format("rank {}: joining", env_.rank)); }},
+                     [&] { throw_if_lost(header(), fmt::format("rank {}: joining", env_.rank)); }},
                 texts);
         });
     }
     std::vector<std::uint32_t> hosts;
     std::vector<std::string> introductions;
     std::vector<int> world_ranks;
-    for (RankText& text : texts_or_throw(CpuBackend::all_gather_bytes(outcome, kBytesMark).front())) {
+    for (RankText& text : texts_or_throw(node_.all_gather_bytes(outcome, kBytesMark).front())) {
         hosts.push_back(static_cast<std::uint32_t>(text.node));
         introductions.push_back(std::move(text.text));
         world_ranks.push_back(static_cast<int>(world_ranks.size()));
@@ -171,20 +170,20 @@ void AcrossNodes::connect_peers(const std::vector<std::string>& introductions,
 }
 
 std::string AcrossNodes::describe() const {
-    const std::string within = CpuBackend::describe();  // "cpu (shared memory, avx2, ...)"
+    const std::string within = node_.describe();  // "cpu (shared memory, avx2, ...)"
     return fmt::format("{} between {} nodes{}",
                        within.substr(0, within.find(',')) + " in nodes, " + link_->describe(),
                        layout_.nodes.size(), within.substr(within.find(',')));
 }
 
-std::unique_ptr<cpu::CpuBackend> AcrossNodes::split(const std::vector<std::uint32_t>& members) {
+std::unique_ptr<cpu::Backend> AcrossNodes::split(const std::vector<std::uint32_t>& members) {
     SubGroup part{.members = members, .locals = {}, .share = 0, .link = nullptr, .introductions = {}};
     for (const std::uint32_t member : members) {
         if (layout_.is_local(member)) part.locals.push_back(layout_.place_of[member]);
     }
     std::string failure;
     try {
-        part.share = take_share(part.locals);
+        part.share = node_.take_share(part.locals);
     } catch (const InvalidInput& error) {
         failure = error.what();
     }
@@ -197,14 +196,14 @@ std::unique_ptr<cpu::CpuBackend> AcrossNodes::split(const std::vector<std::uint3
     }
     if (members.empty()) return nullptr;
     if (crosses) return std::make_unique<AcrossNodes>(*this, std::move(part));
-    return std::make_unique<CpuBackend>(*this, part.locals, part.share);
+    return std::make_unique<cpu::CpuBackend>(node_, part.locals, part.share);
 }
 
 std::span<std::byte> AcrossNodes::allocate_shared(std::size_t bytes) {
     std::span<std::byte> region;
-    in_call(allocation_of(bytes), [&] {
+    in_call(cpu::Node::allocation_of(bytes), [&] {
         meet_all_nodes();
-        region = take_region(bytes);
+        region = node_.take_region(bytes);
     });
     return region;
 }
@@ -307,7 +306,7 @@ std::string AcrossNodes::name_of(std::uint32_t peer) const {
 }
 
 void AcrossNodes::throw_if_failed(std::uint32_t peer) {
-    throw_if_lost(segment_->header(), attempt());
+    throw_if_lost(header(), attempt());
     try {
         cpu::throw_posted_failure(arena_.control(), attempt());
         throw_failure_notice();
@@ -341,10 +340,10 @@ void AcrossNodes::throw_failure_notice() const {
 /// Ends the group: no call can follow, and no rank writes to its memory. Ranks learn of the end of a
 /// generation from the launcher instead.
 void AcrossNodes::fail_group(const std::exception_ptr& why) {
-    if (segment_->header().aborted.load(std::memory_order_relaxed) == 0) failure_notice_->send(why);
+    if (header().aborted.load(std::memory_order_relaxed) == 0) failure_notice_->send(why);
     header_batch_.reset();
     link_->abandon();
-    mark_broken(why);
+    steps_.mark_broken(why);
 }
 
 void AcrossNodes::send_header(std::span<const std::byte> bytes) {
@@ -421,7 +420,7 @@ void AcrossNodes::batch(std::span<const Message> messages) {
         }
         // Messages to other nodes move meanwhile: a rank of this node may wait for one before it serves this
         // rank.
-        if (!local.empty()) batch_here(local, [&] { return together.progress(); });
+        if (!local.empty()) node_.move(local, [&] { return together.progress(); });
         for (const RemoteMessage& one : remote) arrive(one);
         together.wait();
     } catch (...) {

@@ -36,7 +36,7 @@ struct Parts {
 /// get the same bits in every run. The first rank of a node, its leader, sends the header of its current call
 /// to the other leaders, so that all of them see a mismatch. The tag of a message between two ranks is its
 /// number, combined with a secret that only members know.
-class AcrossNodes final : public cpu::CpuBackend {
+class AcrossNodes final : public cpu::Backend {
   public:
     /// Joins the world. Throws on all ranks: TimeoutError naming the missing rank, MismatchError,
     /// InvalidInput (no libfabric).
@@ -56,11 +56,12 @@ class AcrossNodes final : public cpu::CpuBackend {
     [[nodiscard]] int rank() const override { return static_cast<int>(layout_.rank); }
     [[nodiscard]] int size() const override { return static_cast<int>(layout_.size()); }
     [[nodiscard]] std::string describe() const override;
+    [[nodiscard]] cpu::Node& node() override { return node_; }
 
     void run(const Operation& operation) override;
     std::span<std::byte> allocate_shared(std::size_t bytes) override;
     std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark) override;
-    std::unique_ptr<CpuBackend> split(const std::vector<std::uint32_t>& members) override;
+    std::unique_ptr<cpu::Backend> split(const std::vector<std::uint32_t>& members) override;
 
   private:
     /// Another rank, for errors.
@@ -176,6 +177,18 @@ class AcrossNodes final : public cpu::CpuBackend {
     void begin(RemoteMessage& remote, Batch& together);
     void arrive(const RemoteMessage& remote);
 
+    void meet() { node_.meet(); }
+    [[nodiscard]] std::chrono::nanoseconds timeout() const { return steps_.timeout(); }
+    [[nodiscard]] const ddprun::SegmentHeader& header() const { return node_.segment->header(); }
+
+    cpu::Node node_;
+    // Its parts, by short names.
+    cpu::Arena& arena_ = node_.arena;
+    cpu::Lockstep& steps_ = node_.steps;
+    const cpu::Kernels& kernels_ = node_.loops;
+    const ddprun::WorkerEnv& env_ = node_.env;
+    const std::uint32_t rank_ = node_.rank, size_ = node_.size;           ///< within the node
+    std::vector<const void*> sources_ = std::vector<const void*>(size_);  ///< reused
     std::function<std::unique_ptr<Link>()> open_link_;
     std::optional<FailureNotice> failure_notice_;  ///< outlives the link
     std::unique_ptr<Link> link_;

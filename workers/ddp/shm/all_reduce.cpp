@@ -50,7 +50,7 @@ void CpuBackend::reduce_small(const Buffer& buffer, ReduceFunction combine) {
 // The algorithm depends on every rank's buffer, so the first step publishes the places. That is free in the
 // staged algorithm, whose first range is staged by then.
 void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction combine) {
-    const std::uint64_t here = locate(buffer.data, buffer.bytes());
+    const std::uint64_t here = node_.locate(buffer.data, buffer.bytes());
     steps_.own_slot().shared_at = here;
     if (here == kNotShared) stage(buffer, Pieces::cut(0, std::min(buffer.bytes(), stretch_bytes()), size_));
     meet();
@@ -63,7 +63,8 @@ void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction combine) {
 void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction combine) {
     const Pieces slices = Pieces::cut(0, buffer.bytes(), size_);
     std::vector<std::byte*> buffers(size_);
-    for (std::uint32_t r = 0; r < size_; ++r) buffers[r] = shared_buffer(r, steps_.slot_of(r).shared_at);
+    for (std::uint32_t r = 0; r < size_; ++r)
+        buffers[r] = node_.shared_buffer(r, steps_.slot_of(r).shared_at);
 
     const std::size_t end = slices.offset(rank_ + 1);
     for (std::size_t at = slices.offset(rank_); at < end; at += kBlockBytes) {

@@ -185,32 +185,32 @@ std::size_t CpuBackend::agree_on_counts(const Operation& operation) {
     return longest_of(all_counts) * size_of(call.dtype);
 }
 
-// After a failed transfer the pair cannot take part in collectives either.
-void CpuBackend::batch_here(std::span<const Message> messages, const std::function<bool()>& meanwhile) {
-    steps_.throw_if_broken();
-    try {
-        messages_.move(messages, meanwhile);
-    } catch (...) {
-        steps_.mark_broken(std::current_exception());
-        throw;
-    }
+std::span<std::byte> CpuBackend::allocate_shared(std::size_t bytes) { return node_.allocate_shared(bytes); }
+
+std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std::int16_t mark) {
+    return node_.all_gather_bytes(mine, mark);
+}
+
+std::unique_ptr<Backend> CpuBackend::split(const std::vector<std::uint32_t>& members) {
+    const std::uint32_t share = node_.take_share(members);
+    return members.empty() ? nullptr : std::make_unique<CpuBackend>(node_, members, share);
 }
 
 void CpuBackend::run(const Operation& operation) {
     const Call& call = operation.call;
     if (operation.is_message())
-        return with_messages(operation, [this](auto messages) { batch_here(messages); });
+        return with_messages(operation, [this](auto messages) { node_.move(messages); });
     steps_.begin(call);
     const std::size_t longest = operation.is_uneven() ? agree_on_counts(operation) : call.bytes;
     switch (call.operation) {
-        case SegmentOp::AllReduce: all_reduce(operation.out, reduction(call.dtype, call.op)); break;
+        case SegmentOp::AllReduce: all_reduce(operation.out, node_.reduction(call.dtype, call.op)); break;
         case SegmentOp::Broadcast: broadcast(operation); break;
         case SegmentOp::AllGather: all_gather(operation.out, operation.in, operation.slices_of_out()); break;
         case SegmentOp::ReduceScatter:
             reduce_scatter(operation.out, operation.in, operation.slices_of_in(),
-                           reduction(call.dtype, call.op));
+                           node_.reduction(call.dtype, call.op));
             break;
-        case SegmentOp::Reduce: reduce(operation, reduction(call.dtype, call.op)); break;
+        case SegmentOp::Reduce: reduce(operation, node_.reduction(call.dtype, call.op)); break;
         case SegmentOp::Gather: gather(operation); break;
         case SegmentOp::Scatter: scatter(operation); break;
         case SegmentOp::AllToAll:
@@ -221,41 +221,6 @@ void CpuBackend::run(const Operation& operation) {
             if (size_ > 1) steps_.meet();
     }
     steps_.end();
-}
-
-std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std::int16_t mark) {
-    steps_.begin({.operation = SegmentOp::AllGather, .root = mark});
-    std::vector<std::string> all = gather_bytes(mine);
-    steps_.end();
-    return all;
-}
-
-std::vector<std::string> CpuBackend::gather_bytes(std::string_view mine) {
-    const std::uint64_t own_length = mine.size();
-    std::memcpy(steps_.own_slot().message(sizeof own_length), &own_length, sizeof own_length);
-    meet();
-    std::vector<std::string> all(size_);
-    std::size_t longest = 0;
-    for (std::uint32_t r = 0; r < size_; ++r) {
-        std::uint64_t length = 0;
-        std::memcpy(&length, steps_.slot_of(r).message(sizeof length), sizeof length);
-        all[r].resize(length);
-        longest = std::max(longest, static_cast<std::size_t>(length));
-    }
-    for (std::size_t at = 0; at < longest; at += kAreaBytes) {
-        const auto part = [at](std::size_t whole) {
-            return at < whole ? std::min(kAreaBytes, whole - at) : 0;
-        };
-        if (at < mine.size())
-            kernels_.stream(arena_.staging(rank_, steps_.next_step()), mine.data() + at, part(mine.size()));
-        meet();
-        for (std::uint32_t r = 0; r < size_; ++r) {
-            if (at < all[r].size())
-                std::memcpy(all[r].data() + at, arena_.staging(r, steps_.current_step()),
-                            part(all[r].size()));
-        }
-    }
-    return all;
 }
 
 }  // namespace ddp::cpu

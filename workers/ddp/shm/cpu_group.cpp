@@ -12,7 +12,7 @@ using Progress = ProcessGroupOptions::Progress;
 /// Decides which thread runs a collective; the backend runs it.
 class CpuGroup final : public ProcessGroup {
   public:
-    CpuGroup(std::unique_ptr<CpuBackend> backend, int world_rank, Progress wanted,
+    CpuGroup(std::unique_ptr<Backend> backend, int world_rank, Progress wanted,
              std::chrono::nanoseconds timeout)
         : world_rank_(world_rank), wanted_(wanted), backend_(backend.release()) {
         take_identity(timeout);
@@ -21,10 +21,10 @@ class CpuGroup final : public ProcessGroup {
     std::string describe() const override {
         return backend_->describe() + (progress_ ? ", progress thread" : "");
     }
-    double communication_seconds() const override { return backend_->communication_seconds(); }
-    double waiting_seconds() const override { return backend_->waiting_seconds(); }
+    double communication_seconds() const override { return node_.steps.communication_seconds(); }
+    double waiting_seconds() const override { return node_.steps.waiting_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
-        backend_->report_progress(step, samples);
+        node_.report_progress(step, samples);
     }
 
   private:
@@ -43,14 +43,14 @@ class CpuGroup final : public ProcessGroup {
         return all;
     }
     std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override {
-        std::unique_ptr<CpuBackend> backend;
+        std::unique_ptr<Backend> backend;
         run([&] { backend = backend_->split(part.members); }).wait();
         if (backend == nullptr) return nullptr;
         return std::make_unique<CpuGroup>(std::move(backend), world_rank_, wanted_, identity().timeout);
     }
 
     void take_identity(std::chrono::nanoseconds timeout) {
-        const bool has_spare_core = backend_->node_cpus().cpus >= 2 * backend_->node_cpus().ranks;
+        const bool has_spare_core = node_.cpus.cpus >= 2 * node_.cpus.ranks;
         const bool threaded =
             wanted_ == Progress::Auto ? has_spare_core && backend_->size() > 1 : wanted_ == Progress::Thread;
         if (threaded) progress_ = make_owned<ProgressThread>();
@@ -70,7 +70,7 @@ class CpuGroup final : public ProcessGroup {
         progress_->post([this, state, collective = std::move(collective), limit = timeout()] {
             std::exception_ptr failure;
             try {
-                backend_->set_timeout(limit);
+                node_.set_timeout(limit);
                 collective();
             } catch (...) {
                 failure = std::current_exception();
@@ -82,7 +82,7 @@ class CpuGroup final : public ProcessGroup {
     template <class Collective>
     Work run_here(const Collective& collective) {
         try {
-            backend_->set_timeout(timeout());
+            node_.set_timeout(timeout());
             collective();
             return Work();
         } catch (...) {
@@ -94,7 +94,8 @@ class CpuGroup final : public ProcessGroup {
 
     const int world_rank_;
     const Progress wanted_;
-    OwnedByProcess<CpuBackend> backend_;
+    OwnedByProcess<Backend> backend_;
+    Node& node_ = backend_->node();
     OwnedByProcess<ProgressThread> progress_;  // last: its thread ends before the backend that its tasks use
 };
 
@@ -105,7 +106,7 @@ std::unique_ptr<ProcessGroup> make_group(std::shared_ptr<SegmentMap> segment, co
     return make_group(std::make_unique<CpuBackend>(std::move(segment), env, options.timeout), env, options);
 }
 
-std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<CpuBackend> backend, const ddprun::WorkerEnv& env,
+std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<Backend> backend, const ddprun::WorkerEnv& env,
                                          const ProcessGroupOptions& options) {
     return std::make_unique<CpuGroup>(std::move(backend), env.rank, options.progress, options.timeout);
 }

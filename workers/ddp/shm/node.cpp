@@ -1,0 +1,215 @@
+#include "ddp/shm/node.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+namespace ddp::cpu {
+
+using ddprun::SegmentOp;
+
+namespace {
+
+constexpr std::size_t kSharePage = 4096;
+
+Arena& joined(Arena& arena, const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout) {
+    join(arena, env, ddprun::deadline_after(ddprun::MonotonicClock::now(), timeout));
+    return arena;
+}
+
+std::shared_ptr<SegmentMap> checked(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env) {
+    check_claim(*segment, env);
+    return segment;
+}
+
+std::vector<std::uint32_t> locals_of(const Arena& parent, const std::vector<std::uint32_t>& members) {
+    std::vector<std::uint32_t> locals;
+    for (const std::uint32_t member : members) locals.push_back(parent.members()[member]);
+    return locals;
+}
+
+std::uint32_t place_of(std::uint32_t rank, const std::vector<std::uint32_t>& members) {
+    return static_cast<std::uint32_t>(std::find(members.begin(), members.end(), rank) - members.begin());
+}
+
+}  // namespace
+
+Node::Node(std::shared_ptr<SegmentMap> map, const ddprun::WorkerEnv& environment,
+           std::chrono::nanoseconds timeout, Arena::Lines lines, const Kernels& kernels)
+    : env(environment),
+      segment(checked(std::move(map), env)),
+      arena(segment, static_cast<std::uint32_t>(env.local_rank), lines),
+      rank(arena.rank()),
+      size(arena.ranks()),
+      cpus(read_node_cpus(joined(arena, env, timeout))),
+      steps(arena, cpus, timeout),
+      loops(kernels),
+      messages_(arena, cpus, timeout, loops) {}
+
+Node::Node(const Node& parent, const std::vector<std::uint32_t>& members, std::uint32_t share)
+    : env(parent.env),
+      segment(parent.segment),
+      arena(segment, locals_of(parent.arena, members), place_of(parent.rank, members), share),
+      rank(arena.rank()),
+      size(arena.ranks()),
+      cpus(parent.cpus),
+      steps(joined(arena, env, parent.steps.timeout()), cpus, parent.steps.timeout()),
+      loops(parent.loops),
+      messages_(arena, cpus, steps.timeout(), loops) {}
+
+// Discards only this rank's parts: a peer may still be inside the last collective, but no rank reads another
+// one's shared buffer after the last step of a collective.
+Node::~Node() {
+    for (const Region& region : regions_)
+        segment->discard(region.offset + rank * region.stride, region.stride);
+}
+
+std::string Node::describe() const {
+    return fmt::format("cpu (shared memory, {}, {})", loops.name,
+                       cpus.ranks_share_cores ? "waiting by sleeping" : "waiting by spinning");
+}
+
+void Node::report_progress(std::uint64_t step, std::uint64_t samples) {
+    ddp::report_progress(segment->line(arena.members()[rank]), step, samples);
+}
+
+Call Node::allocation_of(std::size_t bytes) {
+    constexpr std::uint64_t kMost = SharedPlace::kMostBytes - kSharePage;
+    if (bytes <= kMost) return {.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark};
+    throw InvalidInput(
+        fmt::format("allocate_shared: {} bytes are requested, one call gives {} at most", bytes, kMost));
+}
+
+std::span<std::byte> Node::allocate_shared(std::size_t bytes) {
+    steps.begin(allocation_of(bytes));
+    meet();  // before the arithmetic: ranks that disagree about the size would take different pieces
+    const std::span<std::byte> region = take_region(bytes);
+    steps.end();
+    return region;
+}
+
+std::span<std::byte> Node::take_region(std::size_t bytes) {
+    const std::size_t stride = (std::max<std::size_t>(bytes, 1) + kSharePage - 1) / kSharePage * kSharePage;
+    const Arena::Piece piece = arena.take(stride * size);
+    regions_.push_back({piece.address, piece.offset, stride});
+    std::byte* mine = piece.address + rank * stride;
+    populate(mine, stride);
+    return {mine, bytes};
+}
+
+std::uint64_t Node::locate(const void* data, std::size_t bytes) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(data);
+    for (std::size_t index = 0; index < regions_.size(); ++index) {
+        const Region& region = regions_[index];
+        const auto begin = reinterpret_cast<std::uintptr_t>(region.base + rank * region.stride);
+        if (at < begin || at >= begin + region.stride || bytes > begin + region.stride - at) continue;
+        return SharedPlace{index, at - begin}.word();
+    }
+    return kNotShared;
+}
+
+std::byte* Node::shared_buffer(std::uint32_t of_rank, std::uint64_t location) const {
+    const SharedPlace place = SharedPlace::of(location);
+    const Region& region = regions_[place.region];
+    return region.base + of_rank * region.stride + place.offset;
+}
+
+ReduceFunction Node::reduction(DType type, ReduceOp op) const {
+    return loops.reduce[static_cast<std::size_t>(type)][static_cast<std::size_t>(op)];
+}
+
+namespace {
+
+/// The result of taking a share, as the first member sends it; other ranks send "".
+struct ShareTaken {
+    std::uint32_t share = 0;
+    std::string why_not;
+};
+
+std::string encode(const ShareTaken& taken) {
+    return std::string(reinterpret_cast<const char*>(&taken.share), sizeof taken.share) + taken.why_not;
+}
+
+ShareTaken share_taken(const std::string& message) {
+    ShareTaken taken{.share = 0, .why_not = message.substr(sizeof taken.share)};
+    std::memcpy(&taken.share, message.data(), sizeof taken.share);
+    return taken;
+}
+
+ShareTaken try_to_take(SegmentMap& segment) {
+    try {
+        return {.share = Arena::take_share(segment), .why_not = {}};
+    } catch (const InvalidInput& error) {
+        return {.share = 0, .why_not = error.what()};
+    }
+}
+
+}  // namespace
+
+// All ranks see the same answers. A share that the failed split took is given back.
+std::uint32_t Node::take_share(const std::vector<std::uint32_t>& members) {
+    std::optional<ShareTaken> mine;
+    if (!members.empty() && members.front() == rank) mine = try_to_take(*segment);
+    std::uint32_t share = 0;
+    std::string why_not;
+    const std::vector<std::string> answers = all_gather_bytes(mine ? encode(*mine) : "", kSplitMark);
+    for (std::uint32_t r = 0; r < size; ++r) {
+        if (answers[r].empty()) continue;
+        const ShareTaken theirs = share_taken(answers[r]);
+        if (why_not.empty()) why_not = theirs.why_not;
+        if (!members.empty() && members.front() == r) share = theirs.share;
+    }
+    if (why_not.empty()) return share;
+    if (mine && mine->why_not.empty()) Arena::give_back(*segment, mine->share);
+    throw InvalidInput(why_not);
+}
+
+// After a failed transfer the pair cannot take part in collectives either.
+void Node::move(std::span<const Message> messages, const std::function<bool()>& meanwhile) {
+    steps.throw_if_broken();
+    try {
+        messages_.move(messages, meanwhile);
+    } catch (...) {
+        steps.mark_broken(std::current_exception());
+        throw;
+    }
+}
+
+std::vector<std::string> Node::all_gather_bytes(std::string_view mine, std::int16_t mark) {
+    steps.begin({.operation = SegmentOp::AllGather, .root = mark});
+    std::vector<std::string> all = gather_bytes(mine);
+    steps.end();
+    return all;
+}
+
+std::vector<std::string> Node::gather_bytes(std::string_view mine) {
+    const std::uint64_t own_length = mine.size();
+    std::memcpy(steps.own_slot().message(sizeof own_length), &own_length, sizeof own_length);
+    meet();
+    std::vector<std::string> all(size);
+    std::size_t longest = 0;
+    for (std::uint32_t r = 0; r < size; ++r) {
+        std::uint64_t length = 0;
+        std::memcpy(&length, steps.slot_of(r).message(sizeof length), sizeof length);
+        all[r].resize(length);
+        longest = std::max(longest, static_cast<std::size_t>(length));
+    }
+    for (std::size_t at = 0; at < longest; at += kAreaBytes) {
+        const auto part = [at](std::size_t whole) {
+            return at < whole ? std::min(kAreaBytes, whole - at) : 0;
+        };
+        if (at < mine.size())
+            loops.stream(arena.staging(rank, steps.next_step()), mine.data() + at, part(mine.size()));
+        meet();
+        for (std::uint32_t r = 0; r < size; ++r) {
+            if (at < all[r].size())
+                std::memcpy(all[r].data() + at, arena.staging(r, steps.current_step()), part(all[r].size()));
+        }
+    }
+    return all;
+}
+
+}  // namespace ddp::cpu

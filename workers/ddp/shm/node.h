@@ -1,0 +1,118 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ddp/shm/kernels.h"
+#include "ddp/shm/lockstep.h"
+#include "ddp/shm/point_to_point.h"
+
+namespace ddp::cpu {
+
+inline constexpr std::size_t kLine = 64;  ///< bytes of a cache line
+
+inline std::byte* bytes_of(const Buffer& buffer) { return static_cast<std::byte*>(buffer.data); }
+inline const std::byte* bytes_of(const ConstBuffer& buffer) {
+    return static_cast<const std::byte*>(buffer.data);
+}
+inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+/// A range of a buffer, divided into one piece per rank. Offsets and lengths in bytes.
+struct Pieces {
+    std::size_t begin, end, each;
+
+    // Pieces end on cache lines of the range, so that two ranks never write the same line of it.
+    static Pieces cut(std::size_t begin, std::size_t end, std::size_t ranks) {
+        const std::size_t share = (end - begin + ranks - 1) / ranks;
+        return {begin, end, (share + kLine - 1) / kLine * kLine};
+    }
+    [[nodiscard]] std::size_t offset(std::size_t rank) const { return std::min(begin + rank * each, end); }
+    [[nodiscard]] std::size_t length(std::size_t rank) const { return offset(rank + 1) - offset(rank); }
+};
+
+/// The place of a buffer in a group's shared regions, in one word for other ranks: the number of the region,
+/// and the offset in the rank's part of it.
+struct SharedPlace {
+    static constexpr unsigned kOffsetBits = 44;
+    static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << kOffsetBits;  ///< of a rank's part
+
+    std::uint64_t region, offset;
+
+    static SharedPlace of(std::uint64_t word) { return {word >> kOffsetBits, word & (kMostBytes - 1)}; }
+    [[nodiscard]] std::uint64_t word() const { return region << kOffsetBits | offset; }
+};
+
+/// The ranks of one node, or of a sub-group on it, that meet in its shared segment: their steps, messages and
+/// shared regions. The backends of one node and of several are made of it. One thread at a time.
+class Node {
+  public:
+    /// Joins the ranks of `env`'s node on `segment`. Throws the errors of check_claim and join. `kernels` are
+    /// borrowed.
+    Node(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout,
+         Arena::Lines lines = Arena::Lines::OfTheNode, const Kernels& kernels = cpu::kernels());
+    /// Joins a sub-group: `members` are ranks of the parent, in the new order. See Arena for `share`.
+    Node(const Node& parent, const std::vector<std::uint32_t>& members, std::uint32_t share);
+    ~Node();
+    Node(const Node&) = delete;
+    Node& operator=(const Node&) = delete;
+
+    [[nodiscard]] std::string describe() const;
+    void report_progress(std::uint64_t step, std::uint64_t samples);
+    /// Applies to later calls.
+    void set_timeout(std::chrono::nanoseconds timeout) {
+        steps.set_timeout(timeout), messages_.set_timeout(timeout);
+    }
+
+    // Whole calls of all ranks of the node. Throw MismatchError, PeerLostError, TimeoutError.
+    std::span<std::byte> allocate_shared(std::size_t bytes);
+    /// `mark` is the reported operation: kBytesMark or kSplitMark.
+    std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark = kBytesMark);
+    /// Takes a share of the arena for the sub-group of `members`; ranks that are in none call it too and get
+    /// 0. The first member takes it. Throws InvalidInput on all ranks when the arena has no room for one of
+    /// the sub-groups.
+    std::uint32_t take_share(const std::vector<std::uint32_t>& members);
+    /// Messages within the node; see PointToPoint.
+    void move(std::span<const Message> messages, const std::function<bool()>& meanwhile = {});
+
+    // Parts of a call.
+    void meet() { loops.fence(), steps.meet(); }
+    std::vector<std::string> gather_bytes(std::string_view mine);
+    /// All ranks have met, so that they ask for the same size.
+    std::span<std::byte> take_region(std::size_t bytes);
+    /// Throws InvalidInput above the largest region.
+    static Call allocation_of(std::size_t bytes);
+
+    /// The place of this rank's memory in the shared regions (SharedPlace), or kNotShared.
+    [[nodiscard]] std::uint64_t locate(const void* data, std::size_t bytes) const;
+    [[nodiscard]] std::byte* shared_buffer(std::uint32_t of_rank, std::uint64_t location) const;
+    [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
+
+    const ddprun::WorkerEnv env;
+    const std::shared_ptr<SegmentMap> segment;
+    Arena arena;
+    const std::uint32_t rank, size;
+    const NodeCpus cpus;
+    Lockstep steps;
+    const Kernels& loops;
+
+  private:
+    struct Region {
+        std::byte* base;
+        std::uint64_t offset;  ///< in the segment
+        std::size_t stride;    ///< bytes per rank
+    };
+    PointToPoint messages_;
+    std::vector<Region> regions_;
+};
+
+}  // namespace ddp::cpu
