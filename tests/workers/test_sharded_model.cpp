@@ -21,7 +21,15 @@ using ddp::Tensor;
 using ddp::TensorSpec;
 using ddp::testing::run_ranks;
 
-constexpr Shard kSharded[] = {Shard::Optimizer, Shard::Gradients};
+struct Division {
+    Shard shard;
+    bool share_weights = false;
+};
+constexpr Division kDivisions[] = {{Shard::Optimizer},
+                                   {Shard::Gradients},
+                                   {Shard::Parameters},
+                                   {Shard::Optimizer, true},
+                                   {Shard::Gradients, true}};
 constexpr ddp::BucketLimits kSmallBuckets = {.first_bytes = 1000, .cap_bytes = 4000};
 
 /// A model of several buckets, whose tensors lie in several slices or in one.
@@ -69,8 +77,9 @@ struct Training {
     int steps = 4;
     bool overlaps = false;
 
-    [[nodiscard]] ModelOptions options(Shard shard) const {
-        return {.shard = shard,
+    [[nodiscard]] ModelOptions options(const Division& division) const {
+        return {.shard = division.shard,
+                .share_weights = division.share_weights,
                 .accumulates = passes > 1,
                 .overlaps_gather = overlaps,
                 .limits = kSmallBuckets,
@@ -94,21 +103,22 @@ struct Training {
         const auto guard = model.no_sync(number + 1 < passes);
         for (std::size_t i = specs.size(); i-- > 0;) {
             model.gather(specs[i].unit);
-            if (skips && (i == 3 || (i + static_cast<std::size_t>(rank + step)) % 4 == 0)) continue;
+            const bool unused = skips && (i == 3 || (i + static_cast<std::size_t>(rank + step)) % 4 == 0);
             const Buffer gradient = model.gradient(i), weights = model.parameters()[i].memory;
-            for (std::size_t e = 0; e < gradient.count; ++e) {
+            for (std::size_t e = 0; !unused && e < gradient.count; ++e) {
                 const double value =
                     std::cos(static_cast<double>(e * 7 + i * 31) + 3.0 * rank + 17.0 * step + 5.0 * number) +
                     0.25 * load(weights, e);
                 store(gradient, e, number > 0 ? load(gradient, e) + value : value);
             }
-            model.mark_ready(i);
+            if (!unused) model.mark_ready(i);
+            if (i == 0 || specs[i - 1].unit != specs[i].unit) model.release(specs[i].unit);
         }
         model.finish();
     }
     /// The digest of the weights after all steps.
-    [[nodiscard]] std::string run(ProcessGroup& group, Shard shard) const {
-        Model model(group, specs, options(shard));
+    [[nodiscard]] std::string run(ProcessGroup& group, const Division& division) const {
+        Model model(group, specs, options(division));
         if (group.rank() == 0) fill(model);
         const auto stepper = optimizer(model);
         for (int step = 0; step < steps; ++step) {
@@ -129,13 +139,17 @@ class ShardedModel : public ddp::testing::OnNodes {
         std::mutex mutex;
         std::vector<std::string> digests;
         run([&](ProcessGroup& group) {
-            std::vector<std::string> mine{training.run(group, Shard::None)};
-            for (const Shard shard : kSharded) mine.push_back(training.run(group, shard));
+            std::vector<std::string> mine{training.run(group, {Shard::None})};
+            for (const Division& division : kDivisions) {
+                if (GetParam().size() == 1 || !division.share_weights)
+                    mine.push_back(training.run(group, division));
+            }
             const std::lock_guard lock(mutex);
             digests = mine;
         });
         for (std::size_t i = 1; i < digests.size(); ++i)
-            EXPECT_EQ(digests[i], digests[0]) << name_of(kSharded[i - 1]);
+            EXPECT_EQ(digests[i], digests[0])
+                << name_of(kDivisions[i - 1].shard) << (kDivisions[i - 1].share_weights ? ", shared" : "");
     }
 };
 INSTANTIATE_TEST_SUITE_P(, ShardedModel,
@@ -186,8 +200,9 @@ TEST(ShardedModels, HaveTheBitsOfUnshardedOnesForAnyShapes) {
                                       i / 4});
         }
         run_ranks(1 + static_cast<int>(random() % 5), [&](ProcessGroup& group) {
-            const std::string expected = training.run(group, Shard::None);
-            for (const Shard shard : kSharded) EXPECT_EQ(training.run(group, shard), expected) << round;
+            const std::string expected = training.run(group, {Shard::None});
+            for (const Division& division : kDivisions)
+                EXPECT_EQ(training.run(group, division), expected) << round << name_of(division.shard);
         });
     }
 }

@@ -111,7 +111,11 @@ class Model : public DistributedDataParallel {
     template <class Options>
     std::unique_ptr<Optimizer> optimizer_over(Options options);
     void step(Optimizer& optimizer);
-    void gather_weights();
+    void scatter_parameters(int root);
+    void parts_changed();
+    void start_gather(std::size_t bucket);
+    void wait_gather(std::size_t bucket);
+    void free_whole(std::size_t bucket);
     [[nodiscard]] double norm_of_averages() const;
     [[nodiscard]] std::string first_not_finite() const;
     void wait_for_parameters() override;

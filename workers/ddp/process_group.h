@@ -162,6 +162,14 @@ class ProcessGroup {
     /// backend it is device memory, and allocating it waits for the device.
     std::span<std::byte> allocate_shared(std::size_t bytes);
 
+    /// The memory that one call of allocate_shared gave to all ranks, by rank; `mine` is what it gave to this
+    /// one, a multiple of 4096 bytes. Empty where a rank cannot access it all: on several nodes, on a GPU,
+    /// over MPI. Ranks must agree on who writes where, and meet (barrier) between a write and another rank's
+    /// read.
+    [[nodiscard]] virtual std::span<std::byte> shared_by_all(std::span<std::byte> /*mine*/) const {
+        return {};
+    }
+
     /// Collective: `launch` launches, on the group's stream, a CUDA graph in which collectives of this group
     /// were captured. Each launch counts as one collective: it has a sequence number, a time-out and a state
     /// that the launcher reads, and wait() throws the errors known so far. Once the group has failed nothing

@@ -1,10 +1,12 @@
 #include "ddp/model.h"
 
 #include <fmt/core.h>
-#include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "ddp/reduce/flat_layout.h"
@@ -19,10 +21,19 @@ struct Model::Flat {
     Shard shard;
     bool overlaps_gather;
     int ranks;  ///< that each have a slice of every bucket; 1: every rank has all
+    enum class Weights : std::uint8_t {
+        Copies,   ///< whole on every rank
+        Shared,   ///< one copy for all ranks
+        OnDemand  ///< this rank's slices are kept apart; units are gathered for their use
+    } kind = Weights::Copies;
     FlatLayout layout;
     std::vector<std::size_t> unit_of;  ///< of each bucket
     std::shared_ptr<std::byte> owned;  ///< null where the weights belong to the group
     std::byte* weights;
+    std::vector<Buffer> slices;  ///< this rank's weights of each bucket
+    std::vector<bool> is_whole;  ///< buckets whose weights are gathered, or on their way; for OnDemand
+    std::size_t last_unit = 0;   ///< that was gathered
+    std::size_t whole_bytes = 0, most_whole_bytes = 0;
     std::vector<Tensor> parameters;
     std::vector<Tensor> parts;     ///< those of this rank; the parameters with one rank
     std::vector<Buffer> averages;  ///< gradients of the parts
@@ -33,15 +44,26 @@ struct Model::Flat {
     static std::unique_ptr<Flat> make(ProcessGroup& group, std::span<const TensorSpec> specs,
                                       const ModelOptions& options);
     void lay_out(std::span<const TensorSpec> specs, const BucketLimits& limits);
-    void allocate(ProcessGroup& group);
+    void allocate(ProcessGroup& group, const ModelOptions& options);
     [[nodiscard]] bool is_sharded() const { return ranks > 1; }
     [[nodiscard]] Extent slice(std::size_t bucket, int rank) const {
         return layout.slice(bucket, is_sharded() ? rank : 0, ranks);
     }
-    [[nodiscard]] Buffer weights_of(std::size_t bucket, const Extent& range, const Device& device) const {
+    [[nodiscard]] Buffer at(std::byte* address, std::size_t bytes, std::size_t bucket) const {
         const DType type = layout.types[bucket];
-        return {weights + range.begin, range.bytes / size_of(type), type, device};
+        return {address, bytes / size_of(type), type, parameters.front().memory.device};
     }
+    [[nodiscard]] Buffer whole(std::size_t bucket) const {
+        return at(weights + layout.buckets[bucket].begin, layout.buckets[bucket].bytes, bucket);
+    }
+    /// The part of a tensor in memory that holds this rank's slice of its bucket.
+    [[nodiscard]] Buffer part_in(const Buffer& memory, std::size_t tensor, int rank) const {
+        const Extent all = slice(layout.bucket_of[tensor], rank);
+        const Extent own = intersection(layout.tensors[tensor], all);
+        auto* const begin = static_cast<std::byte*>(memory.data);
+        return at(begin + (own.bytes > 0 ? own.begin - all.begin : 0), own.bytes, layout.bucket_of[tensor]);
+    }
+    [[nodiscard]] std::vector<std::size_t> buckets_of(std::size_t unit) const;
 };
 
 namespace {
@@ -94,6 +116,15 @@ std::unique_ptr<const ReductionPlan> reduction_of(const FlatLayout& layout, cons
         .open_buckets = shares_memory ? std::max<std::size_t>(2, most_open_buckets(layout)) : 0});
 }
 
+/// Address space for weights that come and go.
+std::shared_ptr<std::byte> reserve(std::size_t bytes) {
+    void* const memory =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        throw Error(fmt::format("the weights' {} bytes of address space: {}", bytes, std::strerror(errno)));
+    return {static_cast<std::byte*>(memory), [bytes](std::byte* all) { ::munmap(all, bytes); }};
+}
+
 }  // namespace
 
 const char* name_of(Shard shard) {
@@ -110,15 +141,18 @@ const char* name_of(Shard shard) {
 std::unique_ptr<Model::Flat> Model::Flat::make(ProcessGroup& group, std::span<const TensorSpec> specs,
                                                const ModelOptions& options) {
     verify_same_model(group, specs, options);
-    if (options.shard == Shard::Parameters || options.share_weights)
-        throw InvalidInput("Shard::Parameters and share_weights are not available yet");
+    if (options.share_weights && options.shard == Shard::None)
+        throw InvalidInput(
+            "share_weights: each rank steps its part of the weights, which needs another Shard than None");
+    if (options.shard == Shard::Parameters && group.device() != Device{})
+        throw InvalidInput("Shard::Parameters is not available on a GPU: use Shard::Gradients");
     auto flat = std::make_unique<Flat>();
     flat->shard = options.shard;
     flat->overlaps_gather = options.overlaps_gather;
     flat->ranks = options.shard == Shard::None ? 1 : group.size();
     flat->parameters = described(group, specs);
     flat->lay_out(specs, options.limits);
-    flat->allocate(group);
+    flat->allocate(group, options);
     return flat;
 }
 
@@ -133,25 +167,41 @@ void Model::Flat::lay_out(std::span<const TensorSpec> specs, const BucketLimits&
         is_sharded() ? static_cast<std::size_t>(ranks) * FlatLayout::kChunk : FlatLayout::kAlignment);
     for (const auto& tensors : layout.plan) unit_of.push_back(specs[tensors.front()].unit);
     gathers.resize(layout.buckets.size());
+    is_whole.resize(layout.buckets.size());
 }
 
 /// Collective where memory belongs to the group.
-void Model::Flat::allocate(ProcessGroup& group) {
-    const std::size_t bytes = std::max(layout.bytes, FlatLayout::kAlignment);
-    if (is_sharded() || group.device() != Device{}) {
+void Model::Flat::allocate(ProcessGroup& group, const ModelOptions& options) {
+    const std::size_t bytes = std::max(layout.bytes, FlatLayout::kChunk * static_cast<std::size_t>(ranks));
+    std::byte* apart = nullptr;  // this rank's slices, where they are not in the whole weights
+    if (is_sharded() && (options.share_weights || shard == Shard::Parameters)) {
+        const std::span<std::byte> mine = group.allocate_shared(bytes / static_cast<std::size_t>(ranks));
+        const std::span<std::byte> all = group.shared_by_all(mine);
+        if (all.empty() && options.share_weights)
+            throw InvalidInput(
+                fmt::format("share_weights: the ranks share no memory over {}", group.describe()));
+        kind = all.empty() ? Weights::OnDemand : Weights::Shared;
+        if (all.empty()) owned = reserve(bytes), apart = mine.data();
+        weights = all.empty() ? owned.get() : all.data();
+    } else if (is_sharded() || group.device() != Device{}) {
         weights = group.allocate_shared(bytes).data();
     } else {
         owned = private_memory(bytes);
         weights = owned.get();
     }
+    for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+        const Extent own = slice(b, group.rank());
+        slices.push_back(at(apart != nullptr ? apart : weights + own.begin, own.bytes, b));
+        if (apart != nullptr) apart += own.bytes;
+    }
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        Tensor& whole = parameters[i];
-        whole.memory.data = weights + layout.tensors[i].begin;
-        Tensor& part = parts.emplace_back(whole);
+        parameters[i].memory.data = weights + layout.tensors[i].begin;
+        Tensor& part = parts.emplace_back(parameters[i]);
         if (!is_sharded()) continue;
-        const Extent own = intersection(layout.tensors[i], slice(layout.bucket_of[i], group.rank()));
-        part.part_begin = (own.begin - layout.tensors[i].begin) / size_of(whole.memory.dtype);
-        part.memory = weights_of(layout.bucket_of[i], own, group.device());
+        const Extent& all = layout.tensors[i];
+        const Extent own = intersection(all, slice(layout.bucket_of[i], group.rank()));
+        part.part_begin = (own.begin - all.begin) / size_of(part.memory.dtype);
+        part.memory = part_in(slices[layout.bucket_of[i]], i, group.rank());
     }
 }
 
@@ -169,15 +219,9 @@ Model::Model(ProcessGroup& group, std::unique_ptr<Flat> flat, const ModelOptions
                                .verify_every = options.verify_every},
                               reduction_of(flat->layout, options, flat->is_sharded())),
       flat_(std::move(flat)) {
-    for (std::size_t i = 0; i < flat_->parts.size(); ++i) {
-        const std::size_t bucket = flat_->layout.bucket_of[i];
-        const Extent slice = flat_->slice(bucket, group.rank());
-        const Extent own = intersection(flat_->layout.tensors[i], slice);
-        Buffer average = flat_->parts[i].memory;
-        average.data = static_cast<std::byte*>(reducer().averaged(bucket).data) +
-                       (own.bytes > 0 ? own.begin - slice.begin : 0);
-        flat_->averages.push_back(average);
-    }
+    for (std::size_t i = 0; i < flat_->parts.size(); ++i)
+        flat_->averages.push_back(
+            flat_->part_in(reducer().averaged(flat_->layout.bucket_of[i]), i, group.rank()));
 }
 
 Model::~Model() = default;
@@ -185,8 +229,11 @@ Model::~Model() = default;
 Shard Model::shard() const { return flat_->shard; }
 
 MemoryUse Model::memory() const {
-    return {
-        .weights = flat_->layout.bytes, .gradients = reducer().bytes(), .optimizer = flat_->optimizer_bytes};
+    const bool is_divided = flat_->kind != Flat::Weights::Copies;
+    return {.weights = flat_->layout.bytes / static_cast<std::size_t>(is_divided ? flat_->ranks : 1) +
+                       flat_->most_whole_bytes,
+            .gradients = reducer().bytes(),
+            .optimizer = flat_->optimizer_bytes};
 }
 
 std::vector<Tensor> Model::state() const {
@@ -198,59 +245,120 @@ std::vector<Tensor> Model::state() const {
 
 void Model::state_loaded() {
     flat_->is_broadcast = true;
-    gather_weights();
-    wait_for_parameters();
+    parts_changed();
+    if (flat_->kind == Flat::Weights::Copies) wait_for_parameters();
 }
 
 void Model::broadcast_weights(int root) {
+    if (flat_->kind == Flat::Weights::OnDemand && flat_->is_broadcast)
+        throw Error(
+            fmt::format("rank {}: broadcast_weights: no rank has whole weights any more", group().rank()));
     broadcast_parameters(root);
     broadcast_buffers(root);
     flat_->is_broadcast = true;
 }
 
 void Model::broadcast_parameters(int root) {
+    if (flat_->kind == Flat::Weights::Shared) return group().barrier().wait();
+    if (flat_->kind == Flat::Weights::OnDemand) return scatter_parameters(root);
     wait_for_parameters();
     std::vector<Tensor> buckets;
     for (std::size_t b = 0; b < flat_->layout.buckets.size(); ++b)
-        buckets.push_back({"", {}, flat_->weights_of(b, flat_->layout.buckets[b], group().device())});
+        buckets.push_back({"", {}, flat_->whole(b)});
     TensorBroadcast(group(), buckets).run(root);
 }
 
-/// Starts with the first layers, which the next forward pass needs first.
-void Model::gather_weights() {
-    if (!flat_->is_sharded()) return;
-    for (std::size_t b = flat_->layout.buckets.size(); b-- > 0;) {
-        const Device device = group().device();
-        flat_->gathers[b] = group().all_gather(flat_->weights_of(b, flat_->layout.buckets[b], device),
-                                               flat_->weights_of(b, flat_->slice(b, group().rank()), device));
+/// The root's whole weights become the parts of all ranks.
+void Model::scatter_parameters(int root) {
+    if (flat_->is_broadcast) return;  // the parts are those of every rank since the first time
+    for (std::size_t b = 0; b < flat_->layout.buckets.size(); ++b) {
+        const Buffer whole = group().rank() == root ? flat_->whole(b) : Buffer{};
+        group().scatter(flat_->slices[b], whole, root).wait();
+        free_whole(b);
     }
+}
+
+/// Called on all ranks after their parts of the weights have changed.
+void Model::parts_changed() {
+    if (!flat_->is_sharded()) return;
+    if (flat_->kind == Flat::Weights::Shared) return group().barrier().wait();
+    // The next forward pass needs the first layers first, which lie in the last buckets.
+    for (std::size_t b = flat_->layout.buckets.size(); b-- > 0;) {
+        if (flat_->kind == Flat::Weights::OnDemand) free_whole(b);
+        else start_gather(b);
+    }
+}
+
+void Model::start_gather(std::size_t bucket) {
+    if (flat_->is_whole[bucket]) return;
+    flat_->gathers[bucket] = group().all_gather(flat_->whole(bucket), flat_->slices[bucket]);
+    if (flat_->kind == Flat::Weights::Copies) return;
+    flat_->is_whole[bucket] = true;
+    flat_->whole_bytes += flat_->layout.buckets[bucket].bytes;
+    flat_->most_whole_bytes = std::max(flat_->most_whole_bytes, flat_->whole_bytes);
+}
+
+void Model::wait_gather(std::size_t bucket) { std::exchange(flat_->gathers[bucket], {}).wait(); }
+
+/// Gives the memory of a gathered bucket back; it reads as zeros.
+void Model::free_whole(std::size_t bucket) {
+    wait_gather(bucket);
+    const Extent& memory = flat_->layout.buckets[bucket];
+    if (flat_->is_whole[bucket]) flat_->whole_bytes -= memory.bytes;
+    flat_->is_whole[bucket] = false;
+    ::madvise(flat_->weights + memory.begin, memory.bytes, MADV_DONTNEED);
 }
 
 void Model::wait_for_parameters() {
-    for (Work& gather : flat_->gathers) std::exchange(gather, {}).wait();
-}
-
-void Model::gather(std::size_t unit) {
-    if (std::ranges::find(flat_->unit_of, unit) == flat_->unit_of.end())
-        throw InvalidInput(
-            fmt::format("rank {}: the model has no parameter of unit {}", group().rank(), unit));
-    for (std::size_t b = 0; b < flat_->gathers.size(); ++b) {
-        if (flat_->unit_of[b] == unit) std::exchange(flat_->gathers[b], {}).wait();
+    for (std::size_t b = flat_->gathers.size(); b-- > 0;) {
+        if (flat_->kind == Flat::Weights::OnDemand) start_gather(b);
+        wait_gather(b);
     }
 }
 
-void Model::release(std::size_t /*unit*/) {}
+std::vector<std::size_t> Model::Flat::buckets_of(std::size_t unit) const {
+    std::vector<std::size_t> buckets;
+    for (std::size_t b = 0; b < unit_of.size(); ++b) {
+        if (unit_of[b] == unit) buckets.push_back(b);
+    }
+    return buckets;
+}
+
+void Model::gather(std::size_t unit) {
+    const std::vector<std::size_t> buckets = flat_->buckets_of(unit);
+    if (buckets.empty())
+        throw InvalidInput(
+            fmt::format("rank {}: the model has no parameter of unit {}", group().rank(), unit));
+    if (flat_->kind == Flat::Weights::OnDemand) {
+        for (const std::size_t b : buckets) start_gather(b);
+        // A forward pass goes up, a backward pass down; the last unit, and the first, are used twice in a
+        // row.
+        const std::size_t last = std::exchange(flat_->last_unit, unit);
+        const std::size_t next = unit > last || unit == 0 ? unit + 1 : unit - 1;
+        if (unit > 0 || last == 0) {
+            for (const std::size_t b : flat_->buckets_of(next)) start_gather(b);
+        }
+    }
+    for (const std::size_t b : buckets) wait_gather(b);
+}
+
+void Model::release(std::size_t unit) {
+    if (flat_->kind != Flat::Weights::OnDemand) return;
+    for (const std::size_t b : flat_->buckets_of(unit)) free_whole(b);
+}
 
 void Model::step(Optimizer& optimizer) {
     reducer().require_finished();
-    wait_for_parameters();
+    for (std::size_t b = 0; b < flat_->gathers.size(); ++b) wait_gather(b);
+    // Another rank may still read the weights of its backward pass.
+    if (flat_->kind == Flat::Weights::Shared) group().barrier().wait();
     std::vector<Buffer> averages = flat_->averages;
     for (std::size_t i = 0; i < averages.size(); ++i) {
         if (!is_used(i)) averages[i] = {};
     }
     optimizer.step(averages);
-    gather_weights();
-    if (!flat_->overlaps_gather) wait_for_parameters();
+    parts_changed();
+    if (flat_->kind == Flat::Weights::Copies && !flat_->overlaps_gather) wait_for_parameters();
 }
 
 void Optimizer::step() {

@@ -100,6 +100,14 @@ std::span<std::byte> Node::take_region(std::size_t bytes) {
     return {mine, bytes};
 }
 
+std::span<std::byte> Node::shared_by_all(std::span<std::byte> mine) const {
+    for (const Region& region : regions_) {
+        if (region.base + rank * region.stride == mine.data() && region.stride == mine.size())
+            return {region.base, region.stride * size};
+    }
+    return {};
+}
+
 std::uint64_t Node::locate(const void* data, std::size_t bytes) const {
     const auto at = reinterpret_cast<std::uintptr_t>(data);
     for (std::size_t index = 0; index < regions_.size(); ++index) {

@@ -95,6 +95,9 @@ class Node {
     /// The place of this rank's memory in the shared regions (SharedPlace), or kNotShared.
     [[nodiscard]] std::uint64_t locate(const void* data, std::size_t bytes) const;
     [[nodiscard]] std::byte* shared_buffer(std::uint32_t of_rank, std::uint64_t location) const;
+    /// The memory that one call of allocate_shared gave to all ranks, by rank; empty unless `mine` is all
+    /// that it gave to this one.
+    [[nodiscard]] std::span<std::byte> shared_by_all(std::span<std::byte> mine) const;
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
 
     const ddprun::WorkerEnv env;
