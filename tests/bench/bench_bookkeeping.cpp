@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "allreduce_loop.h"
+#include "collective_loop.h"
 #include "ddp/shm/lockstep.h"
 #include "ddp/testing.h"
 #include "train/learner.h"

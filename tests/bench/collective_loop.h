@@ -9,11 +9,29 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <vector>
 
-/// The loop that measures every all-reduce of the benchmark, so that only the call differs. Plain C++ without
+/// The loop that measures a collective of every library, so that only the call differs. Plain C++ without
 /// libddp, because the programs of the other libraries include it.
+///
+/// The size of a call is that of its whole buffer: the sum's in all_reduce, the input's in reduce_scatter and
+/// all_to_all, the output's in all_gather. all_reduce and broadcast work in place, the others have two
+/// buffers. The last rank broadcasts, because rank 0, whose time counts, must receive.
 namespace bench {
+
+enum class Collective { AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast };
+inline const char* const kCollectives[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                                           "broadcast"};
+
+/// Ends the program when there is no such collective.
+inline Collective collective_named(const std::string& name) {
+    for (int i = 0; i < 5; ++i) {
+        if (name == kCollectives[i]) return static_cast<Collective>(i);
+    }
+    ::fprintf(stderr, "no collective '%s'\n", name.c_str());
+    ::exit(64);
+}
 
 inline double now_us() {
     timespec ts{};
@@ -28,18 +46,25 @@ inline void bind_to(int cpu) {
     ::sched_setaffinity(0, sizeof set, &set);
 }
 
-/// Sizes in bytes from the command line.
-inline std::vector<std::size_t> sizes_from(int argc, char** argv) {
+/// The words of a command line: a collective, and sizes in bytes.
+struct Job {
+    Collective collective;
     std::vector<std::size_t> sizes;
-    for (int i = 1; i < argc; ++i) sizes.push_back(::strtoull(argv[i], nullptr, 10));
-    return sizes;
-}
+    /// The buffers of float32 have room for each size.
+    std::vector<float> from, to;
+
+    Job(int argc, char** argv) : collective(collective_named(argc > 1 ? argv[1] : "")) {
+        for (int i = 2; i < argc; ++i) sizes.push_back(::strtoull(argv[i], nullptr, 10));
+        from.resize(most() / sizeof(float)), to.resize(from.size());
+    }
+    [[nodiscard]] std::size_t most() const { return *std::max_element(sizes.begin(), sizes.end()); }
+};
 
 /// Small messages are timed in batches, because reading the clock takes as long as they do.
 inline int batch_of(std::size_t bytes) { return bytes <= 4096 ? 64 : 1; }
 
-/// The median microseconds of `call(count)`. As in a backward pass, the buffer is written before every timed
-/// call. Every rank makes the same number of calls.
+/// The median microseconds of `call(count)`. As in a backward pass, the buffer (of two, the input) is written
+/// before every timed call. Every rank makes the same number of calls.
 template <class Call>
 double microseconds_per_call(float* buffer, std::size_t bytes, Call&& call) {
     const std::size_t count = bytes / sizeof(float);

@@ -1,11 +1,12 @@
-// All-reduce of float32 sums between processes of one node: libddp (buffers in shared and in private memory),
+// Collectives of float32 between processes of one node: libddp (buffers in shared and in private memory),
 // Open MPI, Gloo's library and PyTorch's gloo (PYTHON_EXEC names a Python with PyTorch). They run in turn in
 // each pass, and medians over the passes count. Prints ratios and their bars; slow runs are no failure.
 //
 // The other libraries run as their users run them: Open MPI binds ranks to cores, and yields only where ranks
 // share a core; gloo uses the loopback interface, with threads on all cores.
 //
-//   bench_allreduce [--passes N] [--mpi PROGRAM] [--gloo PROGRAM] [--ddprun PROGRAM --torch SCRIPT]
+//   bench_collectives [--passes N] [--only COLLECTIVE] [--mpi PROGRAM] [--gloo PROGRAM]
+//                     [--ddprun PROGRAM --torch SCRIPT]
 #include <fmt/core.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -16,10 +17,10 @@
 #include <memory>
 #include <string>
 
-#include "allreduce_loop.h"
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/text.h"
+#include "libddp_collective.h"
 #include "torch_python.h"
 
 namespace {
@@ -32,6 +33,8 @@ const Sizes kTwoRankSizes = {4,         64,      256,     1024,    4096,    16 <
                              512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 25 << 20, 64 << 20};
 /// Typical sizes of gradient buckets.
 const Sizes kTorchSizes = {4096, 1 << 20, 25 << 20, 64 << 20};
+/// Sizes of the collectives other than all_reduce.
+const Sizes kOtherSizes = {64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 const Sizes kFourRankSizes = {4, 4096, 64 << 10, 1 << 20, 16 << 20};
 
 double median(std::vector<double> values) {
@@ -74,7 +77,7 @@ Times forked(int ranks, const std::function<void(int rank, FILE* out)>& body) {
 
 enum class Memory { Shared, Private };
 
-Times run_libddp(int ranks, Memory memory, const Sizes& sizes) {
+Times run_libddp(bench::Collective collective, int ranks, Memory memory, const Sizes& sizes) {
     const ddprun::UniqueFd segment = ddp::make_segment({.local_world_size = static_cast<std::uint32_t>(ranks),
                                                         .world_size = static_cast<std::uint32_t>(ranks)});
     return forked(ranks, [&](int rank, FILE* out) {
@@ -82,13 +85,13 @@ Times run_libddp(int ranks, Memory memory, const Sizes& sizes) {
         env.segment_fd = segment.get();
         const auto group = ddp::ProcessGroup::create(ddp::Context(env));
         const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
-        std::vector<float> own(memory == Memory::Private ? most / sizeof(float) : 0);
-        float* buffer = memory == Memory::Private
-                            ? own.data()
-                            : reinterpret_cast<float*>(group->allocate_shared(most).data());
+        std::vector<float> own(memory == Memory::Private ? 2 * most / sizeof(float) : 0);
+        float* const from = memory == Memory::Private
+                                ? own.data()
+                                : reinterpret_cast<float*>(group->allocate_shared(2 * most).data());
         for (const std::size_t bytes : sizes) {
-            const double us = bench::microseconds_per_call(buffer, bytes, [&](std::size_t count) {
-                group->all_reduce({buffer, count, ddp::DType::F32, {}}).wait();
+            const double us = bench::microseconds_per_call(from, bytes, [&](std::size_t count) {
+                bench::call_libddp(*group, collective, from, from + most / sizeof(float), count);
             });
             if (rank == 0) fmt::print(out, "{} {:.4f}\n", bytes, us);
         }
@@ -104,14 +107,15 @@ Times run_command(std::string command, const Sizes& sizes) {
     return times;
 }
 
-Times run_mpi(const std::string& program, int ranks, const Sizes& sizes) {
+/// `command` is a program and the collective.
+Times run_mpi(const std::string& command, int ranks, const Sizes& sizes) {
     // `mpirun` may be MPICH's where both are installed.
     const bool has_own_name = std::system("command -v mpirun.openmpi >/dev/null 2>&1") == 0;
     return run_command(
         fmt::format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {} {} -np {} {}",
                     has_own_name ? "mpirun.openmpi" : "mpirun",
                     ranks > ::sysconf(_SC_NPROCESSORS_ONLN) ? "--oversubscribe" : "--bind-to core", ranks,
-                    program),
+                    command),
         sizes);
 }
 
@@ -214,8 +218,10 @@ void print_copy_bar(int passes) {
         const double bandwidth = copy_bandwidth();
         const double least = 2.0 * kBytes / bandwidth;
         bandwidths.push_back(bandwidth);
-        shared.push_back(run_libddp(2, Memory::Shared, {kBytes})[kBytes] / least);
-        staged.push_back(run_libddp(2, Memory::Private, {kBytes})[kBytes] / least);
+        shared.push_back(run_libddp(bench::Collective::AllReduce, 2, Memory::Shared, {kBytes})[kBytes] /
+                         least);
+        staged.push_back(run_libddp(bench::Collective::AllReduce, 2, Memory::Private, {kBytes})[kBytes] /
+                         least);
     }
     const double bandwidth = median(bandwidths);
     fmt::print("  64 MiB: two processes copy {:.1f} GB/s together, which allows {:.0f} us\n",
@@ -230,46 +236,66 @@ void print_copy_bar(int passes) {
 int main(int argc, char** argv) {
     ::setvbuf(stdout, nullptr, _IOLBF, 0);
     int passes = 5;
-    std::string mpi, gloo, ddprun, torch;
+    std::string only, mpi, gloo, ddprun, torch;
     const std::string python = bench::torch_python();
     for (int i = 1; i + 1 < argc; i += 2) {
         const std::string option = argv[i];
         if (option == "--passes") passes = std::max(1, std::atoi(argv[i + 1]));
+        if (option == "--only") only = argv[i + 1];
         if (option == "--mpi") mpi = argv[i + 1];
         if (option == "--gloo") gloo = argv[i + 1];
         if (option == "--ddprun") ddprun = argv[i + 1];
         if (option == "--torch") torch = argv[i + 1];
     }
-    const auto contestants = [&](int ranks) {
-        std::vector<std::pair<std::string, Contestant>> all = {
-            {"shared", [ranks](const Sizes& sizes) { return run_libddp(ranks, Memory::Shared, sizes); }},
-            {"private", [ranks](const Sizes& sizes) { return run_libddp(ranks, Memory::Private, sizes); }}};
+    const auto contestants = [&](const std::string& name, int ranks) {
+        const bench::Collective collective = bench::collective_named(name);
+        const auto ours = [=](Memory memory) {
+            return [=](const Sizes& sizes) { return run_libddp(collective, ranks, memory, sizes); };
+        };
+        std::vector<std::pair<std::string, Contestant>> all = {{"shared", ours(Memory::Shared)},
+                                                               {"private", ours(Memory::Private)}};
         if (!mpi.empty())
-            all.emplace_back("mpi", [&mpi, ranks](const Sizes& sizes) { return run_mpi(mpi, ranks, sizes); });
+            all.emplace_back("mpi",
+                             [=](const Sizes& sizes) { return run_mpi(mpi + " " + name, ranks, sizes); });
         if (!gloo.empty()) {
             // Gloo takes 0.3 ms for the smallest message, so it is measured from 64 KiB only.
-            all.emplace_back("gloo", [&gloo, ranks](Sizes sizes) {
+            all.emplace_back("gloo", [=](Sizes sizes) {
                 std::erase_if(sizes, [](std::size_t bytes) { return bytes < (64 << 10); });
-                return run_command(fmt::format("{} {}", gloo, ranks), sizes);
+                return run_command(fmt::format("{} {} {}", gloo, ranks, name), sizes);
             });
         }
         if (!torch.empty() && !python.empty()) {
-            all.emplace_back("torch", [&, ranks](Sizes sizes) {
-                std::erase_if(sizes, [](std::size_t bytes) {
-                    return std::ranges::find(kTorchSizes, bytes) == kTorchSizes.end();
-                });
+            all.emplace_back("torch", [=](Sizes sizes) {
+                if (collective == bench::Collective::AllReduce)
+                    std::erase_if(sizes, [](std::size_t bytes) {
+                        return std::ranges::find(kTorchSizes, bytes) == kTorchSizes.end();
+                    });
                 return run_command(
-                    fmt::format(
-                        "OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo {} --numa-binding=none --prefix=none --nproc-per-node={} {} {}",
-                        ddprun, ranks, python, torch),
+                    fmt::format("OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo {} --numa-binding=none "
+                                "--prefix=none --nproc-per-node={} {} {} {}",
+                                ddprun, ranks, python, torch, name),
                     sizes);
             });
         }
         return all;
     };
 
-    fmt::print("2 ranks, float32 sum, buffer written before each call, medians over {} passes\n", passes);
-    const Table two = measure(contestants(2), kTwoRankSizes, passes);
+    for (const char* const name : bench::kCollectives) {
+        if (name == std::string("all_reduce") || (!only.empty() && only != name)) continue;
+        fmt::print("{}, 2 ranks, float32, input written before each call, medians over {} passes\n", name,
+                   passes);
+        const Table table = measure(contestants(name, 2), kOtherSizes, passes);
+        print_table(table, kOtherSizes);
+        for (const Memory memory : {Memory::Shared, Memory::Private}) {
+            print_bar(table, "mpi", memory, 0, 1.0, kOtherSizes);
+            print_bar(table, "torch", memory, 0, 5.0, kOtherSizes);
+        }
+    }
+    if (!only.empty() && only != "all_reduce") return 0;
+
+    fmt::print("all_reduce, 2 ranks, float32 sum, buffer written before each call, medians over {} passes\n",
+               passes);
+    const Table two = measure(contestants("all_reduce", 2), kTwoRankSizes, passes);
     print_table(two, kTwoRankSizes);
     fmt::print("bars\n");
     print_bar(two, "torch", Memory::Shared, 0, 6.0, kTwoRankSizes);
@@ -282,6 +308,6 @@ int main(int argc, char** argv) {
 
     fmt::print("4 ranks on {} CPUs: more ranks than cores must not collapse\n",
                ::sysconf(_SC_NPROCESSORS_ONLN));
-    print_table(measure(contestants(4), kFourRankSizes, std::min(passes, 3)), kFourRankSizes);
+    print_table(measure(contestants("all_reduce", 4), kFourRankSizes, std::min(passes, 3)), kFourRankSizes);
     return 0;
 }
