@@ -95,6 +95,12 @@ TEST(TrainOptions, RefuseContradictions) {
     EXPECT_EQ(refusal({"--backend", "gloo"}), "--backend: 'gloo' is none of auto, nccl, staged, cpu, mpi");
     EXPECT_EQ(refusal({"--device=cpu", "--precision=bf16"}), "--precision bf16 needs --device cuda");
     EXPECT_EQ(refusal({"--device=cpu", "--cuda-graph"}), "--cuda-graph needs --device cuda");
+    EXPECT_EQ(refusal({"--shard", "all"}),
+              "--shard: 'all' is none of none, optimizer, gradients, parameters");
+    EXPECT_EQ(refusal({"--shard=optimizer", "--cuda-graph"}),
+              "--shard: not with --cuda-graph; leave --shard none");
+    EXPECT_EQ(refusal({"--shard=optimizer", "--precision=bf16"}),
+              "--shard: not with --precision bf16; leave --shard none");
     EXPECT_EQ(refusal({"--device=cpu", "--keep-data=device"}), "--keep-data device needs --device cuda");
     EXPECT_EQ(refusal({"--keep-data=disk"}), "--keep-data: 'disk' is none of auto, device, host");
     EXPECT_EQ(refusal({"--device=cpu", "--backend=nccl"}), "--backend nccl needs --device cuda");
@@ -696,6 +702,31 @@ TEST(Trainer, ResumesToTheSameBits) {
     EXPECT_EQ(resumed.summary.digest, whole.summary.digest);
 }
 
+TEST(Trainer, HasTheSameBitsWithEveryShardAndResumesAnotherOne) {
+    using enum ddp::Shard;
+    const auto with = [](const TemporaryDirectory& directory, ddp::Shard shard, std::uint64_t epochs) {
+        Options options = options_for(directory, 4, epochs);
+        options.hidden = {70, 50};
+        options.optimizer = train::OptimizerKind::AdamW;
+        options.clip = 0.05;
+        options.accumulate = 2;
+        options.shard = shard;
+        return options;
+    };
+    const TemporaryDirectory plain;
+    const train::Summary whole = train_with(3, with(plain, None, 4)).summary;
+    for (const auto& [first, second] :
+         {std::pair(Optimizer, Gradients), {Gradients, Parameters}, {Parameters, None}}) {
+        const TemporaryDirectory directory;
+        const train::Summary sharded = train_with(3, with(directory, first, 2)).summary;
+        Options rest = with(directory, second, 4);
+        rest.resume = true;
+        EXPECT_EQ(train_with(3, rest).summary.digest, whole.digest)
+            << name_of(first) << ", " << name_of(second);
+        EXPECT_LT(sharded.epochs[0].memory.optimizer, whole.epochs[0].memory.optimizer / 2) << name_of(first);
+    }
+}
+
 TEST(Trainer, ResumesOnlyFromTheSameRunOnRequest) {
     const TemporaryDirectory temporary;
     train_with(1, options_for(temporary, 6, 2), std::nullopt, "job1");
@@ -793,7 +824,7 @@ TEST(Agreement, DetectsEveryOptionThatOnlyOneRankWasGiven) {
         {"--epochs", "3"}, {"--optimizer", "adamw"}, {"--lr", "0.1"},
         {"--no-scale-lr"}, {"--momentum", "0.5"},    {"--weight-decay", "0"},
         {"--seed", "7"},   {"--deterministic"},      {"--cuda-graph"},
-        {"--resume"}};
+        {"--resume"},      {"--shard", "gradients"}};
     const Samples samples = two_clouds();
     for (const std::vector<const char*>& words : alone) {
         const auto theirs = parse(words), ours = parse({});
@@ -819,15 +850,16 @@ TEST(TrainReport, WritesNumbersForPeopleAndPrograms) {
     EXPECT_EQ(train::grouped(1797), "1,797");
     EXPECT_EQ(train::grouped(1234567), "1,234,567");
     EXPECT_EQ(
-        train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, 0.118, 0.034}, 30),
-        "epoch  3/30  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s  communication 12 %, waiting 3 %");
-    EXPECT_EQ(train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, std::nullopt, std::nullopt}, 3),
-              "epoch 3/3  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s");
+        train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, {1 << 20, 1 << 20, 1 << 19}, 0.118, 0.034}, 30),
+        "epoch  3/30  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s  memory 2.5 MiB  communication 12 %, waiting 3 %");
+    EXPECT_EQ(train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, {}}, 3),
+              "epoch 3/3  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s  memory 0 B");
     const std::string json =
-        train::to_json({4, {{1, 0.5, 0.25, 0.75, 10, 0.5, 0.125}}, 0.75, 1, "abc", "./c"});
+        train::to_json({4, {{1, 0.5, 0.25, 0.75, 10, {8, 4, 2}, 0.5, 0.125}}, 0.75, 1, "abc", "./c"});
     EXPECT_NE(json.find("\"parameters_sha256\": \"abc\""), std::string::npos);
     EXPECT_NE(json.find("\"loss\": 0.5"), std::string::npos);
     EXPECT_NE(json.find("\"waiting_share\": 0.125"), std::string::npos);
+    EXPECT_NE(json.find("\"gradients_bytes\": 4"), std::string::npos);
 }
 
 }  // namespace

@@ -23,6 +23,9 @@ std::unique_ptr<ddp::GradScaler> make_scaler(const ComputeDevice& device, const 
 std::unique_ptr<ddp::GradClipper> make_clipper(const ComputeDevice& device, const Options& options,
                                                const ddp::GradScaler* scaler) {
     if (!options.clip || !device.gpu) return nullptr;
+    if (options.shard != ddp::Shard::None)
+        throw ddp::InvalidInput(
+            "--clip: gradients that are sharded on a GPU are not clipped; use --shard none");
     return std::make_unique<ddp::GradClipper>(
         device.choice.device, *options.clip,
         ddp::GradClipperOptions{.stream = device.stream_handle(), .scaler = scaler});
@@ -49,8 +52,9 @@ Learner::Learner(ddp::ProcessGroup& group, const ComputeDevice& device, const Op
     : group_(group),
       device_(device),
       options_(options),
-      mlp_(widths, options.seed, *device.compute),
-      model_(group, mlp_.parameters()),
+      model_(group, Mlp::specs(widths, device.compute->dtype()),
+             {.shard = options.shard, .accumulates = options.accumulate > 1, .overlaps_gather = true}),
+      mlp_(widths, options.seed, *device.compute, &model_),
       scaler_(make_scaler(device, options)),
       clipper_(make_clipper(device, options, scaler_.get())),
       optimizer_(make_optimizer()),
@@ -67,17 +71,15 @@ std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
         .copies = mlp_.has_copies() ? memory_of(mlp_.parameters()) : std::vector<ddp::Buffer>{},
         .scaler = scaler_.get(),
         .clipper = clipper_.get()};
-    switch (options_.optimizer) {
-        case OptimizerKind::AdamW:
-            return ddp::make_adamw(
-                mlp_.weights(),
-                {.learning_rate = rate, .weight_decay = options_.weight_decay, .device = on_device});
-        case OptimizerKind::Sgd: break;
-    }
-    return ddp::make_sgd(mlp_.weights(), {.learning_rate = rate,
-                                          .momentum = options_.momentum,
-                                          .weight_decay = options_.weight_decay,
-                                          .device = on_device});
+    const ddp::AdamWOptions adamw{
+        .learning_rate = rate, .weight_decay = options_.weight_decay, .device = on_device};
+    const ddp::SgdOptions sgd{.learning_rate = rate,
+                              .momentum = options_.momentum,
+                              .weight_decay = options_.weight_decay,
+                              .device = on_device};
+    const bool is_adamw = options_.optimizer == OptimizerKind::AdamW;
+    if (!mlp_.has_copies()) return is_adamw ? ddp::make_adamw(model_, adamw) : ddp::make_sgd(model_, sgd);
+    return is_adamw ? ddp::make_adamw(mlp_.weights(), adamw) : ddp::make_sgd(mlp_.weights(), sgd);
 }
 
 void Learner::forward_backward() {
@@ -90,14 +92,15 @@ void Learner::forward_backward() {
 
 void Learner::clip() {
     if (clipper_) clipper_->measure(model_.gradients());
-    else if (options_.clip) ddp::clip_grad_norm(model_.gradients(), *options_.clip);
+    else if (options_.clip) ddp::clip_grad_norm(model_, *options_.clip);
 }
 
 void Learner::optimizer_step() {
     forward_backward();
     if (scaler_) scaler_->check(model_.gradients());
     clip();
-    optimizer_->step(model_.gradients());
+    if (mlp_.has_copies()) optimizer_->step(model_.gradients());
+    else optimizer_->step();
     if (scaler_) scaler_->update();
 }
 
@@ -127,6 +130,17 @@ bool Learner::train_batch(const BatchSource& batch) {
     return true;
 }
 
+ddp::MemoryUse Learner::memory() const {
+    ddp::MemoryUse use = model_.memory();
+    for (const ddp::Tensor& state : optimizer_->state()) {
+        if (mlp_.has_copies()) use.optimizer += state.memory.bytes();
+    }
+    for (const ddp::Tensor& weight : mlp_.weights()) {
+        if (mlp_.has_copies()) use.weights += weight.memory.bytes();
+    }
+    return use;
+}
+
 Score Learner::take_score() {
     const Score score = device_.compute->take_score();
     const std::uint64_t skipped = clipper_ && !scaler_ ? clipper_->read_skipped_steps() : 0;
@@ -144,7 +158,7 @@ void Learner::evaluate(const BatchSource& batch) {
 }
 
 ddp::Training Learner::training(ddp::DistributedSampler& sampler) {
-    return {mlp_,
+    return {mlp_.has_copies() ? static_cast<ddp::Stateful&>(mlp_) : model_,
             *optimizer_,
             sampler,
             {{.name = "schedule", .state = &rate_, .optional = true},

@@ -9,9 +9,9 @@
 
 #include "compute_device.h"
 #include "ddp/checkpoint.h"
-#include "ddp/ddp.h"
 #include "ddp/grad_clipper.h"
 #include "ddp/grad_scaler.h"
+#include "ddp/model.h"
 #include "ddp/optimizer.h"
 #include "ddp/schedule.h"
 #include "mlp.h"
@@ -52,6 +52,7 @@ class Learner {
 
     /// Of the next step.
     [[nodiscard]] double current_learning_rate() const { return optimizer_->learning_rate(); }
+    [[nodiscard]] ddp::MemoryUse memory() const;
     [[nodiscard]] std::string_view optimizer_name() const { return optimizer_->name(); }
     [[nodiscard]] std::size_t parameter_count() const { return mlp_.parameter_count(); }
     /// Collective; see DistributedDataParallel.
@@ -69,8 +70,8 @@ class Learner {
     ddp::ProcessGroup& group_;
     const ComputeDevice& device_;
     const Options& options_;
+    ddp::Model model_;
     Mlp mlp_;
-    ddp::DistributedDataParallel model_;
     std::unique_ptr<ddp::GradScaler> scaler_;    ///< for fp16
     std::unique_ptr<ddp::GradClipper> clipper_;  ///< on a GPU
     std::unique_ptr<ddp::Optimizer> optimizer_;

@@ -35,54 +35,46 @@ std::vector<float> initial_weights(std::size_t inputs, std::size_t outputs, Norm
 
 }  // namespace
 
-Mlp::Mlp(std::vector<std::size_t> widths, std::uint64_t seed, Compute& compute) : compute_(compute) {
-    Normal normal(seed);
-    const std::size_t element = ddp::size_of(compute.dtype());
+std::vector<ddp::TensorSpec> Mlp::specs(const std::vector<std::size_t>& widths, ddp::DType dtype) {
+    std::vector<ddp::TensorSpec> all;
     for (std::size_t l = 0; l + 1 < widths.size(); ++l) {
-        const std::size_t inputs = widths[l], outputs = widths[l + 1];
-        Layer& layer = layers_.emplace_back();
-        layer.inputs = inputs;
-        layer.outputs = outputs;
-        layer.weight = compute.allocate(inputs * outputs * element);
-        layer.bias = compute.allocate(outputs * element);
-        if (has_copies()) {
-            layer.full_weight = compute.allocate(inputs * outputs * sizeof(float));
-            layer.full_bias = compute.allocate(outputs * sizeof(float));
-        }
-        const std::vector<float> first = initial_weights(inputs, outputs, normal);
+        const auto inputs = static_cast<std::int64_t>(widths[l]),
+                   outputs = static_cast<std::int64_t>(widths[l + 1]);
+        all.push_back({fmt::format("fc{}.weight", l + 1), {outputs, inputs}, dtype, l});
+        all.push_back({fmt::format("fc{}.bias", l + 1), {outputs}, dtype, l});
+    }
+    return all;
+}
+
+Mlp::Mlp(const std::vector<std::size_t>& widths, std::uint64_t seed, Compute& compute, ddp::Model* model)
+    : compute_(compute), model_(model) {
+    for (std::size_t l = 0; l + 1 < widths.size(); ++l) layers_.push_back({widths[l], widths[l + 1], {}, {}});
+    if (model == nullptr) parameters_ = allocate(specs(widths, compute.dtype()));
+    else parameters_.assign(model->parameters().begin(), model->parameters().end());
+    if (has_copies()) weights_ = allocate(specs(widths, ddp::DType::F32));
+    Normal normal(seed);
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+        const std::vector<float> first = initial_weights(layers_[l].inputs, layers_[l].outputs, normal);
         compute.upload(first.data(), weights()[2 * l].memory);
     }
     refresh_copies();
 }
 
-std::vector<ddp::Tensor> Mlp::tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype) const {
+std::vector<ddp::Tensor> Mlp::allocate(const std::vector<ddp::TensorSpec>& specs) {
     std::vector<ddp::Tensor> all;
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-        const Layer& layer = layers_[l];
-        const auto outputs = static_cast<std::int64_t>(layer.outputs),
-                   inputs = static_cast<std::int64_t>(layer.inputs);
-        all.push_back({fmt::format("fc{}.weight", l + 1),
-                       {outputs, inputs},
-                       {(layer.*weight).get(), layer.outputs * layer.inputs, dtype, compute_.device()}});
-        all.push_back({fmt::format("fc{}.bias", l + 1),
-                       {outputs},
-                       {(layer.*bias).get(), layer.outputs, dtype, compute_.device()}});
+    for (const ddp::TensorSpec& spec : specs) {
+        std::size_t count = 1;
+        for (const std::int64_t extent : spec.shape) count *= static_cast<std::size_t>(extent);
+        owned_.push_back(compute_.allocate(count * ddp::size_of(spec.dtype)));
+        all.push_back({spec.name, spec.shape, {owned_.back().get(), count, spec.dtype, compute_.device()}});
     }
     return all;
 }
 
-std::vector<ddp::Tensor> Mlp::parameters() const {
-    return tensors(&Layer::weight, &Layer::bias, compute_.dtype());
-}
-
-std::vector<ddp::Tensor> Mlp::weights() const {
-    return has_copies() ? tensors(&Layer::full_weight, &Layer::full_bias, ddp::DType::F32) : parameters();
-}
-
 void Mlp::refresh_copies() {
     if (!has_copies()) return;
-    const std::vector<ddp::Tensor> from = weights(), to = parameters();
-    for (std::size_t i = 0; i < from.size(); ++i) compute_.round(from[i].memory, to[i].memory);
+    for (std::size_t i = 0; i < weights_.size(); ++i)
+        compute_.round(weights_[i].memory, parameters_[i].memory);
 }
 
 std::size_t Mlp::parameter_count() const {
@@ -115,8 +107,15 @@ Matrix Mlp::input_of(std::size_t layer) const {
                       : rows(layers_[layer - 1].output, layers_[layer].inputs);
 }
 
-Matrix Mlp::weight_of(const Layer& layer, void* data) {
-    return {data, layer.outputs, layer.inputs, layer.inputs};
+Matrix Mlp::weight_of(std::size_t layer, void* data) const {
+    return {data, layers_[layer].outputs, layers_[layer].inputs, layers_[layer].inputs};
+}
+
+template <class Use>
+void Mlp::with_weights(std::size_t layer, Use use) {
+    if (model_ != nullptr) model_->gather(layer);
+    use(weight_of(layer, parameters_[2 * layer].memory.data), parameters_[2 * layer + 1].memory.data);
+    if (model_ != nullptr) model_->release(layer);
 }
 
 void Mlp::stage(const BatchSource& batch) {
@@ -127,12 +126,13 @@ void Mlp::stage(const BatchSource& batch) {
 
 void Mlp::forward() {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
-        const Layer& layer = layers_[l];
-        compute_.linear({.input = input_of(l),
-                         .weight = weight_of(layer, layer.weight.get()),
-                         .bias = layer.bias.get(),
-                         .activation = l + 1 < layers_.size() ? Activation::Relu : Activation::None,
-                         .output = rows(layer.output, layer.outputs)});
+        with_weights(l, [&](const Matrix& weight, const void* bias) {
+            compute_.linear({.input = input_of(l),
+                             .weight = weight,
+                             .bias = bias,
+                             .activation = l + 1 < layers_.size() ? Activation::Relu : Activation::None,
+                             .output = rows(layers_[l].output, layers_[l].outputs)});
+        });
     }
     const Layer& last = layers_.back();
     compute_.cross_entropy({.logits = rows(last.output, last.outputs),
@@ -148,17 +148,19 @@ void Mlp::backward(const GradientSink& sink) {
         const Matrix delta = rows(layer.delta, layer.outputs);
         compute_.linear_gradients({.delta = delta,
                                    .input = input_of(l),
-                                   .weight_gradient = weight_of(layer, sink.memory(2 * l)),
+                                   .weight_gradient = weight_of(l, sink.memory(2 * l)),
                                    .bias_gradient = sink.memory(2 * l + 1),
                                    .into = sink.into});
         sink.ready(2 * l + 1);
         sink.ready(2 * l);
         if (l == 0) return;
         const Layer& below = layers_[l - 1];
-        compute_.input_gradient({.delta = delta,
-                                 .weight = weight_of(layer, layer.weight.get()),
-                                 .below_output = rows(below.output, below.outputs),
-                                 .below_delta = rows(below.delta, below.outputs)});
+        with_weights(l, [&](const Matrix& weight, const void*) {
+            compute_.input_gradient({.delta = delta,
+                                     .weight = weight,
+                                     .below_output = rows(below.output, below.outputs),
+                                     .below_delta = rows(below.delta, below.outputs)});
+        });
     }
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compute.h"
-#include "ddp/types.h"
+#include "ddp/model.h"
 
 namespace train {
 
@@ -16,16 +16,22 @@ namespace train {
 /// same while no batch is larger than the reserved size.
 class Mlp final : public ddp::Stateful {
   public:
-    /// `widths`: inputs, hidden layers, classes. Weights are He-normal from `seed`, biases zero. Borrows the
-    /// compute.
-    Mlp(std::vector<std::size_t> widths, std::uint64_t seed, Compute& compute);
+    /// "fc1.weight" [outputs, inputs], "fc1.bias" [outputs], "fc2.weight" ...: the operands of products, and
+    /// the tensors that have gradients. A layer is a unit. `widths`: inputs, hidden layers, classes.
+    static std::vector<ddp::TensorSpec> specs(const std::vector<std::size_t>& widths, ddp::DType dtype);
 
-    /// "fc1.weight" [outputs, inputs], "fc1.bias" [outputs], "fc2.weight" ..., in the compute's memory and
-    /// type: the operands of products, and the tensors that have gradients.
-    [[nodiscard]] std::vector<ddp::Tensor> parameters() const;
+    /// Weights are He-normal from `seed`, biases zero. Borrows the compute, and `model`, which has the
+    /// parameters of specs(); null: the parameters lie in the compute's memory.
+    Mlp(const std::vector<std::size_t>& widths, std::uint64_t seed, Compute& compute,
+        ddp::Model* model = nullptr);
+
+    /// The parameters, in the compute's type.
+    [[nodiscard]] const std::vector<ddp::Tensor>& parameters() const { return parameters_; }
     /// The parameters in float32, which an optimizer changes and a checkpoint holds. With a float32 compute
     /// they are the parameters; otherwise the optimizer keeps the parameters as their rounded copies.
-    [[nodiscard]] std::vector<ddp::Tensor> weights() const;
+    [[nodiscard]] const std::vector<ddp::Tensor>& weights() const {
+        return has_copies() ? weights_ : parameters_;
+    }
     [[nodiscard]] std::vector<ddp::Tensor> state() const override { return weights(); }
     void state_loaded() override { refresh_copies(); }
     [[nodiscard]] bool has_copies() const { return compute_.dtype() != ddp::DType::F32; }
@@ -57,17 +63,22 @@ class Mlp final : public ddp::Stateful {
     void refresh_copies();
     struct Layer {
         std::size_t inputs, outputs;
-        Memory weight, bias;            ///< the compute's type
-        Memory full_weight, full_bias;  ///< float32; empty when the compute's type is float32
-        Memory output;                  ///< [samples, outputs] of the last forward, after ReLU
-        Memory delta;                   ///< gradient of the loss with respect to the sum before ReLU
+        Memory output;  ///< [samples, outputs] of the last forward, after ReLU
+        Memory delta;   ///< gradient of the loss with respect to the sum before ReLU
     };
-    std::vector<ddp::Tensor> tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype) const;
+    std::vector<ddp::Tensor> allocate(const std::vector<ddp::TensorSpec>& specs);
     [[nodiscard]] Matrix rows(const Memory& memory, std::size_t columns) const;
     [[nodiscard]] Matrix input_of(std::size_t layer) const;
-    [[nodiscard]] static Matrix weight_of(const Layer& layer, void* data);
+    [[nodiscard]] Matrix weight_of(std::size_t layer, void* data) const;
+    /// Calls `use` with layer l's weights, which are on this rank meanwhile.
+    template <class Use>
+    void with_weights(std::size_t layer, Use use);
 
     Compute& compute_;
+    ddp::Model* const model_;
+    std::vector<Memory> owned_;
+    std::vector<ddp::Tensor> parameters_;
+    std::vector<ddp::Tensor> weights_;  ///< empty when the compute's type is float32
     std::vector<Layer> layers_;
     Memory input_, labels_;
     const float* loss_scale_ = nullptr;

@@ -128,6 +128,13 @@ const std::array kFlags = {
          [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.batch_size); }},
     Flag{"--accumulate", "N", "batches whose gradients are added up for one step; default 1",
          [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.accumulate); }},
+    Flag{
+        "--shard", "PART",
+        "what workers divide among them: none (default), optimizer (its state),\ngradients (and that), parameters (and those)",
+        [](Options& o, std::string_view v) {
+            using enum ddp::Shard;
+            return store(parse_name(v, {None, Optimizer, Gradients, Parameters}), o.shard);
+        }},
     Flag{"--lr", "RATE", "learning rate for one worker; default 0.02 (sgd), 0.001 (adamw)",
          set_learning_rate},
     Flag{
@@ -208,6 +215,11 @@ Status check_together(const Options& o) {
         return wrong(
             "--cuda-graph: the staged backend goes through the host, which no graph can hold; "
             "use --backend nccl");
+    const bool has_copies = o.precision == Precision::Bf16 || o.precision == Precision::Fp16;
+    if (o.shard != ddp::Shard::None && (has_copies || o.cuda_graph))
+        return wrong(
+            fmt::format("--shard: not with {}; leave --shard none",
+                        o.cuda_graph ? "--cuda-graph" : fmt::format("--precision {}", name_of(o.precision))));
     if (!o.labels.empty() && o.data.starts_with("synthetic:"))
         return wrong("--labels: synthetic data has labels of its own");
     return {};

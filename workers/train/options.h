@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compute.h"
+#include "ddp/model.h"
 #include "ddp/schedule.h"
 #include "env/result.h"
 
@@ -35,7 +36,8 @@ struct Options {
     std::uint64_t epochs = 40;
     std::size_t batch_size = 16;  ///< per rank
     OptimizerKind optimizer = OptimizerKind::Sgd;
-    std::uint64_t accumulate = 1;         ///< batches per step
+    std::uint64_t accumulate = 1;  ///< batches per step
+    ddp::Shard shard = ddp::Shard::None;
     std::optional<double> learning_rate;  ///< for one rank's batch; unset: the optimizer's default
     ddp::Schedule::Shape schedule = ddp::Schedule::Shape::Constant;
     std::uint64_t warmup = 0;    ///< steps over which the learning rate rises

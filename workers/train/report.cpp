@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "env/json.h"
+#include "env/text.h"
 
 namespace train {
 
@@ -19,13 +20,15 @@ std::string grouped(std::uint64_t number) {
 }
 
 std::string format_epoch(const EpochResult& r, std::uint64_t epochs) {
-    return fmt::format("epoch {:>{}}/{}  loss {:.4f}  train {:5.1f} %  held-out {:5.1f} %  {} samples/s{}",
-                       r.epoch, std::to_string(epochs).size(), epochs, r.loss, 100 * r.training_accuracy,
-                       100 * r.held_out_accuracy, grouped(static_cast<std::uint64_t>(r.samples_per_second)),
-                       r.communication_share && r.waiting_share
-                           ? fmt::format("  communication {:.0f} %, waiting {:.0f} %",
-                                         100 * *r.communication_share, 100 * *r.waiting_share)
-                           : "");
+    return fmt::format(
+        "epoch {:>{}}/{}  loss {:.4f}  train {:5.1f} %  held-out {:5.1f} %  {} samples/s  memory {}{}",
+        r.epoch, std::to_string(epochs).size(), epochs, r.loss, 100 * r.training_accuracy,
+        100 * r.held_out_accuracy, grouped(static_cast<std::uint64_t>(r.samples_per_second)),
+        ddprun::format_bytes(r.memory.weights + r.memory.gradients + r.memory.optimizer),
+        r.communication_share && r.waiting_share
+            ? fmt::format("  communication {:.0f} %, waiting {:.0f} %", 100 * *r.communication_share,
+                          100 * *r.waiting_share)
+            : "");
 }
 
 std::string to_json(const Summary& summary) {
@@ -35,6 +38,9 @@ std::string to_json(const Summary& summary) {
                     {"training_accuracy", r.training_accuracy},
                     {"held_out_accuracy", r.held_out_accuracy},
                     {"samples_per_second", r.samples_per_second},
+                    {"weights_bytes", r.memory.weights},
+                    {"gradients_bytes", r.memory.gradients},
+                    {"optimizer_bytes", r.memory.optimizer},
                     {"communication_share", r.communication_share ? Json(*r.communication_share) : Json()},
                     {"waiting_share", r.waiting_share ? Json(*r.waiting_share) : Json()}};
     };

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/model.h"
+
 namespace train {
 
 /// The result of one epoch, over all workers.
@@ -14,10 +16,11 @@ struct EpochResult {
     double training_accuracy = 0;
     double held_out_accuracy = 0;
     double samples_per_second = 0;
+    ddp::MemoryUse memory;  ///< of one worker
     /// Parts of the workers' time, 0 to 1: communicating in collectives that all ranks had begun, and waiting
     /// until the last had. Unknown on a GPU, where collectives overlap with computation.
-    std::optional<double> communication_share;
-    std::optional<double> waiting_share;
+    std::optional<double> communication_share = std::nullopt;
+    std::optional<double> waiting_share = std::nullopt;
 };
 
 struct Summary {
@@ -30,8 +33,8 @@ struct Summary {
     bool stopped = false;    ///< stopped early by a request
 };
 
-/// "epoch  3/30  loss 0.2113  train  94.1 %  held-out  95.5 %  52,341 samples/s  communication 12 %, waiting
-/// 3 %"
+/// "epoch  3/30  loss 0.2113  train  94.1 %  held-out  95.5 %  52,341 samples/s  memory 2.6 MiB
+/// communication 12 %, waiting 3 %"
 std::string format_epoch(const EpochResult& result, std::uint64_t epochs);
 /// The same numbers for programs: one JSON object.
 std::string to_json(const Summary& summary);

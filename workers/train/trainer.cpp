@@ -80,6 +80,7 @@ CommonSettings common_settings(const Options& options, const Samples& samples) {
              {"--epochs", fmt::format("{}", options.epochs)},
              {"--optimizer", name_of(options.optimizer)},
              {"--accumulate", fmt::format("{}", options.accumulate)},
+             {"--shard", name_of(options.shard)},
              {"--lr", fmt::format("{}", options.base_learning_rate())},
              {"--schedule", name_of(options.schedule)},
              {"--warmup", fmt::format("{}", options.warmup)},
@@ -257,8 +258,8 @@ std::optional<EpochResult> Trainer::train_epoch() {
     // There are no samples when a run that stopped before the last batch is resumed by more ranks than
     // samples are left.
     const double samples = std::max(all, 1.0);
-    EpochResult result{epoch(),       loss / samples, correct / samples, held_out_accuracy(),
-                       all / seconds, std::nullopt,   std::nullopt};
+    EpochResult result{epoch(),       loss / samples,   correct / samples, held_out_accuracy(),
+                       all / seconds, learner_.memory()};
     if (group_.device() == ddp::Device{}) {
         result.communication_share = communicating / group_.size();
         result.waiting_share = waited / group_.size();
