@@ -31,6 +31,13 @@ std::unique_ptr<ddp::GradClipper> make_clipper(const ComputeDevice& device, cons
         ddp::GradClipperOptions{.stream = device.stream_handle(), .scaler = scaler});
 }
 
+/// The seed where the optimizer does not broadcast rank 0's weights, and on rank 0.
+std::optional<std::uint64_t> first_weights(const ddp::ProcessGroup& group, const ComputeDevice& device,
+                                           const Options& options) {
+    const bool are_broadcast = device.compute->dtype() == ddp::DType::F32;
+    return are_broadcast && group.rank() > 0 ? std::nullopt : std::optional(options.seed);
+}
+
 ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
     // The schedule ends with the last step; step_every is 1 for very few steps.
     return {.shape = options.schedule,
@@ -54,7 +61,7 @@ Learner::Learner(ddp::ProcessGroup& group, const ComputeDevice& device, const Op
       options_(options),
       model_(group, Mlp::specs(widths, device.compute->dtype()),
              {.shard = options.shard, .accumulates = options.accumulate > 1, .overlaps_gather = true}),
-      mlp_(widths, options.seed, *device.compute, &model_),
+      mlp_(widths, first_weights(group, device, options), *device.compute, &model_),
       scaler_(make_scaler(device, options)),
       clipper_(make_clipper(device, options, scaler_.get())),
       optimizer_(make_optimizer()),

@@ -46,14 +46,15 @@ std::vector<ddp::TensorSpec> Mlp::specs(const std::vector<std::size_t>& widths, 
     return all;
 }
 
-Mlp::Mlp(const std::vector<std::size_t>& widths, std::uint64_t seed, Compute& compute, ddp::Model* model)
+Mlp::Mlp(const std::vector<std::size_t>& widths, std::optional<std::uint64_t> seed, Compute& compute,
+         ddp::Model* model)
     : compute_(compute), model_(model) {
     for (std::size_t l = 0; l + 1 < widths.size(); ++l) layers_.push_back({widths[l], widths[l + 1], {}, {}});
     if (model == nullptr) parameters_ = allocate(specs(widths, compute.dtype()));
     else parameters_.assign(model->parameters().begin(), model->parameters().end());
     if (has_copies()) weights_ = allocate(specs(widths, ddp::DType::F32));
-    Normal normal(seed);
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
+    Normal normal(seed.value_or(0));
+    for (std::size_t l = 0; seed && l < layers_.size(); ++l) {
         const std::vector<float> first = initial_weights(layers_[l].inputs, layers_[l].outputs, normal);
         compute.upload(first.data(), weights()[2 * l].memory);
     }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,9 +21,10 @@ class Mlp final : public ddp::Stateful {
     /// the tensors that have gradients. A layer is a unit. `widths`: inputs, hidden layers, classes.
     static std::vector<ddp::TensorSpec> specs(const std::vector<std::size_t>& widths, ddp::DType dtype);
 
-    /// Weights are He-normal from `seed`, biases zero. Borrows the compute, and `model`, which has the
-    /// parameters of specs(); null: the parameters lie in the compute's memory.
-    Mlp(const std::vector<std::size_t>& widths, std::uint64_t seed, Compute& compute,
+    /// Weights are He-normal from `seed`, biases zero; nullopt: all zero, until rank 0's weights are
+    /// broadcast. Borrows the compute, and `model`, which has the parameters of specs(); null: the parameters
+    /// lie in the compute's memory.
+    Mlp(const std::vector<std::size_t>& widths, std::optional<std::uint64_t> seed, Compute& compute,
         ddp::Model* model = nullptr);
 
     /// The parameters, in the compute's type.
