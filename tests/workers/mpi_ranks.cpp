@@ -30,8 +30,7 @@ using reference::Bytes;
 using reference::slice;
 using enum Message::Direction;
 
-constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
-                            DType::BF16, DType::F16, DType::U8};
+using reference::kTypes;
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
 
 int wrong = 0;
@@ -61,7 +60,9 @@ Bytes values_of(int rank, DType type, std::size_t count) {
             case DType::I64: put(bytes, i, std::int64_t{value}); break;
             case DType::BF16: put(bytes, i, half_float::to_bf16(static_cast<float>(value))); break;
             case DType::F16: put(bytes, i, half_float::to_f16(static_cast<float>(value))); break;
-            case DType::U8: put(bytes, i, static_cast<std::uint8_t>(value)); break;
+            case DType::U8:
+            case DType::I8: put(bytes, i, static_cast<std::uint8_t>(value)); break;
+            case DType::Bool: put(bytes, i, static_cast<std::uint8_t>(value % 2)); break;
         }
     }
     return bytes;
@@ -87,6 +88,11 @@ void reduces(const Case& with) {
         Bytes mine = with.inputs[with.me()];
         with.group.all_reduce(whole(mine, with.type), op).wait();
         with.expect_equal(mine, reduced, name_of(op));
+        Bytes elsewhere(mine.size());
+        mine = with.inputs[with.me()];
+        with.group.all_reduce(whole(elsewhere, with.type), whole(mine, with.type), op).wait();
+        with.expect_equal(elsewhere, reduced, "all_reduce into another buffer");
+        with.expect_equal(mine, with.inputs[with.me()], "the input of that all_reduce");
         mine = with.inputs[with.me()];
         const int root = with.group.size() - 1;
         with.group.reduce(whole(mine, with.type), root, op).wait();

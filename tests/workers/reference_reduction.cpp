@@ -79,7 +79,9 @@ Bytes random_values(DType type, std::size_t count, unsigned seed) {
             // Includes subnormal numbers; sums of a few values do not overflow.
             fill<std::uint16_t>(bytes, [&] { return to_f16(static_cast<float>(real() * 0.005)); });
             break;
-        case DType::U8: return random_bytes(bytes.size(), seed);
+        case DType::U8:
+        case DType::I8: return random_bytes(bytes.size(), seed);
+        case DType::Bool: fill<std::uint8_t>(bytes, [&] { return engine() % 2; }); break;
     }
     return bytes;
 }
@@ -103,7 +105,11 @@ Bytes reduce(const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
                              : reduce_plain<std::int64_t>(inputs, op);
         case DType::BF16: return reduce_as<std::uint16_t, float>(inputs, op, from_bf16, to_bf16);
         case DType::F16: return reduce_as<std::uint16_t, float>(inputs, op, from_f16, to_f16);
-        case DType::U8: return reduce_plain<std::uint8_t>(inputs, op);
+        case DType::I8:
+            if (!wraps(op)) return reduce_plain<std::int8_t>(inputs, op);
+            [[fallthrough]];
+        case DType::U8:
+        case DType::Bool: return reduce_plain<std::uint8_t>(inputs, op);
     }
     return {};
 }

@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <iterator>
 #include <vector>
 
 #include "ddp/types.h"
@@ -10,6 +11,11 @@
 namespace reference {
 
 using Bytes = std::vector<std::byte>;
+
+inline constexpr ddp::DType kTypes[] = {ddp::DType::F32, ddp::DType::F64,  ddp::DType::I32,
+                                        ddp::DType::I64, ddp::DType::BF16, ddp::DType::F16,
+                                        ddp::DType::U8,  ddp::DType::I8,   ddp::DType::Bool};
+static_assert(std::size(kTypes) == ddp::kDTypes);
 
 /// Values whose float sums depend on the order; no NaN, and integers may wrap when summed.
 Bytes random_values(ddp::DType type, std::size_t count, unsigned seed);

@@ -15,8 +15,7 @@ using namespace ddp;
 using ddp::testing::run_ranks;
 using reference::Bytes;
 
-constexpr DType kReducible[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
-                                DType::BF16, DType::F16, DType::U8};
+using reference::kTypes;
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
 // Counts around the limits of the algorithms: cache lines, the limit of a slot, one and several ranges.
 constexpr std::size_t kCounts[] = {0, 1, 2, 15, 17, 63, 513, 1023, 1024, 1025, 4099, 100'003, 1'500'007};
@@ -50,7 +49,7 @@ std::vector<Bytes> all_reduced(const std::vector<Bytes>& inputs, DType type, Red
 }
 
 TEST(AllReduce, EqualsTheRankOrderedSumBitForBitOnEveryRankForAllTypesAndOperations) {
-    for (const DType type : kReducible) {
+    for (const DType type : kTypes) {
         for (const ReduceOp op : kOps) {
             if (!is_reducible(type, op)) continue;
             for (const std::size_t count :
@@ -156,6 +155,65 @@ TEST(AllReduce, RefusesWrongCombinationsAtTheCall) {
         EXPECT_THROW((void)group.all_reduce({nullptr, 3, DType::F32, {}}), InvalidInput);
         EXPECT_THROW((void)group.all_reduce({integers.data(), 3, DType::I32, {Device::Kind::Cuda, 0}}),
                      InvalidInput);
+    });
+}
+
+TEST(AllReduce, IntoAnotherBufferGivesTheSameBitsAndKeepsTheInput) {
+    for (const int ranks : {1, 3}) {
+        for (const std::size_t count : kCounts) {
+            const auto inputs = random_inputs(DType::F32, count, ranks, 5);
+            const Bytes expected = reference::reduce(inputs, DType::F32, ReduceOp::Sum);
+            run_ranks(ranks, [&](ProcessGroup& group) {
+                const Bytes& mine = inputs[static_cast<std::size_t>(group.rank())];
+                const Bytes input = mine;
+                const std::span<std::byte> shared = group.allocate_shared(input.size());
+                Bytes own(input.size());
+                for (const std::span<std::byte> output : {std::span(own), shared}) {
+                    group
+                        .all_reduce(buffer_at(output.data(), count, DType::F32),
+                                    {input.data(), count, DType::F32, {}})
+                        .wait();
+                    ASSERT_TRUE(std::ranges::equal(output, expected)) << count;
+                    ASSERT_EQ(input, mine) << count;
+                }
+            });
+        }
+    }
+}
+
+TEST(AllReduce, RefusesAnotherBufferOfAnotherSizeOrThatOverlaps) {
+    run_ranks(1, [](ProcessGroup& group) {
+        std::vector<float> values(8);
+        const std::span<float> all(values);
+        const Buffer first = buffer_of(all.first(4));
+        EXPECT_THROW((void)group.all_reduce(first, buffer_of(all.subspan(4, 3))), InvalidInput);
+        EXPECT_THROW((void)group.all_reduce(first, buffer_of(all.subspan(3, 4))), InvalidInput);
+        EXPECT_THROW((void)group.all_reduce(first, buffer_of(all.first(3))), InvalidInput);
+        EXPECT_THROW((void)group.all_reduce(first, {values.data() + 4, 4, DType::I32, {}}), InvalidInput);
+        group.all_reduce(first, buffer_of(all.last(4))).wait();
+    });
+}
+
+TEST(Bool, MaxIsOrAndMinIsAndAndThereIsNoSum) {
+    run_ranks(3, [](ProcessGroup& group) {
+        const bool one = group.rank() == 1;
+        std::array<bool, 3> any{one, false, true}, all = any;
+        group.all_reduce(buffer_of(any), ReduceOp::Max).wait();
+        group.all_reduce(buffer_of(all), ReduceOp::Min).wait();
+        EXPECT_EQ(any, (std::array{true, false, true}));
+        EXPECT_EQ(all, (std::array{false, false, true}));
+        EXPECT_THROW((void)group.all_reduce(buffer_of(any)), InvalidInput);
+    });
+}
+
+TEST(Int8, KeepsItsSign) {
+    run_ranks(2, [](ProcessGroup& group) {
+        const std::vector<std::int8_t> mine{static_cast<std::int8_t>(-group.rank()), 100};
+        std::vector<std::int8_t> least(2), sum(2);
+        group.all_reduce(buffer_of(least), buffer_of(mine), ReduceOp::Min).wait();
+        group.all_reduce(buffer_of(sum), buffer_of(mine)).wait();
+        EXPECT_EQ(least, (std::vector<std::int8_t>{-1, 100}));
+        EXPECT_EQ(sum, (std::vector<std::int8_t>{-1, -56}));  // sums wrap
     });
 }
 
@@ -333,7 +391,7 @@ TEST(Kernels, AreThoseThatTheProcessorHas) {
 }
 
 TEST(Kernels, GiveTheSameBitsInEveryInstructionSet) {
-    for (const DType type : kReducible) {
+    for (const DType type : kTypes) {
         for (const ReduceOp op : kOps) {
             if (!is_reducible(type, op)) continue;
             for (const int ranks : {1, 2, 3, 4, 7}) {

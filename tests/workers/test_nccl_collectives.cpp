@@ -17,13 +17,10 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr int kRanks = 3;
-constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
-                            DType::BF16, DType::F16, DType::U8};
+using reference::kTypes;
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
 /// Entry points that are new in 2.28.
 const std::vector<std::string> kNative = {"ncclAlltoAll", "ncclGather", "ncclScatter"};
-
-bool is_integer(DType type) { return type == DType::I32 || type == DType::I64 || type == DType::U8; }
 
 std::vector<Bytes> inputs_of(DType type, std::size_t count) {
     std::vector<Bytes> all;
@@ -36,7 +33,7 @@ TEST(NcclCollectives, ReduceAllTypesWithAllOperations) {
         const int me = rank.group.rank();
         for (const DType type : kTypes) {
             for (const ReduceOp op : kOps) {
-                if (op == ReduceOp::Avg && is_integer(type)) continue;
+                if (!is_reducible(type, op)) continue;
                 const auto inputs = inputs_of(type, 3 * 41);
                 const Bytes& mine = inputs[static_cast<std::size_t>(me)];
                 const Bytes expected = reference::reduce(inputs, type, op);
@@ -44,6 +41,12 @@ TEST(NcclCollectives, ReduceAllTypesWithAllOperations) {
                 const Buffer everywhere = rank.holding(mine, type);
                 rank.group.all_reduce(everywhere, op).synchronize();
                 EXPECT_EQ(rank.bytes_of(everywhere), expected) << name_of(type) << name_of(op);
+
+                const Buffer input = rank.holding(mine, type);
+                const Buffer output = rank.holding(Bytes(mine.size()), type);
+                rank.group.all_reduce(output, input, op).synchronize();
+                EXPECT_EQ(rank.bytes_of(output), expected) << name_of(type) << name_of(op);
+                EXPECT_EQ(rank.bytes_of(input), mine) << name_of(type) << name_of(op);
 
                 const Buffer on_root = rank.holding(mine, type);
                 rank.group.reduce(on_root, 1, op).synchronize();

@@ -14,8 +14,7 @@ using reference::Bytes;
 using reference::joined;
 using reference::slice;
 
-constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
-                            DType::BF16, DType::F16, DType::U8};
+using reference::kTypes;
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
 // Counts around the limits: a cache line, a rank's part of an area, an area.
 constexpr std::size_t kCounts[] = {0, 1, 3, 65, 4099, 300'007};

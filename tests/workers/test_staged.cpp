@@ -30,8 +30,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
-                            DType::BF16, DType::F16, DType::U8};
+using reference::kTypes;
 
 /// The fake's device memory, which is host memory.
 Buffer device_copy(ProcessGroup& group, const Bytes& bytes, DType type) {
@@ -97,7 +96,8 @@ TEST(Staged, RunsEveryCollectiveWithEveryType) {
             const std::size_t each = kCount * size_of(type);
             const auto inputs = inputs_of(3, type, 3 * kCount);
             const Bytes& mine = inputs[static_cast<std::size_t>(me)];
-            const Bytes sum = reference::reduce(inputs, type, ReduceOp::Sum);
+            const ReduceOp op = is_reducible(type, ReduceOp::Sum) ? ReduceOp::Sum : ReduceOp::Max;
+            const Bytes sum = reference::reduce(inputs, type, op);
             std::vector<Bytes> firsts, own_slices;
             for (const Bytes& input : inputs) {
                 firsts.push_back(slice(input, 0, each));
@@ -117,16 +117,20 @@ TEST(Staged, RunsEveryCollectiveWithEveryType) {
             group.all_to_all_v(all, counts, whole, counts).synchronize();
             EXPECT_EQ(bytes_of(all), joined(own_slices)) << name_of(type);
             const Buffer reduced = device_copy(group, Bytes(each), type);
-            group.reduce_scatter_v(reduced, whole, counts).synchronize();
+            group.reduce_scatter_v(reduced, whole, counts, op).synchronize();
             EXPECT_EQ(bytes_of(reduced), slice(sum, me, each)) << name_of(type);
             group.gather(me == 1 ? whole : Buffer{}, part, 1).synchronize();
             EXPECT_EQ(bytes_of(whole), me == 1 ? joined(firsts) : mine) << name_of(type);
             std::copy(mine.begin(), mine.end(), static_cast<std::byte*>(whole.data));
-            group.reduce_scatter(part, whole).synchronize();
+            group.reduce_scatter(part, whole, op).synchronize();
             EXPECT_EQ(bytes_of(part), slice(sum, me, each)) << name_of(type);
             group.scatter(part, me == 2 ? whole : Buffer{}, 2).synchronize();
             EXPECT_EQ(bytes_of(part), slice(inputs[2], me, each)) << name_of(type);
-            group.reduce(whole, 0).synchronize();
+            const Buffer apart = device_copy(group, Bytes(mine.size()), type);
+            group.all_reduce(apart, whole, op).synchronize();
+            EXPECT_EQ(bytes_of(apart), sum) << name_of(type);
+            EXPECT_EQ(bytes_of(whole), mine) << name_of(type);
+            group.reduce(whole, 0, op).synchronize();
             EXPECT_EQ(bytes_of(whole), me == 0 ? sum : mine) << name_of(type);
             group.broadcast(whole, 0).synchronize();
             EXPECT_EQ(bytes_of(whole), sum) << name_of(type);

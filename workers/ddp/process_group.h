@@ -109,6 +109,8 @@ class ProcessGroup {
 
     /// In place: every rank ends with the reduction of all ranks' buffers.
     Work all_reduce(Buffer buffer, ReduceOp op = ReduceOp::Sum);
+    /// The same into another buffer of the same size: `input` keeps its values.
+    Work all_reduce(Buffer output, ConstBuffer input, ReduceOp op = ReduceOp::Sum);
     /// Every rank ends with root's buffer.
     Work broadcast(Buffer buffer, int root);
     /// `output` holds size() * input.count elements: rank r's input at r * input.count.

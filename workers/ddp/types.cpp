@@ -17,6 +17,8 @@ const char* name_of(DType type) {
         case DType::BF16: return "bfloat16";
         case DType::F16: return "float16";
         case DType::U8: return "uint8";
+        case DType::I8: return "int8";
+        case DType::Bool: return "bool";
     }
     return "unknown type";
 }

@@ -43,7 +43,9 @@ class PeerLostError : public Error {
     using Error::Error;
 };
 
-enum class DType : std::uint8_t { F32, F64, I32, I64, BF16, F16, U8 };
+/// A Bool is one byte, 0 or 1.
+enum class DType : std::uint8_t { F32, F64, I32, I64, BF16, F16, U8, I8, Bool };
+inline constexpr std::size_t kDTypes = 9;
 constexpr std::size_t size_of(DType type) {
     switch (type) {
         case DType::F32:
@@ -52,7 +54,9 @@ constexpr std::size_t size_of(DType type) {
         case DType::I64: return 8;
         case DType::BF16:
         case DType::F16: return 2;
-        case DType::U8: return 1;
+        case DType::U8:
+        case DType::I8:
+        case DType::Bool: return 1;
     }
     return 0;
 }
@@ -66,10 +70,14 @@ const char* name_of(ReduceOp op);
 /// Whether `type` and `op` are enumerators above: bindings of other languages may cast any number.
 constexpr bool is_known(DType type) { return size_of(type) > 0; }
 constexpr bool is_known(ReduceOp op) { return op <= ReduceOp::Product; }
-/// Whether the reducing collectives take this combination: everything except averages of integers.
+constexpr bool is_float(DType type) {
+    return type == DType::F32 || type == DType::F64 || type == DType::BF16 || type == DType::F16;
+}
+/// Whether the reducing collectives take this combination: everything except averages of integers, and of
+/// bool only Max (or) and Min (and).
 constexpr bool is_reducible(DType type, ReduceOp op) {
-    return is_known(type) && is_known(op) &&
-           (op != ReduceOp::Avg || (type != DType::I32 && type != DType::I64 && type != DType::U8));
+    if (type == DType::Bool) return op == ReduceOp::Max || op == ReduceOp::Min;
+    return is_known(type) && is_known(op) && (op != ReduceOp::Avg || is_float(type));
 }
 
 /// The place of memory. `index` is the device's number, -1 for host memory.
@@ -124,6 +132,14 @@ constexpr DType dtype_of<std::int64_t>() {
 template <>
 constexpr DType dtype_of<std::uint8_t>() {
     return DType::U8;
+}
+template <>
+constexpr DType dtype_of<std::int8_t>() {
+    return DType::I8;
+}
+template <>
+constexpr DType dtype_of<bool>() {
+    return DType::Bool;
 }
 /// A Buffer over contiguous host memory that stays in place: a vector, an array, a span. A ConstBuffer over
 /// const elements.

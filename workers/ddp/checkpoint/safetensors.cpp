@@ -39,13 +39,15 @@ constexpr const char* kMetadataKey = "__metadata__";
 /// Prefix that PyTorch's DistributedDataParallel adds to the names of a model.
 constexpr std::string_view kWrapper = "module.";
 
-constexpr std::array<std::pair<DType, const char*>, 7> kNames = {{{DType::F32, "F32"},
-                                                                  {DType::F64, "F64"},
-                                                                  {DType::I32, "I32"},
-                                                                  {DType::I64, "I64"},
-                                                                  {DType::BF16, "BF16"},
-                                                                  {DType::F16, "F16"},
-                                                                  {DType::U8, "U8"}}};
+constexpr std::array<std::pair<DType, const char*>, kDTypes> kNames = {{{DType::F32, "F32"},
+                                                                        {DType::F64, "F64"},
+                                                                        {DType::I32, "I32"},
+                                                                        {DType::I64, "I64"},
+                                                                        {DType::BF16, "BF16"},
+                                                                        {DType::F16, "F16"},
+                                                                        {DType::U8, "U8"},
+                                                                        {DType::I8, "I8"},
+                                                                        {DType::Bool, "BOOL"}}};
 
 const char* format_name(DType dtype) {
     return std::find_if(kNames.begin(), kNames.end(), [&](const auto& n) { return n.first == dtype; })

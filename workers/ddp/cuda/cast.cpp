@@ -28,12 +28,8 @@ std::optional<device::ElementType> element_type(DType type) {
         case DType::F32: return device::ElementType::F32;
         case DType::BF16: return device::ElementType::BF16;
         case DType::F16: return device::ElementType::F16;
-        case DType::F64:
-        case DType::I32:
-        case DType::I64:
-        case DType::U8: return std::nullopt;
+        default: return std::nullopt;
     }
-    return std::nullopt;
 }
 
 void scale_cast(const Gpu& gpu, const Buffer& from, const Buffer& to, float scale, Stream stream) {

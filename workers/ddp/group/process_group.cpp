@@ -76,11 +76,14 @@ class ProcessGroup::Entry {
                    needed);
         require_apart_or_own(large, small, static_cast<std::size_t>(rank()) * small.bytes());
     }
-    /// Throws unless both buffers have size() equal slices and do not overlap.
-    void require_slices(const ConstBuffer& output, const ConstBuffer& input) const {
+    void require_equal(const ConstBuffer& output, const ConstBuffer& input) const {
         require_same_type(input, output);
         if (output.count != input.count)
             refuse("output has {} elements, input {}", output.count, input.count);
+    }
+    /// Throws unless both buffers have size() equal slices and do not overlap.
+    void require_slices(const ConstBuffer& output, const ConstBuffer& input) const {
+        require_equal(output, input);
         if (input.count % static_cast<std::size_t>(size()) != 0)
             refuse("{} elements are not {} equal slices", input.count, size());
         require_apart(output, input);
@@ -140,11 +143,18 @@ ProcessGroup::ProcessGroup() : made_in_(fork_count()) {}
 
 bool ProcessGroup::is_in_forked_child() const { return made_in_ != fork_count(); }
 
-Work ProcessGroup::all_reduce(Buffer buffer, ReduceOp op) {
+Work ProcessGroup::all_reduce(Buffer buffer, ReduceOp op) { return all_reduce(buffer, buffer, op); }
+
+Work ProcessGroup::all_reduce(Buffer output, ConstBuffer input, ReduceOp op) {
     const Entry entry(*this, "all_reduce");
-    entry.require_memory(buffer);
-    entry.require_reducible(buffer.dtype, op);
-    return start({.call = call_of(SegmentOp::AllReduce, buffer, op), .out = buffer, .in = buffer});
+    entry.require_memory(output);
+    if (input.data != output.data) {
+        entry.require_memory(input);
+        entry.require_apart(output, input);
+    }
+    entry.require_equal(output, input);
+    entry.require_reducible(input.dtype, op);
+    return start({.call = call_of(SegmentOp::AllReduce, input, op), .out = output, .in = input});
 }
 
 Work ProcessGroup::broadcast(Buffer buffer, int root) {

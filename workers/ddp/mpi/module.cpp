@@ -42,7 +42,9 @@ MPI_Datatype type_of(DType type) {
         case DType::I64: return MPI_INT64_T;
         case DType::BF16:
         case DType::F16: return MPI_UINT16_T;  // copied, never reduced
-        case DType::U8: return MPI_UINT8_T;
+        case DType::I8: return MPI_INT8_T;
+        case DType::U8:
+        case DType::Bool: return MPI_UINT8_T;
     }
     return MPI_BYTE;
 }

@@ -10,7 +10,7 @@
 /// (load.h).
 namespace ddp::mpi {
 
-inline constexpr int kModuleVersion = 2;
+inline constexpr int kModuleVersion = 3;
 
 inline constexpr const char* kTooMany =
     "more than 2147483647 elements, which MPI cannot count: take several calls";

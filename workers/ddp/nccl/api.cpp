@@ -87,7 +87,9 @@ Type type_of(DType type) {
         case DType::I64: return Type::Int64;
         case DType::BF16: return Type::BFloat16;
         case DType::F16: return Type::Float16;
-        case DType::U8: return Type::UInt8;
+        case DType::I8: return Type::Int8;
+        case DType::U8:
+        case DType::Bool: return Type::UInt8;
     }
     return Type::UInt8;
 }

@@ -58,7 +58,9 @@ void AcrossNodes::run(const Operation& operation) {
     in_call(call, [&] {
         const std::size_t longest = operation.is_uneven() ? agree_on_counts(operation) : call.bytes;
         switch (call.operation) {
-            case SegmentOp::AllReduce: return all_reduce(operation.out, call.op);
+            case SegmentOp::AllReduce:
+                copy_bytes(operation.out.data, operation.in.data, call.bytes);
+                return all_reduce(operation.out, call.op);
             case SegmentOp::Broadcast: return broadcast(operation);
             case SegmentOp::AllGather:
                 return all_gather(operation.out, operation.in, operation.slices_of_out());

@@ -22,28 +22,28 @@ std::byte* staged(std::byte* area, std::uint32_t rank, std::uint32_t owner, std:
 
 }  // namespace
 
-void CpuBackend::all_reduce(const Buffer& buffer, ReduceFunction combine) {
-    if (size_ == 1) return;  // the reduction of one value is that value
-    if (buffer.bytes() <= kTinyBytes) return reduce_tiny(buffer, combine);
-    if (buffer.bytes() * size_ <= kSmallBytes) return reduce_small(buffer, combine);
-    reduce_large(buffer, combine);
+void CpuBackend::all_reduce(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine) {
+    if (size_ > 1 && buffer.bytes() <= kTinyBytes) return reduce_tiny(buffer, input, combine);
+    if (size_ > 1 && buffer.bytes() * size_ <= kSmallBytes) return reduce_small(buffer, input, combine);
+    copy_bytes(buffer.data, input.data, buffer.bytes());
+    if (size_ > 1) reduce_large(buffer, combine);  // the reduction of one value is that value
 }
 
-void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction combine) {
+void CpuBackend::reduce_tiny(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine) {
     const std::size_t bytes = buffer.bytes();
-    copy_bytes(steps_.own_slot().message(bytes), buffer.data, bytes);
+    copy_bytes(steps_.own_slot().message(bytes), input.data, bytes);
     steps_.meet();
     for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = steps_.slot_of(r).message(bytes);
-    sources_[rank_] = buffer.data;  // the same bytes, and already in the nearest cache
+    sources_[rank_] = input.data;  // the same bytes, and already in the nearest cache
     combine(buffer.data, sources_.data(), size(), buffer.count);
 }
 
 // Uses ordinary copies: such small data is still in a cache when the other ranks read it.
-void CpuBackend::reduce_small(const Buffer& buffer, ReduceFunction combine) {
-    copy_bytes(arena_.staging(rank_, steps_.next_step()), buffer.data, buffer.bytes());
+void CpuBackend::reduce_small(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine) {
+    copy_bytes(arena_.staging(rank_, steps_.next_step()), input.data, buffer.bytes());
     steps_.meet();
     for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = arena_.staging(r, steps_.current_step());
-    sources_[rank_] = buffer.data;
+    sources_[rank_] = input.data;
     combine(buffer.data, sources_.data(), size(), buffer.count);
 }
 

@@ -203,7 +203,9 @@ void CpuBackend::run(const Operation& operation) {
     steps_.begin(call);
     const std::size_t longest = operation.is_uneven() ? agree_on_counts(operation) : call.bytes;
     switch (call.operation) {
-        case SegmentOp::AllReduce: all_reduce(operation.out, node_.reduction(call.dtype, call.op)); break;
+        case SegmentOp::AllReduce:
+            all_reduce(operation.out, operation.in, node_.reduction(call.dtype, call.op));
+            break;
         case SegmentOp::Broadcast: broadcast(operation); break;
         case SegmentOp::AllGather: all_gather(operation.out, operation.in, operation.slices_of_out()); break;
         case SegmentOp::ReduceScatter:

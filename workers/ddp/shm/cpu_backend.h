@@ -69,7 +69,7 @@ class CpuBackend final : public Backend {
     [[nodiscard]] const std::byte* staged_by(std::uint32_t rank) const;
     std::size_t agree_on_counts(const Operation& operation);
 
-    void all_reduce(const Buffer& buffer, ReduceFunction combine);
+    void all_reduce(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine);
     void broadcast(const Operation& operation);
     void reduce(const Operation& operation, ReduceFunction combine);
     void gather(const Operation& operation);
@@ -80,8 +80,8 @@ class CpuBackend final : public Backend {
     void all_to_all(const Buffer& output, const Slices& received, const ConstBuffer& input,
                     const Slices& sent, std::size_t longest);
 
-    void reduce_tiny(const Buffer& buffer, ReduceFunction combine);
-    void reduce_small(const Buffer& buffer, ReduceFunction combine);
+    void reduce_tiny(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine);
+    void reduce_small(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine);
     void reduce_large(const Buffer& buffer, ReduceFunction combine);
     void reduce_in_place(const Buffer& buffer, ReduceFunction combine);
     void sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,

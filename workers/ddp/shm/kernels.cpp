@@ -18,6 +18,7 @@ extern const Kernels DDP_KERNELS;
 namespace {
 
 using U8 = unsigned char;
+using I8 = signed char;
 using U16 = unsigned short;
 using U32 = unsigned int;
 using U64 = unsigned long;
@@ -305,16 +306,17 @@ const Kernels DDP_KERNELS = {
          reduce<Float16, Multiply>},
         {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>, nullptr,
          reduce<Plain<U8>, Multiply>},
+        {reduce<Plain<U8>, Add>, reduce<Plain<I8>, Greatest>, reduce<Plain<I8>, Least>, nullptr,
+         reduce<Plain<U8>, Multiply>},
+        {nullptr, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>, nullptr, nullptr},
     },
     {{},
      {},
      {},
      {},
      {reduce<Bfloat16, Add, Plain<float>>, reduce<Bfloat16, Multiply, Plain<float>>, round_floats<Bfloat16>},
-     {reduce<Float16, Add, Plain<float>>, reduce<Float16, Multiply, Plain<float>>, round_floats<Float16>},
-     {}},
-    {divide<Plain<float>>, divide<Plain<double>>, nullptr, nullptr, divide<Bfloat16>, divide<Float16>,
-     nullptr},
+     {reduce<Float16, Add, Plain<float>>, reduce<Float16, Multiply, Plain<float>>, round_floats<Float16>}},
+    {divide<Plain<float>>, divide<Plain<double>>, nullptr, nullptr, divide<Bfloat16>, divide<Float16>},
     stream,
     fence,
 };

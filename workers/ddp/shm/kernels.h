@@ -15,15 +15,15 @@ using ReduceFunction = void (*)(void* out, const void* const* sources, int count
 /// The inner loops for one instruction set. All sets give the same bits.
 struct Kernels {
     const char* name;
-    ReduceFunction reduce[7][5];  ///< by DType and ReduceOp; null for integer averages
+    ReduceFunction reduce[kDTypes][5];  ///< by DType and ReduceOp; null unless is_reducible
     /// By DType, null except for bf16 and f16: reductions into float32, for sums that continue elsewhere, and
     /// the rounding of the result.
     struct Wide {
         ReduceFunction sum, product;
         void (*round)(void* to, const float* from, std::size_t n);
-    } wide[7];
+    } wide[kDTypes];
     /// By DType, null for integers: divides n values in place.
-    void (*divide[7])(void* values, int by, std::size_t n);
+    void (*divide[kDTypes])(void* values, int by, std::size_t n);
     /// Copies around the caches, for data that another core reads. Call fence() before telling that core.
     void (*stream)(void* to, const void* from, std::size_t bytes);
     void (*fence)();
