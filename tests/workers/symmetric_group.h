@@ -28,9 +28,10 @@ class SymmetricGroup final : public ProcessGroup {
     struct AnyGroup : ProcessGroup {
         using ProcessGroup::start;
     };
-    Work start(const Operation& operation) override {
-        if (operation.call.op == ReduceOp::Avg) throw InvalidInput("symmetric memory is summed only");
-        return (other_.*&AnyGroup::start)(operation);
+    Work start(std::span<const Operation> operations) override {
+        for (const Operation& operation : operations)
+            if (operation.call.op == ReduceOp::Avg) throw InvalidInput("symmetric memory is summed only");
+        return (other_.*&AnyGroup::start)(operations);
     }
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
         return other_.allocate_shared(bytes);

@@ -194,6 +194,51 @@ TEST(AllReduce, RefusesAnotherBufferOfAnotherSizeOrThatOverlaps) {
     });
 }
 
+TEST(Coalesced, CallsHaveOneWorkAndTheResultsOfSingleCalls) {
+    for (const auto progress :
+         {ProcessGroupOptions::Progress::Inline, ProcessGroupOptions::Progress::Thread}) {
+        run_ranks(3,
+                  [](ProcessGroup& group) {
+                      std::vector<float> sum(1000, 1), from_root(7, static_cast<float>(group.rank())), all(3);
+                      const std::vector<float> mine(1, static_cast<float>(group.rank()));
+                      const Work work = group.coalesced([&] {
+                          (void)group.all_reduce(buffer_of(sum));
+                          (void)group.broadcast(buffer_of(from_root), 2);
+                          (void)group.all_gather_v(buffer_of(all), buffer_of(mine), {1, 1, 1});
+                          EXPECT_EQ(sum[0], 1) << "nothing starts inside";
+                      });
+                      Work(work).wait();
+                      EXPECT_TRUE(work.done());
+                      EXPECT_EQ(sum, std::vector<float>(1000, 3));
+                      EXPECT_EQ(from_root, std::vector<float>(7, 2));
+                      EXPECT_EQ(all, (std::vector<float>{0, 1, 2}));
+                      group.coalesced([] {}).wait();
+                  },
+                  {.group = {.timeout = std::chrono::seconds(60), .progress = progress}});
+    }
+}
+
+TEST(Coalesced, StartsNothingWhenOneCallIsRefused) {
+    run_ranks(2, [](ProcessGroup& group) {
+        std::vector<float> values(4, 1);
+        const auto sum_and = [&](const std::function<void()>& call) {
+            return group.coalesced([&] {
+                (void)group.all_reduce(buffer_of(values));
+                call();
+            });
+        };
+        EXPECT_THROW((void)sum_and([&] { (void)group.broadcast(buffer_of(values), 2); }), InvalidInput);
+        EXPECT_THROW((void)sum_and([&] { (void)group.send(buffer_of(values), 1 - group.rank()); }),
+                     InvalidInput);
+        EXPECT_THROW((void)sum_and([&] { group.barrier().wait(); }), InvalidInput);
+        EXPECT_THROW((void)sum_and([&] { group.split(0, 0); }), InvalidInput);
+        EXPECT_THROW((void)sum_and([&] { (void)group.coalesced([] {}); }), InvalidInput);
+        EXPECT_EQ(values, std::vector<float>(4, 1));
+        group.all_reduce(buffer_of(values)).wait();
+        EXPECT_EQ(values, std::vector<float>(4, 2));
+    });
+}
+
 TEST(Bool, MaxIsOrAndMinIsAndAndThereIsNoSum) {
     run_ranks(3, [](ProcessGroup& group) {
         const bool one = group.rank() == 1;

@@ -61,6 +61,23 @@ TEST(NcclCollectives, ReduceAllTypesWithAllOperations) {
     }));
 }
 
+TEST(NcclCollectives, CoalescedCallsStartTogether) {
+    expect_all_well(failures_of(kRanks, [](NcclRank& rank) {
+        const auto me = static_cast<std::size_t>(rank.group.rank());
+        const auto inputs = inputs_of(DType::I32, 3);
+        const Buffer sum = rank.holding(inputs[me], DType::I32), copy = rank.holding(inputs[me], DType::I32),
+                     all = rank.holding(Bytes(kRanks * inputs[me].size()), DType::I32);
+        rank.group
+            .coalesced([&] {
+                (void)rank.group.all_gather(all, copy);
+                (void)rank.group.all_reduce(sum);
+            })
+            .synchronize();
+        EXPECT_EQ(rank.bytes_of(all), joined(inputs));
+        EXPECT_EQ(rank.bytes_of(sum), reference::reduce(inputs, DType::I32, ReduceOp::Sum));
+    }));
+}
+
 void move_every_type(NcclRank& rank) {
     const int me = rank.group.rank();
     for (const DType type : kTypes) {

@@ -152,6 +152,22 @@ TEST(Staged, RunsEveryCollectiveWithEveryType) {
     }));
 }
 
+TEST(Staged, RunsCoalescedCallsAsOne) {
+    expect_all_well(staged_failures_of(2, [](ProcessGroup& group) {
+        const auto inputs = inputs_of(2, DType::I32, 100);
+        const Buffer sum = device_copy(group, inputs[static_cast<std::size_t>(group.rank())], DType::I32),
+                     root = device_copy(group, inputs[static_cast<std::size_t>(group.rank())], DType::I32);
+        group
+            .coalesced([&] {
+                (void)group.all_reduce(sum);
+                (void)group.broadcast(root, 1);
+            })
+            .synchronize();
+        EXPECT_EQ(bytes_of(sum), reference::reduce(inputs, DType::I32, ReduceOp::Sum));
+        EXPECT_EQ(bytes_of(root), inputs[1]);
+    }));
+}
+
 TEST(Staged, RunsCollectivesOnOneBufferInOrderWithoutWaitsBetween) {
     expect_all_well(staged_failures_of(
         2,

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "ddp/context.h"
@@ -151,6 +152,11 @@ class ProcessGroup {
     /// direction are matched in order. Both ranks of a pair use a batch.
     Work batch_send_recv(std::vector<Message> messages);
 
+    /// Collectives that `calls` makes on this group become one call: nothing is started before `calls`
+    /// returns, and the Work is done when all are. Their own Works are empty. A GPU backend starts them
+    /// together; none of them may depend on the result of another. For messages see batch_send_recv.
+    Work coalesced(const std::function<void()>& calls);
+
     /// Collective, blocking: ranks of equal `color` form a new group, ordered by `key` and then by their rank
     /// here. Null for a negative color. The new group has this group's backend, options and stream, and may
     /// outlive it; its errors name ranks of the world. At most 48 exist at one time on a node. A split that
@@ -210,9 +216,9 @@ class ProcessGroup {
     /// uses.
     [[nodiscard]] bool is_in_forked_child() const;
 
-    /// The backend's part of a collective or of messages (worker/operation.h), within timeout(). The
-    /// operation is borrowed for the call.
-    virtual Work start(const Operation& operation) = 0;
+    /// The backend's part of a collective or of messages (worker/operation.h), or of several coalesced
+    /// collectives, within timeout(). Borrowed for the call; never empty.
+    virtual Work start(std::span<const Operation> operations) = 0;
     virtual std::span<std::byte> do_allocate_shared(std::size_t bytes) = 0;
     /// `mark` is the operation reported to waiting ranks: kBytesMark or kSplitMark (worker/call.h).
     virtual std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) = 0;
@@ -230,12 +236,15 @@ class ProcessGroup {
     friend class BorrowedGroup;
     friend class TimeoutScope;
     class Entry;
+    Work submit(Operation&& operation);
 
     GroupIdentity identity_;
     std::chrono::nanoseconds timeout_{};
     std::string choice_;
-    std::atomic<const char*> inside_ = nullptr;  ///< the call that a thread is in, or null
-    const std::uint32_t made_in_;                ///< process id of the creator (worker/fork.h)
+    std::atomic<const char*> inside_ = nullptr;    ///< the call that a thread is in, or null
+    std::vector<Operation>* coalesced_ = nullptr;  ///< collects the calls inside coalesced()
+    std::thread::id coalescing_thread_;
+    const std::uint32_t made_in_;  ///< process id of the creator (worker/fork.h)
     const std::shared_ptr<const bool> life_ =
         std::make_shared<const bool>(true);  ///< expires with this group
 };

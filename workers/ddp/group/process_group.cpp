@@ -32,15 +32,23 @@ class ProcessGroup::Entry {
                                  fmt::format("rank {}: {}", group.identity_.world_rank, call));
         const char* other = nullptr;
         if (group.inside_.compare_exchange_strong(other, call, std::memory_order_acquire)) return;
+        is_nested_ = group.coalesced_ != nullptr && group.coalescing_thread_ == std::this_thread::get_id();
+        if (is_nested_) return;
         throw Error(fmt::format(
             "rank {}: {} was called while another thread was in {} of the same group; call a group from one thread at a "
             "time, in an order that is the same on all ranks, or give each thread a group of its own by split",
             group.identity_.world_rank, call, other));
     }
-    ~Entry() { group_.inside_.store(nullptr, std::memory_order_release); }
+    ~Entry() {
+        if (!is_nested_) group_.inside_.store(nullptr, std::memory_order_release);
+    }
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
 
+    /// Throws inside coalesced(): this call is not one of those that can be started later.
+    void require_alone() const {
+        if (is_nested_) refuse("cannot be part of coalesced calls");
+    }
     /// Throws unless the buffer is on the device of this group.
     void require_memory(const ConstBuffer& buffer) const {
         if (!is_known(buffer.dtype)) refuse("there is no element type {}", static_cast<int>(buffer.dtype));
@@ -137,11 +145,34 @@ class ProcessGroup::Entry {
 
     ProcessGroup& group_;
     const char* const call_;
+    bool is_nested_ = false;  ///< inside coalesced()
 };
 
 ProcessGroup::ProcessGroup() : made_in_(fork_count()) {}
 
 bool ProcessGroup::is_in_forked_child() const { return made_in_ != fork_count(); }
+
+Work ProcessGroup::submit(Operation&& operation) {
+    if (coalesced_ == nullptr) return start(std::span(&operation, 1));
+    coalesced_->push_back(std::move(operation));
+    return {};
+}
+
+Work ProcessGroup::coalesced(const std::function<void()>& calls) {
+    const Entry entry(*this, "coalesced");
+    entry.require_alone();
+    std::vector<Operation> operations;
+    coalescing_thread_ = std::this_thread::get_id();
+    coalesced_ = &operations;
+    try {
+        calls();
+    } catch (...) {
+        coalesced_ = nullptr;
+        throw;
+    }
+    coalesced_ = nullptr;
+    return operations.empty() ? Work() : start(operations);
+}
 
 Work ProcessGroup::all_reduce(Buffer buffer, ReduceOp op) { return all_reduce(buffer, buffer, op); }
 
@@ -154,7 +185,7 @@ Work ProcessGroup::all_reduce(Buffer output, ConstBuffer input, ReduceOp op) {
     }
     entry.require_equal(output, input);
     entry.require_reducible(input.dtype, op);
-    return start({.call = call_of(SegmentOp::AllReduce, input, op), .out = output, .in = input});
+    return submit({.call = call_of(SegmentOp::AllReduce, input, op), .out = output, .in = input});
 }
 
 Work ProcessGroup::broadcast(Buffer buffer, int root) {
@@ -164,7 +195,7 @@ Work ProcessGroup::broadcast(Buffer buffer, int root) {
     Operation one{.call = call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), .root = root};
     if (rank() == root) one.in = buffer;
     else one.out = buffer;
-    return start(one);
+    return submit(std::move(one));
 }
 
 Work ProcessGroup::all_gather(Buffer output, ConstBuffer input) {
@@ -172,7 +203,7 @@ Work ProcessGroup::all_gather(Buffer output, ConstBuffer input) {
     entry.require_memory(output);
     entry.require_memory(input);
     entry.require_n_times("output", output, input);
-    return start({.call = call_of(SegmentOp::AllGather, input), .out = output, .in = input});
+    return submit({.call = call_of(SegmentOp::AllGather, input), .out = output, .in = input});
 }
 
 Work ProcessGroup::reduce_scatter(Buffer output, ConstBuffer input, ReduceOp op) {
@@ -181,7 +212,7 @@ Work ProcessGroup::reduce_scatter(Buffer output, ConstBuffer input, ReduceOp op)
     entry.require_memory(input);
     entry.require_n_times("input", input, output);
     entry.require_reducible(input.dtype, op);
-    return start({.call = call_of(SegmentOp::ReduceScatter, output, op), .out = output, .in = input});
+    return submit({.call = call_of(SegmentOp::ReduceScatter, output, op), .out = output, .in = input});
 }
 
 Work ProcessGroup::reduce(Buffer buffer, int root, ReduceOp op) {
@@ -189,10 +220,10 @@ Work ProcessGroup::reduce(Buffer buffer, int root, ReduceOp op) {
     entry.require_memory(buffer);
     entry.require_root(root);
     entry.require_reducible(buffer.dtype, op);
-    return start({.call = call_of(SegmentOp::Reduce, buffer, op, root),
-                  .root = root,
-                  .out = rank() == root ? buffer : Buffer{},
-                  .in = buffer});
+    return submit({.call = call_of(SegmentOp::Reduce, buffer, op, root),
+                   .root = root,
+                   .out = rank() == root ? buffer : Buffer{},
+                   .in = buffer});
 }
 
 Work ProcessGroup::gather(Buffer output, ConstBuffer input, int root) {
@@ -203,10 +234,10 @@ Work ProcessGroup::gather(Buffer output, ConstBuffer input, int root) {
         entry.require_memory(output);
         entry.require_n_times("output", output, input);
     }
-    return start({.call = call_of(SegmentOp::Gather, input, ReduceOp::Sum, root),
-                  .root = root,
-                  .out = rank() == root ? output : Buffer{},
-                  .in = input});
+    return submit({.call = call_of(SegmentOp::Gather, input, ReduceOp::Sum, root),
+                   .root = root,
+                   .out = rank() == root ? output : Buffer{},
+                   .in = input});
 }
 
 Work ProcessGroup::scatter(Buffer output, ConstBuffer input, int root) {
@@ -217,10 +248,10 @@ Work ProcessGroup::scatter(Buffer output, ConstBuffer input, int root) {
         entry.require_memory(input);
         entry.require_n_times("input", input, output);
     }
-    return start({.call = call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root),
-                  .root = root,
-                  .out = output,
-                  .in = rank() == root ? input : ConstBuffer{}});
+    return submit({.call = call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root),
+                   .root = root,
+                   .out = output,
+                   .in = rank() == root ? input : ConstBuffer{}});
 }
 
 Work ProcessGroup::all_to_all(Buffer output, ConstBuffer input) {
@@ -230,7 +261,7 @@ Work ProcessGroup::all_to_all(Buffer output, ConstBuffer input) {
     entry.require_slices(output, input);
     ConstBuffer each = input;
     each.count /= static_cast<std::size_t>(size());
-    return start({.call = call_of(SegmentOp::AllToAll, each), .out = output, .in = input});
+    return submit({.call = call_of(SegmentOp::AllToAll, each), .out = output, .in = input});
 }
 
 Work ProcessGroup::all_gather_v(Buffer output, ConstBuffer input, Counts counts) {
@@ -238,10 +269,10 @@ Work ProcessGroup::all_gather_v(Buffer output, ConstBuffer input, Counts counts)
     entry.require_memory(output);
     entry.require_memory(input);
     entry.require_own_slice("output", output, input, counts);
-    return start({.call = call_of(SegmentOp::AllGather, output, ReduceOp::Sum, kUnevenMark),
-                  .out = output,
-                  .in = input,
-                  .received = std::move(counts)});
+    return submit({.call = call_of(SegmentOp::AllGather, output, ReduceOp::Sum, kUnevenMark),
+                   .out = output,
+                   .in = input,
+                   .received = std::move(counts)});
 }
 
 Work ProcessGroup::reduce_scatter_v(Buffer output, ConstBuffer input, Counts counts, ReduceOp op) {
@@ -250,10 +281,10 @@ Work ProcessGroup::reduce_scatter_v(Buffer output, ConstBuffer input, Counts cou
     entry.require_memory(input);
     entry.require_own_slice("input", input, output, counts);
     entry.require_reducible(input.dtype, op);
-    return start({.call = call_of(SegmentOp::ReduceScatter, input, op, kUnevenMark),
-                  .out = output,
-                  .in = input,
-                  .sent = std::move(counts)});
+    return submit({.call = call_of(SegmentOp::ReduceScatter, input, op, kUnevenMark),
+                   .out = output,
+                   .in = input,
+                   .sent = std::move(counts)});
 }
 
 Work ProcessGroup::all_to_all_v(Buffer output, Counts received, ConstBuffer input, Counts sent) {
@@ -265,30 +296,33 @@ Work ProcessGroup::all_to_all_v(Buffer output, Counts received, ConstBuffer inpu
     entry.require_counts("input", input, sent);
     entry.require_apart(output, input);
     // Without the length, which differs between ranks.
-    return start({.call = {.operation = SegmentOp::AllToAll, .root = kUnevenMark, .dtype = input.dtype},
-                  .out = output,
-                  .in = input,
-                  .received = std::move(received),
-                  .sent = std::move(sent)});
+    return submit({.call = {.operation = SegmentOp::AllToAll, .root = kUnevenMark, .dtype = input.dtype},
+                   .out = output,
+                   .in = input,
+                   .received = std::move(received),
+                   .sent = std::move(sent)});
 }
 
 Work ProcessGroup::send(ConstBuffer buffer, int to) {
     const Entry entry(*this, "send");
+    entry.require_alone();
     entry.require_memory(buffer);
     entry.require_peer(to);
-    return start({.call = call_of(SegmentOp::Send, buffer, ReduceOp::Sum, to), .root = to, .in = buffer});
+    return submit({.call = call_of(SegmentOp::Send, buffer, ReduceOp::Sum, to), .root = to, .in = buffer});
 }
 
 Work ProcessGroup::recv(Buffer buffer, int from) {
     const Entry entry(*this, "recv");
+    entry.require_alone();
     entry.require_memory(buffer);
     entry.require_peer(from);
-    return start(
+    return submit(
         {.call = call_of(SegmentOp::Recv, buffer, ReduceOp::Sum, from), .root = from, .out = buffer});
 }
 
 Work ProcessGroup::batch_send_recv(std::vector<Message> messages) {
     const Entry entry(*this, "batch_send_recv");
+    entry.require_alone();
     std::size_t bytes = 0;
     for (const Message& one : messages) {
         entry.require_memory(one.buffer);
@@ -296,22 +330,25 @@ Work ProcessGroup::batch_send_recv(std::vector<Message> messages) {
         bytes += one.buffer.bytes();
     }
     if (messages.empty()) return {};
-    return start({.call = {.bytes = bytes, .operation = SegmentOp::Send, .root = kBatchMark},
-                  .messages = std::move(messages)});
+    return submit({.call = {.bytes = bytes, .operation = SegmentOp::Send, .root = kBatchMark},
+                   .messages = std::move(messages)});
 }
 
 Work ProcessGroup::barrier() {
     const Entry entry(*this, "barrier");
-    return start({.call = {.operation = SegmentOp::Barrier}});
+    entry.require_alone();
+    return submit({.call = {.operation = SegmentOp::Barrier}});
 }
 
 std::vector<std::string> ProcessGroup::all_gather_bytes(std::string_view mine) {
     const Entry entry(*this, "all_gather_bytes");
+    entry.require_alone();
     return do_all_gather_bytes(mine, kBytesMark);
 }
 
 std::span<std::byte> ProcessGroup::allocate_shared(std::size_t bytes) {
     const Entry entry(*this, "allocate_shared");
+    entry.require_alone();
     return do_allocate_shared(bytes);
 }
 
@@ -336,6 +373,7 @@ void BorrowedGroup::throw_gone() {
 
 std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
     const Entry entry(*this, "split");
+    entry.require_alone();
     const std::vector<SplitRequest> requests = decode(do_all_gather_bytes(encode({color, key}), kSplitMark));
     SubGroup part{.color = color, .key = key, .members = {}};
     if (color >= 0) part.members = members_of(color, requests);

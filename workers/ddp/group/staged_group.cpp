@@ -79,11 +79,15 @@ class StagedGroup final : public ProcessGroup {
     }
 
   private:
-    Work start(const Operation& operation) override {
-        Work work = post(name_of(operation.call),
-                         [this, operation](const Attempt& attempt) { run(attempt, operation); });
+    Work start(std::span<const Operation> operations) override {
+        const Call call = call_of(operations);
+        Work work =
+            post(name_of(call),
+                 [this, copy = std::vector(operations.begin(), operations.end())](const Attempt& attempt) {
+                     for (const Operation& operation : copy) run(attempt, operation);
+                 });
         // The host ends a barrier, so waiting for it blocks.
-        if (operation.call.operation == ddprun::SegmentOp::Barrier) work.synchronize();
+        if (call.operation == ddprun::SegmentOp::Barrier) work.synchronize();
         return work;
     }
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override {

@@ -141,8 +141,15 @@ class Group final : public ProcessGroup {
         auto& memory = memory_.emplace_back(new (std::align_val_t(kLine)) std::byte[bytes + 1]{});
         return {memory.get(), bytes};
     }
-    Work start(const ddp::Operation& operation) override {
-        return run(operation.call, [this, operation](const Call& call) { carry_out(call, operation); });
+    Work start(std::span<const ddp::Operation> operations) override {
+        return run(call_of(operations),
+                   [this, copy = std::vector(operations.begin(), operations.end())](Call call) {
+                       for (const ddp::Operation& operation : copy) {
+                           const std::uint64_t seq = std::exchange(call, operation.call).seq;
+                           call.seq = seq;
+                           carry_out(call, operation);
+                       }
+                   });
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
         const auto ranks = static_cast<std::size_t>(size());

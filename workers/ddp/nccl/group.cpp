@@ -88,11 +88,17 @@ Work Group::track(Call call, const Session::Enqueue& enqueue) {
 }
 
 /// The host ends a barrier, so waiting for it blocks.
-Work Group::start(const Operation& operation) {
-    Work work = track(operation.call, [&](const Api& api, Handle comm, cuda::Stream stream) {
-        return enqueue(operation, api, comm, stream);
+Work Group::start(std::span<const Operation> operations) {
+    const Call call = call_of(operations);
+    Work work = track(call, [&](const Api& api, Handle comm, cuda::Stream stream) {
+        if (operations.size() == 1) return enqueue(operations.front(), api, comm, stream);
+        return grouped(api, [&] {
+            Messages all{api, comm, stream};
+            for (const Operation& one : operations) all.then([&] { return enqueue(one, api, comm, stream); });
+            return all.code;
+        });
     });
-    if (operation.call.operation == SegmentOp::Barrier) work.synchronize();
+    if (call.operation == SegmentOp::Barrier) work.synchronize();
     return work;
 }
 

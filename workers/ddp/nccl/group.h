@@ -35,7 +35,7 @@ class Group final : public ProcessGroup {
     }
 
   private:
-    Work start(const Operation& operation) override;
+    Work start(std::span<const Operation> operations) override;
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override;
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override;
     std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override;

@@ -31,9 +31,12 @@ class CpuGroup final : public ProcessGroup {
     }
 
   private:
-    Work start(const Operation& operation) override {
-        if (!progress_) return run_here([&] { backend_->run(operation); });
-        return post([this, operation] { backend_->run(operation); });
+    Work start(std::span<const Operation> operations) override {
+        const auto run_all = [this](const auto& all) {
+            for (const Operation& operation : all) backend_->run(operation);
+        };
+        if (!progress_) return run_here([&] { run_all(operations); });
+        return post([run_all, copy = std::vector(operations.begin(), operations.end())] { run_all(copy); });
     }
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
         std::span<std::byte> region;

@@ -24,6 +24,7 @@ std::string name_of(const Call& call) {
         case kBytesMark: return "all_gather_bytes";
         case kSplitMark: return "split";
         case kBatchMark: return "batch_send_recv";
+        case kCoalescedMark: return "coalesced";
         case kUnevenMark: return std::string(segment_op_name(call.operation)) + "_v";
         default: return segment_op_name(call.operation);
     }
@@ -33,7 +34,8 @@ std::string to_string(const Call& call) {
     std::string text = fmt::format("{} #{}", name_of(call), call.seq);
     if (call.root == kAllocateMark) return text + fmt::format(" ({} bytes)", call.bytes);
     if (call.root == kBytesMark || call.root == kSplitMark) return text;
-    if (call.root == kBatchMark) return text + fmt::format(" ({})", ddprun::format_bytes(call.bytes));
+    if (call.root == kBatchMark || call.root == kCoalescedMark)
+        return text + fmt::format(" ({})", ddprun::format_bytes(call.bytes));
     if (call.operation == SegmentOp::Barrier || call.operation == SegmentOp::GraphLaunch) return text;
     text += fmt::format(" ({} {}, {}", call.bytes / size_of(call.dtype), name_of(call.dtype),
                         ddprun::format_bytes(call.bytes));

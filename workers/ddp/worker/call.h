@@ -15,8 +15,9 @@ namespace ddp {
 inline constexpr std::int16_t kAllocateMark = -2;
 inline constexpr std::int16_t kBytesMark = -3;
 inline constexpr std::int16_t kSplitMark = -4;
-inline constexpr std::int16_t kUnevenMark = -5;  ///< all_gather_v and other uneven collectives
-inline constexpr std::int16_t kBatchMark = -6;   ///< messages of a batch, which share one sequence number
+inline constexpr std::int16_t kUnevenMark = -5;     ///< all_gather_v and other uneven collectives
+inline constexpr std::int16_t kBatchMark = -6;      ///< messages of a batch, which share one sequence number
+inline constexpr std::int16_t kCoalescedMark = -7;  ///< coalesced collectives, likewise
 
 /// The call of a rank, as its peers see it. It must be equal on all ranks; otherwise all throw MismatchError.
 struct Call {

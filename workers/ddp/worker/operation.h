@@ -41,6 +41,16 @@ struct Operation {
     }
 };
 
+/// The call of coalesced operations, which share one sequence number.
+inline Call call_of(std::span<const Operation> operations) {
+    Call call = operations.front().call;
+    for (const Operation& other : operations.subspan(1)) {
+        call.bytes += other.call.bytes;
+        call.root = kCoalescedMark;
+    }
+    return call;
+}
+
 /// Calls `use` with the messages of a send, a receive or a batch.
 template <class Use>
 void with_messages(const Operation& operation, Use use) {
