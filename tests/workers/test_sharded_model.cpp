@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <mutex>
 #include <random>
 
@@ -205,6 +208,259 @@ TEST(ShardedModels, HaveTheBitsOfUnshardedOnesForAnyShapes) {
                 EXPECT_EQ(training.run(group, division), expected) << round << name_of(division.shard);
         });
     }
+}
+
+/// Two parameters that are each longer than a slice.
+const std::vector<TensorSpec> kTwo = {{"a", {3000}}, {"b", {5000}}};
+
+std::string thrown_by(const std::function<void()>& call) {
+    try {
+        call();
+    } catch (const ddp::InvalidInput& error) {
+        return std::string("InvalidInput: ") + error.what();
+    } catch (const ddp::Error& error) {
+        return std::string("Error: ") + error.what();
+    }
+    return "nothing";
+}
+
+TEST(Model, HasZeroesAtAlignedAddressesThatNeverChange) {
+    run_ranks(2, [](ProcessGroup& group) {
+        for (const Shard shard : {Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Parameters}) {
+            Model model(group, kMixed, {.shard = shard, .limits = kSmallBuckets});
+            const auto adamw = ddp::make_adamw(model, {});
+            std::vector<void*> places;
+            for (int step = 0; step < 3; ++step) {
+                for (std::size_t i = kMixed.size(), at = 0; i-- > 0;) {
+                    const Buffer weights = model.parameters()[i].memory, gradient = model.gradient(i);
+                    for (void* const place : {weights.data, gradient.data}) {
+                        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(place) % 64, 0U);
+                        if (step == 0) places.push_back(place);
+                        EXPECT_EQ(place, places[at++]);
+                    }
+                    EXPECT_TRUE(weights.count == 0 || load(weights, weights.count - 1) == 0);
+                    std::memset(gradient.data, 0, gradient.bytes());
+                    model.mark_ready(i);
+                }
+                model.finish();
+                adamw->step();
+            }
+        }
+    });
+}
+
+TEST(Model, StartsFromRankZerosWeights) {
+    for (const Division& division : kDivisions) {
+        run_ranks(3, [&](ProcessGroup& group) {
+            Model model(group, kTwo, {.shard = division.shard, .share_weights = division.share_weights});
+            if (group.rank() == 0) std::ranges::fill(model.weights<float>(1), 7.0F);
+            const auto sgd = ddp::make_sgd(model, {});
+            EXPECT_EQ(model.weights<float>(1).back(), 7.0F) << name_of(division.shard);
+            EXPECT_EQ(model.weights<float>(0).back(), 0.0F);
+        });
+    }
+}
+
+TEST(Model, HoldsAPartOfTheOptimizersStateOnEachRank) {
+    run_ranks(4, [](ProcessGroup& group) {
+        const std::vector<TensorSpec> specs(1, {"w", {1 << 18}});
+        const auto bytes = [&](Shard shard) {
+            Model model(group, specs, {.shard = shard});
+            const auto adamw = ddp::make_adamw(model, {});
+            return model.memory();
+        };
+        EXPECT_EQ(bytes(Shard::None).weights, std::size_t{1} << 20);
+        EXPECT_LE(4 * bytes(Shard::Optimizer).optimizer, bytes(Shard::None).optimizer * 105 / 100);
+        EXPECT_LE(4 * bytes(Shard::Parameters).weights, bytes(Shard::None).weights * 105 / 100);
+    });
+}
+
+TEST(Model, HoldsAFewBucketsOfGradientsUnderShardGradients) {
+    run_ranks(4, [](ProcessGroup& group) {
+        std::vector<TensorSpec> specs;
+        for (int i = 0; i < 40; ++i) specs.push_back({"w" + std::to_string(i), {4096}});
+        const auto bytes = [&](const ModelOptions& options) {
+            return Model(group, specs, options).memory().gradients;
+        };
+        const ddp::BucketLimits limits{.first_bytes = 16384, .cap_bytes = 16384};
+        EXPECT_EQ(bytes({.limits = limits}), 40U * 16384);
+        EXPECT_EQ(bytes({.shard = Shard::Gradients, .limits = limits}), (4U + 10U) * 16384);
+        EXPECT_EQ(bytes({.shard = Shard::Gradients, .accumulates = true, .limits = limits}), 40U * 16384);
+    });
+}
+
+TEST(Model, ListsThePartsOfEachTensorAndGathersThemAfterALoad) {
+    run_ranks(3, [](ProcessGroup& group) {
+        Model model(group, kMixed, {.shard = Shard::Optimizer, .limits = kSmallBuckets});
+        const auto adamw = ddp::make_adamw(model, {});
+        std::vector<Tensor> all = model.state();
+        std::vector<Tensor> of_optimizer = adamw->state();
+        all.insert(all.end(), of_optimizer.begin(), of_optimizer.end());
+        ddp::check_tensors(all);
+        for (const Tensor& tensor : all) {
+            std::size_t whole = 1;
+            for (const std::int64_t extent : tensor.shape) whole *= static_cast<std::size_t>(extent);
+            EXPECT_EQ(tensor.part_begin.has_value(), !tensor.name.starts_with("step"));
+            std::vector<std::uint32_t> owners(whole + 1);
+            for (std::size_t e = 0; e < tensor.memory.count; ++e) ++owners[tensor.part_begin.value_or(0) + e];
+            group.all_reduce(ddp::Buffer{owners.data(), owners.size(), DType::I32, {}}).wait();
+            for (std::size_t e = 0; e < whole && tensor.part_begin; ++e)
+                ASSERT_EQ(owners[e], 1U) << tensor.name << " element " << e;
+        }
+        const Tensor part = model.state()[0];
+        for (std::size_t e = 0; e < part.memory.count; ++e)
+            store(part.memory, e, static_cast<double>(*part.part_begin + e));
+        model.state_loaded();
+        for (std::size_t e = 0; e < 6300; ++e) ASSERT_EQ(model.weights<float>(0)[e], static_cast<float>(e));
+    });
+}
+
+TEST(Model, TrainsInAJoinAsAnUnshardedOneDoes) {
+    run_ranks(3, [](ProcessGroup& group) {
+        const auto digest = [&](const Division& division, bool by_initial_size) {
+            Model model(
+                group, kTwo,
+                {.shard = division.shard, .share_weights = division.share_weights, .limits = kSmallBuckets});
+            const auto adamw = ddp::make_adamw(model, {.learning_rate = 0.1});
+            ddp::Join join(model, {.divide_by_initial_world_size = by_initial_size});
+            for (int batch = 0; batch < 1 + group.rank(); ++batch) {
+                model.begin_forward();
+                for (const std::size_t i : {1, 0}) {
+                    std::ranges::fill(model.gradient_as<float>(i), static_cast<float>(batch + group.rank()));
+                    model.mark_ready(i);
+                }
+                model.finish();
+                adamw->step();
+            }
+            join.finish([&] { adamw->step(); });
+            return model.verify_equal_parameters();
+        };
+        for (const bool by_initial_size : {true, false}) {
+            const std::string expected = digest({Shard::None}, by_initial_size);
+            for (const Division& division : kDivisions)
+                EXPECT_EQ(digest(division, by_initial_size), expected) << name_of(division.shard);
+        }
+        Model model(group, kTwo, {.shard = Shard::Optimizer});
+        ddp::Join join(model);
+        EXPECT_EQ(thrown_by([&] { join.finish(); }),
+                  "InvalidInput: Join::finish: every rank steps its part of a sharded model: pass [&] { "
+                  "optimizer->step(); }");
+    });
+}
+
+TEST(Model, ClipsByTheNormOfAllGradientsAndNamesTheOneThatIsNotFinite) {
+    run_ranks(3, [](ProcessGroup& group) {
+        for (const Shard shard : {Shard::None, Shard::Gradients}) {
+            Model model(group, kTwo, {.shard = shard, .limits = kSmallBuckets});
+            const auto backward = [&](float value) {
+                for (const std::size_t i : {1, 0}) {
+                    std::ranges::fill(model.gradient_as<float>(i), 2.0F);
+                    if (i == 0) model.gradient_as<float>(i)[2999] = value;
+                    model.mark_ready(i);
+                }
+                model.finish();
+            };
+            backward(2.0F);
+            EXPECT_DOUBLE_EQ(ddp::clip_grad_norm(model, 1.0), 2 * std::sqrt(8000.0));
+            EXPECT_NEAR(ddp::clip_grad_norm(model, 2.0), 1.0, 1e-6);
+            backward(INFINITY);
+            EXPECT_EQ(
+                thrown_by([&] { ddp::clip_grad_norm(model, 1.0); }),
+                "Error: clip_grad_norm: the norm of the gradients is inf, that of 'a' is the first that is not "
+                "finite; lower the learning rate, or skip such steps (NonFiniteNorm::Leave)");
+            EXPECT_EQ(ddp::clip_grad_norm(model, 1.0, ddp::NonFiniteNorm::Leave), INFINITY);
+            EXPECT_EQ(thrown_by([&] { ddp::clip_grad_norm(model, 0); }).substr(0, 12), "InvalidInput");
+        }
+    });
+}
+
+TEST(Model, RefusesWhatItsMemoryDoesNotAllow) {
+    run_ranks(2, [](ProcessGroup& group) {
+        const std::string rank = "rank " + std::to_string(group.rank());
+        std::vector<TensorSpec> specs;
+        for (int i = 0; i < 6; ++i) specs.push_back({"w" + std::to_string(i), {1000}});
+        Model model(group, specs, {.shard = Shard::Gradients, .limits = {1, 1}});
+        const auto sgd = ddp::make_sgd(model, {});
+        EXPECT_EQ(
+            thrown_by([&] { auto guard = model.no_sync(); }),
+            "Error: " + rank +
+                ": no_sync: the gradients of a step share memory, so several passes cannot be added up; set "
+                "ModelOptions::accumulates");
+        EXPECT_EQ(
+            thrown_by([&] { model.mark_ready(2); }),
+            "Error: " + rank +
+                ": the gradient of parameter 'w2' came before those of 'w5', with which it shares memory; "
+                "write gradients in the reverse of the parameters' order, or set ModelOptions::accumulates");
+        EXPECT_EQ(
+            thrown_by([&] { static_cast<void>(model.gradients()); }),
+            "Error: " + rank +
+                ": a sharded model has no whole average of a gradient: use an optimizer over the model, and "
+                "its step()");
+        EXPECT_EQ(
+            thrown_by([&] { model.set_hook(ddp::bf16_compression()); }),
+            "InvalidInput: " + rank + ": a communication hook needs whole gradients: leave Shard::None");
+        EXPECT_EQ(thrown_by([&] { model.gather(3); }),
+                  "InvalidInput: " + rank + ": the model has no parameter of unit 3");
+        EXPECT_EQ(thrown_by([&] { static_cast<void>(model.weights<double>(0)); }).substr(0, 12),
+                  "InvalidInput");
+        model.mark_ready(5);
+        EXPECT_EQ(thrown_by([&] { sgd->step(); }).substr(0, 6), "Error:");
+        std::vector<float> borrowed(3);
+        EXPECT_EQ(
+            thrown_by([&] { ddp::make_sgd({ddp::tensor_of("w", borrowed, {3})}, {})->step(); }),
+            "Error: optimizer: step() without gradients is for an optimizer over a Model: make_sgd(model, ...)");
+    });
+}
+
+class ModelsThatDiffer : public ddp::testing::OnNodes {
+  protected:
+    static void expect_on_all_ranks(const std::function<void(ProcessGroup&)>& call, const std::string& why) {
+        for (const auto& failure : failures(call)) EXPECT_EQ(ddp::testing::message_of(failure), why);
+    }
+};
+INSTANTIATE_TEST_SUITE_P(, ModelsThatDiffer, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
+
+TEST_P(ModelsThatDiffer, AreRefusedOnAllRanks) {
+    expect_on_all_ranks(
+        [](ProcessGroup& group) {
+            Model(group, kTwo, {.shard = group.rank() == 1 ? Shard::Gradients : Shard::Optimizer});
+        },
+        "the model's shard is gradients on rank 1, optimizer on rank 0");
+    expect_on_all_ranks(
+        [](ProcessGroup& group) {
+            Model(group, {{"a", {3000}}, {"b", {group.rank() == 2 ? 1 : 2}}}, {.shard = Shard::Optimizer});
+        },
+        "rank 2's parameters differ from rank 0's: parameter 1 is 'b' (float32[1]) there, 'b' (float32[2]) on rank 0");
+    expect_on_all_ranks(
+        [](ProcessGroup& group) {
+            Model(group, {{group.rank() == 1 ? "c" : "a", {3000}}}, {});
+        },
+        "rank 1's parameters differ from rank 0's: parameter 0 is 'c' (float32[3000]) there, 'a' (float32[3000]) on "
+        "rank 0");
+    expect_on_all_ranks(
+        [](ProcessGroup& group) {
+            Model(group, {{"a", {1}, DType::F32, static_cast<std::size_t>(group.rank())}}, {});
+        },
+        "the list of the parameters' units is 1 on rank 1, 0 on rank 0");
+}
+
+TEST_P(ModelsThatDiffer, FailOnAllRanksWhenTheyCannotBeTrained) {
+    const auto refused = [](std::vector<TensorSpec> specs, ModelOptions options, const std::string& why) {
+        expect_on_all_ranks([&](ProcessGroup& group) { Model(group, specs, options); }, why);
+    };
+    refused({}, {}, "the model has no parameter to train");
+    refused({{"a", {1}}, {"a", {2}}}, {}, "two tensors are named 'a'");
+    refused({{"", {1}}}, {}, "a tensor has no name");
+    refused({{"n", {3}, DType::I64}}, {}, "parameter 'n' is int64[3]: only floating types can be trained");
+    refused({{"a", {4, -1}}}, {}, "parameter 'a': float32[4, -1] is not a shape of a tensor in memory");
+    refused(kTwo, {.share_weights = true},
+            "share_weights: each rank steps its part of the weights, which needs another Shard than None");
+    if (GetParam().size() == 1) return;
+    for (const auto& failure : failures([&](ProcessGroup& group) {
+             Model(group, kTwo, {.shard = Shard::Optimizer, .share_weights = true});
+         }))
+        EXPECT_TRUE(
+            ddp::testing::message_of(failure).starts_with("share_weights: the ranks share no memory over "));
 }
 
 }  // namespace

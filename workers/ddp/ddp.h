@@ -354,6 +354,9 @@ class DistributedDataParallel : public Stateful {
     /// Blocks while parameters are still being overwritten.
     virtual void wait_for_parameters() {}
     virtual void broadcast_parameters(int root);
+    /// Throws InvalidInput where ranks without batches cannot follow those with some; `steps`: they call the
+    /// optimizer after each step of the others.
+    virtual void check_join(bool /*steps*/) const {}
 
   private:
     friend class Join;
@@ -388,8 +391,9 @@ class Join {
 
     /// Call it when this rank has no more batches; returns when no rank has any. `after_step` is called after
     /// each step of the other ranks, whose averages are then in model.gradients(): an optimizer step there
-    /// keeps its state (momentum, steps) equal on all ranks. At the end parameters and buffers are those of
-    /// the last rank that had batches; in PyTorch nothing else is equal then.
+    /// keeps its state (momentum, steps) equal on all ranks, and a sharded Model needs it. At the end
+    /// parameters and buffers are those of the last rank that had batches; in PyTorch nothing else is equal
+    /// then.
     void finish(const std::function<void()>& after_step = {});
 
   private:

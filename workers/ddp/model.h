@@ -120,6 +120,7 @@ class Model : public DistributedDataParallel {
     [[nodiscard]] std::string first_not_finite() const;
     void wait_for_parameters() override;
     void broadcast_parameters(int root) override;
+    void check_join(bool steps) const override;
 
     std::unique_ptr<Flat> flat_;
 };

@@ -173,10 +173,8 @@ class ProcessGroup {
     /// The memory that one call of allocate_shared gave to all ranks, by rank; `mine` is what it gave to this
     /// one, a multiple of 4096 bytes. Empty where a rank cannot access it all: on several nodes, on a GPU,
     /// over MPI. Ranks must agree on who writes where, and meet (barrier) between a write and another rank's
-    /// read.
-    [[nodiscard]] virtual std::span<std::byte> shared_by_all(std::span<std::byte> /*mine*/) const {
-        return {};
-    }
+    /// read. It is freed when all ranks have ended.
+    [[nodiscard]] virtual std::span<std::byte> shared_by_all(std::span<std::byte> /*mine*/) { return {}; }
 
     /// Collective: `launch` launches, on the group's stream, a CUDA graph in which collectives of this group
     /// were captured. Each launch counts as one collective: it has a sequence number, a time-out and a state

@@ -27,6 +27,7 @@ std::vector<std::string> gather_status(ProcessGroup& group, std::string_view min
 
 Join::Join(DistributedDataParallel& model, JoinOptions options) : model_(model), options_(options) {
     if (model_.join_ != nullptr) throw InvalidInput("the model is in a Join already: finish that one first");
+    model_.check_join(true);
     model_.join_ = this;
 }
 
@@ -75,6 +76,7 @@ void Join::begin_pass(const JoinStatus& status) {
 }
 
 void Join::finish(const std::function<void()>& after_step) {
+    model_.check_join(static_cast<bool>(after_step));
     for (JoinStatus status = exchange_status(false); status.active > 0; status = exchange_status(false)) {
         begin_pass(status);
         if (!status.reduces) continue;

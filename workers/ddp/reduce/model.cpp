@@ -92,7 +92,7 @@ void verify_same_model(ProcessGroup& group, std::span<const TensorSpec> specs, c
     std::string units;
     for (const TensorSpec& spec : specs) {
         names.push_back({spec.name, spec.shape, {nullptr, 0, spec.dtype, {}}});
-        units += fmt::format("{} ", spec.unit);
+        units += fmt::format("{}{}", units.empty() ? "" : " ", spec.unit);
     }
     verify_same_tensors(group, names);
     verify_equal(group,
@@ -103,7 +103,7 @@ void verify_same_model(ProcessGroup& group, std::span<const TensorSpec> specs, c
                   {"the model's static_graph", fmt::format("{}", options.static_graph)},
                   {"the model's limits of buckets",
                    fmt::format("{}, {}", options.limits.first_bytes, options.limits.cap_bytes)},
-                  {"the units of the parameters", units}});
+                  {"the list of the parameters' units", units}});
 }
 
 std::unique_ptr<const ReductionPlan> reduction_of(const FlatLayout& layout, const ModelOptions& options,
@@ -266,6 +266,15 @@ void Model::broadcast_parameters(int root) {
     for (std::size_t b = 0; b < flat_->layout.buckets.size(); ++b)
         buckets.push_back({"", {}, flat_->whole(b)});
     TensorBroadcast(group(), buckets).run(root);
+}
+
+void Model::check_join(bool steps) const {
+    if (flat_->kind == Flat::Weights::OnDemand)
+        throw InvalidInput(
+            "Join: under Shard::Parameters ranks without batches would miss the gathers: use another Shard");
+    if (flat_->is_sharded() && !steps)
+        throw InvalidInput(
+            "Join::finish: every rank steps its part of a sharded model: pass [&] { optimizer->step(); }");
 }
 
 /// The root's whole weights become the parts of all ranks.

@@ -23,7 +23,7 @@ class CpuGroup final : public ProcessGroup {
     }
     double communication_seconds() const override { return node_.steps.communication_seconds(); }
     double waiting_seconds() const override { return node_.steps.waiting_seconds(); }
-    std::span<std::byte> shared_by_all(std::span<std::byte> mine) const override {
+    std::span<std::byte> shared_by_all(std::span<std::byte> mine) override {
         return static_cast<int>(node_.size) == size() ? node_.shared_by_all(mine) : std::span<std::byte>();
     }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {

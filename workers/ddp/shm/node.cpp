@@ -63,8 +63,9 @@ Node::Node(const Node& parent, const std::vector<std::uint32_t>& members, std::u
 // Discards only this rank's parts: a peer may still be inside the last collective, but no rank reads another
 // one's shared buffer after the last step of a collective.
 Node::~Node() {
-    for (const Region& region : regions_)
-        segment->discard(region.offset + rank * region.stride, region.stride);
+    for (const Region& region : regions_) {
+        if (!region.others_use_it) segment->discard(region.offset + rank * region.stride, region.stride);
+    }
 }
 
 std::string Node::describe() const {
@@ -94,16 +95,17 @@ std::span<std::byte> Node::allocate_shared(std::size_t bytes) {
 std::span<std::byte> Node::take_region(std::size_t bytes) {
     const std::size_t stride = (std::max<std::size_t>(bytes, 1) + kSharePage - 1) / kSharePage * kSharePage;
     const Arena::Piece piece = arena.take(stride * size);
-    regions_.push_back({piece.address, piece.offset, stride});
+    regions_.push_back({piece.address, piece.offset, stride, false});
     std::byte* mine = piece.address + rank * stride;
     populate(mine, stride);
     return {mine, bytes};
 }
 
-std::span<std::byte> Node::shared_by_all(std::span<std::byte> mine) const {
-    for (const Region& region : regions_) {
-        if (region.base + rank * region.stride == mine.data() && region.stride == mine.size())
-            return {region.base, region.stride * size};
+std::span<std::byte> Node::shared_by_all(std::span<std::byte> mine) {
+    for (Region& region : regions_) {
+        if (region.base + rank * region.stride != mine.data() || region.stride != mine.size()) continue;
+        region.others_use_it = true;
+        return {region.base, region.stride * size};
     }
     return {};
 }

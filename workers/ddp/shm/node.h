@@ -97,7 +97,7 @@ class Node {
     [[nodiscard]] std::byte* shared_buffer(std::uint32_t of_rank, std::uint64_t location) const;
     /// The memory that one call of allocate_shared gave to all ranks, by rank; empty unless `mine` is all
     /// that it gave to this one.
-    [[nodiscard]] std::span<std::byte> shared_by_all(std::span<std::byte> mine) const;
+    [[nodiscard]] std::span<std::byte> shared_by_all(std::span<std::byte> mine);
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
 
     const ddprun::WorkerEnv env;
@@ -113,6 +113,7 @@ class Node {
         std::byte* base;
         std::uint64_t offset;  ///< in the segment
         std::size_t stride;    ///< bytes per rank
+        bool others_use_it;    ///< this rank's bytes may be in use after its end
     };
     PointToPoint messages_;
     std::vector<Region> regions_;
