@@ -63,12 +63,14 @@ struct MemoryUse {
 /// DistributedDataParallel that owns weights and gradients: flat memory per bucket, zero at first, 64-byte
 /// aligned, at addresses that never change.
 ///
-///     ddp::Model model(*group, {{"fc1.weight", {64, 13}}, {"fc1.bias", {64}}}, {.shard =
-///     ddp::Shard::Optimizer}); if (group->rank() == 0) fill(model.weights<float>(0),
-///     model.weights<float>(1)); const auto optimizer = ddp::make_adamw(model, {.learning_rate = 1e-3});  //
-///     all ranks start as rank 0 for each batch:
+///     ddp::Model model(*group, {{"fc1.weight", {64, 13}}, {"fc1.bias", {64}}});
+///     if (group->rank() == 0) fill(model.weights<float>(0), model.weights<float>(1));
+///     const auto optimizer = ddp::make_adamw(model, {.learning_rate = 1e-3});  // all start as rank 0
+///     for each batch:
 ///         ... backward: write model.gradient_as<float>(i), then model.mark_ready(i), last parameter first
-///         ... model.finish(); ddp::clip_grad_norm(model, 1.0); optimizer->step();
+///         model.finish();
+///         ddp::clip_grad_norm(model, 1.0);
+///         optimizer->step();
 ///
 /// Under Shard::Gradients gradients share memory in time: gradient i may be written (not added to) once all
 /// parameters behind the next one are marked ready, which the reverse of the declared order ensures; any
