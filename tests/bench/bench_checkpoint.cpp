@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     fs::create_directories(place);
     Model model;
     const std::vector<Tensor> tensors = model.tensors();
-    CheckpointDirectory directory(place + "/ours", 1);
+    CheckpointDirectory directory(place + "/ours", {.keep = 1});
     const std::string raw = place + "/raw";
     std::vector<Seconds> saves, loads, writes, reads;
     for (std::uint64_t turn = 0; turn < kTurns; ++turn) {

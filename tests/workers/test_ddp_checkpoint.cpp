@@ -1,12 +1,7 @@
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/mount.h>
-#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,8 +11,8 @@
 #include <fstream>
 
 #include "ddp/checkpoint.h"
-#include "tests/support/refused_calls.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/workers/interrupted.h"
 
 namespace {
 
@@ -26,6 +21,7 @@ using ddp::CheckpointDirectory;
 using ddp::Tensor;
 using ddp::TrainingState;
 using ddprun::test::TemporaryDirectory;
+using namespace ddp::testing;
 
 struct Job {
     std::vector<float> weights, momentum;
@@ -41,22 +37,6 @@ struct Job {
         return directory.save(model(), optimizer(), {step / 10, step, {step / 10, 3}, {{"run", "r1"}}});
     }
 };
-
-std::vector<std::string> names_in(const std::string& path) {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(path)) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-}
-
-/// A child that runs `body`; the test kills it.
-template <class Body>
-pid_t start_child(Body body) {
-    const pid_t pid = ::fork();
-    if (pid != 0) return pid;
-    [&]() noexcept { body(); }();  // an exception must not continue the test
-    ::_exit(0);
-}
 
 TEST(Checkpoint, RestoresTensorsAndState) {
     const TemporaryDirectory temporary;
@@ -81,14 +61,14 @@ TEST(Checkpoint, IsAbsentInAnEmptyOrMissingDirectory) {
 
 TEST(Checkpoint, KeepsOnlyTheNewestAndNoTemporaryNames) {
     const TemporaryDirectory temporary;
-    CheckpointDirectory directory(temporary.path(), 2);
+    CheckpointDirectory directory(temporary.path(), {.keep = 2});
     for (const std::uint64_t step : {10U, 20U, 30U, 40U}) Job(1).save(directory, step);
     EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000030", "step-000040"}));
 }
 
 TEST(Checkpoint, IsNewerThanAnOldRunsInSpiteOfALowerStep) {
     const TemporaryDirectory temporary;
-    CheckpointDirectory directory(temporary.path(), 1);
+    CheckpointDirectory directory(temporary.path(), {.keep = 1});
     Job(1).save(directory, 900);
     const std::string newest = Job(2).save(directory, 10);
     EXPECT_EQ(directory.latest(), newest);
@@ -227,25 +207,13 @@ TEST(Checkpoint, KeepsTheLastOneWhenTheDiskIsFull) {
     EXPECT_EQ(loaded.weights[0], 1);
 }
 
-constexpr int kNotAllowed = 77;
-
 /// Saves one checkpoint with enough space, then one with only that many pages and files free. 0: both exist;
 /// 1: the second failed because of the full disk, and the first is intact; any other number is a failure.
 int save_on_a_small_disk(const std::string& place, int pages, int files) {
-    if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return kNotAllowed;
-    if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return kNotAllowed;
-    const auto limit = [&](unsigned long bytes, unsigned long inodes, unsigned long flags) {
-        const std::string options = "size=" + std::to_string(bytes) + ",nr_inodes=" + std::to_string(inodes);
-        return ::mount("none", place.c_str(), "tmpfs", flags, options.c_str()) == 0;
-    };
-    if (!limit(1 << 20, 100, 0)) return kNotAllowed;
+    if (!mount_small_disk(place)) return kNotAllowed;
     CheckpointDirectory directory(place);
     Job(1).save(directory, 1);
-    struct statvfs now {};
-    if (::statvfs(place.c_str(), &now) != 0) return 2;
-    if (!limit((now.f_blocks - now.f_bfree + static_cast<unsigned long>(pages)) * now.f_bsize,
-               now.f_files - now.f_ffree + static_cast<unsigned long>(files), MS_REMOUNT))
-        return 2;
+    if (!leave_room(place, pages, files)) return 2;
     bool failed = false;
     try {
         Job(2).save(directory, 2);
@@ -299,32 +267,6 @@ TEST(Checkpoint, NamesADirectoryThatCannotBeMade) {
     }
 }
 
-/// Runs `body` in a child that is killed at its nth stop at a system call (entry and exit count). True when
-/// it ended before that.
-template <class Body>
-bool finishes_before_stop(int nth, Body body) {
-    const pid_t child = start_child([&] {
-        ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
-        ::raise(SIGSTOP);
-        body();
-    });
-    int status = 0;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    for (int stop = 0; stop < nth && WIFSTOPPED(status); ++stop) {
-        ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
-        EXPECT_EQ(::waitpid(child, &status, 0), child);
-    }
-    if (!WIFSTOPPED(status)) return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    ::kill(child, SIGKILL);
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    return false;
-}
-
-/// Makes renameat2 behave in this process as on NFS and Lustre, which support no flags.
-void refuse_flags_of_rename() {
-    if (!ddprun::test::refuse_calls({SYS_renameat2, SYS_renameat2, EINVAL})) ::_exit(kNotAllowed);
-}
-
 /// The common value in the newest checkpoint.
 float value_in(const CheckpointDirectory& directory) {
     Job loaded(0);
@@ -362,6 +304,7 @@ TEST(Checkpoint, IsWholeWhenAReplacingWriterIsKilledAtAnySystemCall) {
         if (kills % 4 >= 2) fs::remove(temporary.file("latest"));
         finished = finishes_before_stop(kills, [&] {
             refuse_flags_of_rename();
+            start_counting();
             Job(2).save(directory, 1);
         });
         const float value = value_in(directory);
@@ -374,13 +317,16 @@ TEST(Checkpoint, IsWholeWhenAReplacingWriterIsKilledAtAnySystemCall) {
 
 TEST(Checkpoint, IsWholeWhenItsWriterIsKilledAtAnySystemCall) {
     const TemporaryDirectory temporary;
-    CheckpointDirectory directory(temporary.path(), 1);
+    CheckpointDirectory directory(temporary.path(), {.keep = 1});
     bool finished = false;
-    int kills = 0;
+    int kills = 1;
     for (; !finished && kills < 1000; ++kills) {
         Job(1).save(directory, 1);  // also removes files of the killed writer
         EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000001"}));
-        finished = finishes_before_stop(kills, [&] { Job(2).save(directory, 2); });
+        finished = finishes_before_stop(kills, [&] {
+            start_counting();
+            Job(2).save(directory, 2);
+        });
 
         const auto latest = directory.latest();
         ASSERT_TRUE(latest);

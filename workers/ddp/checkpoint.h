@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,7 +19,7 @@
 namespace ddp {
 
 class Optimizer;
-struct CheckpointPart;
+struct CheckpointSave;
 namespace cuda {
 class HostScratch;
 }
@@ -35,8 +36,8 @@ inline constexpr std::uint64_t kSafetensorsHeaderLimit = 100'000'000;
 void write_safetensors(const std::string& path, std::span<const Tensor> tensors,
                        const Metadata& metadata = {});
 
-/// A safetensors file, open for reading. The file is not trusted: every size and offset is checked when it is
-/// opened.
+/// A safetensors file, or several that an index lists, open for reading. They are not trusted: every size,
+/// offset and name is checked when they are opened.
 class SafetensorsFile {
   public:
     struct Entry {
@@ -44,9 +45,12 @@ class SafetensorsFile {
         std::vector<std::int64_t> shape;
         std::uint64_t offset = 0;  ///< from the beginning of the file
         std::uint64_t bytes = 0;
+        std::size_t file = 0;  ///< its number among the files
     };
 
-    /// Throws InvalidInput naming the path and the fault in its content, Error when it cannot be read.
+    /// A name that ends with ".index.json" is an index as Hugging Face's: its files lie beside it. Throws
+    /// InvalidInput naming the path and the fault in its content (for an index: a file that is missing, lacks
+    /// a tensor or is of another save), Error when it cannot be read.
     static SafetensorsFile open(const std::string& path);
 
     [[nodiscard]] const std::map<std::string, Entry>& entries() const { return entries_; }
@@ -72,16 +76,21 @@ class SafetensorsFile {
     [[nodiscard]] Unmatched read_matching(std::span<const Tensor> tensors, const Rename& rename = {}) const;
 
   private:
+    friend class PartReader;
+    /// Fills tensors that require_same has checked.
+    void fill(std::span<const Tensor> tensors) const;
     [[nodiscard]] const Entry* find(const std::string& name) const;
     void require_fit(const Tensor& tensor, const Entry& entry) const;
     void read(const Tensor& tensor, const Entry& entry) const;
     explicit SafetensorsFile(std::string path) : path_(std::move(path)) {}
+    void read_index();
+    void add_shard(const std::string& name, const std::string& save);
     void read_header();
     void parse_header(const std::string& header, std::uint64_t data_begin, std::uint64_t file_bytes);
     [[noreturn]] void refuse(const std::string& what) const;
 
     std::string path_;
-    ddprun::UniqueFd fd_;
+    std::vector<ddprun::UniqueFd> files_;
     std::map<std::string, Entry> entries_;
     Metadata metadata_;
 };
@@ -119,6 +128,11 @@ struct Training {
     std::vector<TrainingPart> parts = {};
 };
 
+struct CheckpointOptions {
+    std::size_t keep = 2;       ///< a save removes older checkpoints than the newest `keep`; 0 keeps all
+    bool asynchronous = false;  ///< save() returns once the state is copied; a thread writes it to the disk
+};
+
 /// A directory of checkpoints:
 ///
 ///     step-000750/model.safetensors       opens in Python and elsewhere
@@ -127,27 +141,45 @@ struct Training {
 ///     step-000750/state.json
 ///     latest                              the name of the newest
 ///
+/// Where training is sharded (Tensor::part_begin), each rank writes some of the tensors, whole, to
+/// `optimizer-00002-of-00008.safetensors`, and `optimizer.safetensors.index.json` lists them as Hugging
+/// Face's index does. All ranks then need the same directory, on a shared file system where they are on
+/// several nodes. Any number of ranks, sharded or not, can load either kind.
+///
 /// A checkpoint appears under its name complete and on the disk, or not at all: it is written to a hidden
 /// directory, synced and renamed; `latest` changes last. Whatever interrupts a save (a full disk, SIGKILL, a
 /// power cut), earlier checkpoints stay intact. On a file system that cannot exchange two directories (NFS,
 /// Lustre), a checkpoint that is saved again at the same step lies as `.replaced-step-…` while the new one is
-/// renamed: `latest()` finds it there. One process writes (rank 0); many may read.
+/// renamed: `latest()` finds it there. One run at a time writes; many may read.
 class CheckpointDirectory {
   public:
-    /// Touches nothing yet. A save keeps the `keep` newest checkpoints and removes older ones; 0 keeps all.
-    explicit CheckpointDirectory(std::string path, std::size_t keep = 2);
+    /// Touches nothing yet.
+    explicit CheckpointDirectory(std::string path, CheckpointOptions options = {});
+    /// Waits for an asynchronous save; prints its error to stderr when neither save(), load() nor finish()
+    /// has thrown it.
+    ~CheckpointDirectory();
+    CheckpointDirectory(const CheckpointDirectory&) = delete;
+    CheckpointDirectory& operator=(const CheckpointDirectory&) = delete;
 
-    /// Collective: rank 0 writes a checkpoint, the others wait until it is on the disk: at most an hour, or
-    /// the group's time-out where that is longer; so does load(). `--hang-timeout` takes no rank for hung
-    /// meanwhile. Returns the checkpoint's path. Makes the directory when it is missing; removes the
-    /// unfinished files of a killed writer. Throws FileError naming path and cause, the same on all ranks.
+    /// Collective: rank 0 (with sharded state, every rank) writes a checkpoint, and all wait until it is on
+    /// the disk: at most an hour, or the group's time-out where that is longer; so do load() and finish().
+    /// `--hang-timeout` takes no rank for hung meanwhile. Returns the checkpoint's path. Makes the directory
+    /// when it is missing; removes the unfinished files of a killed writer. Throws FileError naming path and
+    /// cause, the same on all ranks.
+    ///
+    /// An asynchronous save first waits for the save before it, and throws its error in place of saving. The
+    /// copies take as much memory as the tensors that this rank writes, and are kept for the next save. The
+    /// writing thread has the lowest priority.
     std::string save(ProcessGroup& group, const Training& training,
                      const std::map<std::string, std::string>& notes = {});
+    /// Collective: waits until an asynchronous save is on the disk; throws its error as save() does. Call it
+    /// at the end of the run.
+    void finish(ProcessGroup& group);
     /// Collective: rank 0 finds the newest checkpoint and reads it (see load_checkpoint); nullopt without
-    /// one.
-    std::optional<TrainingState> load(ProcessGroup& group, const Training& training) const;
+    /// one. Calls finish() first.
+    std::optional<TrainingState> load(ProcessGroup& group, const Training& training);
 
-    /// Saves tensors and a state that the program keeps itself; not collective.
+    /// Saves whole tensors and a state that the program keeps itself; not collective, never asynchronous.
     std::string save(std::span<const Tensor> model, std::span<const Tensor> optimizer,
                      const TrainingState& state);
 
@@ -158,30 +190,36 @@ class CheckpointDirectory {
     [[nodiscard]] const std::string& path() const { return path_; }
 
   private:
-    std::string write(std::span<const CheckpointPart> parts, const TrainingState& state);
+    /// Makes an unfinished checkpoint, a hidden directory; returns its path.
+    std::string begin(std::uint64_t step);
+    void publish(const CheckpointSave& save) const;
+    void write_in_background(std::unique_ptr<CheckpointSave> save);
     void remove_left_overs() const;
     void remove_old(const std::string& newest) const;
 
     std::string path_;
-    std::size_t keep_;
-    std::shared_ptr<cuda::HostScratch>
-        scratch_;  ///< buffers for tensors on a CUDA device, kept between saves
+    CheckpointOptions options_;
+    // Kept between saves: copies of tensors, and tensors that were gathered from several ranks.
+    std::shared_ptr<cuda::HostScratch> copies_, gathered_;
+    std::future<void> pending_;  ///< the asynchronous save; invalid without one
 };
 
 /// The state of one checkpoint (a path from save or latest), without its tensors. Throws InvalidInput naming
 /// the file and its fault.
 TrainingState load_state(const std::string& checkpoint);
 /// Collective. Rank 0 loads `checkpoint` (only its argument counts) and sends state, tensors and the
-/// sampler's position to all ranks: no shared file system is needed. All checks come before the first write:
-/// a checkpoint of another model throws InvalidInput naming the first tensor that differs and both shapes;
-/// one with other parts names the part. When rank 0 fails, every rank throws rank 0's exception. Step counts
-/// that an old optimizer file lacks become TrainingState::step.
+/// sampler's position to all ranks: no shared file system is needed. Only the parts of sharded tensors
+/// (Tensor::part_begin) are read by each rank. All checks come before the first write: a checkpoint of
+/// another model throws InvalidInput naming the first tensor that differs and both shapes; one with other
+/// parts names the part. When a rank fails, every rank throws its exception. Step counts that an old
+/// optimizer file lacks become TrainingState::step.
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training);
 /// Loads tensors that the program keeps itself; not collective.
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
                               std::span<const Tensor> optimizer);
-/// SafetensorsFile::read_matching of the file at `path`, for tensors on devices too: initial weights. Call it
-/// on rank 0 before it makes its DistributedDataParallel, which sends the weights to all ranks.
+/// SafetensorsFile::read_matching of the file or index at `path`, for tensors on devices too: initial
+/// weights. Call it on rank 0 before it makes its DistributedDataParallel, which sends the weights to all
+/// ranks.
 [[nodiscard]] SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
                                                       const SafetensorsFile::Rename& rename = {});
 

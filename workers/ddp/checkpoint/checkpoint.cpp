@@ -2,22 +2,32 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "ddp/checkpoint/durable_file.h"
 #include "ddp/checkpoint/parts.h"
+#include "ddp/checkpoint/save.h"
+#include "ddp/checkpoint/shards.h"
 #include "ddp/cuda/host_copies.h"
+#include "ddp/error_report.h"
+#include "env/io/background_call.h"
 #include "env/io/file.h"
+#include "env/print.h"
 #include "env/text.h"
 
 namespace ddp {
@@ -33,6 +43,8 @@ constexpr std::string_view kHiddenPrefix = ".writing-";
 /// Name prefix of a checkpoint while another of its step replaces it on a file system that cannot exchange
 /// them.
 constexpr std::string_view kAsidePrefix = ".replaced-";
+/// The random name of a save, in hexadecimal digits, stands between kHiddenPrefix and '-'.
+constexpr std::size_t kSaveNameDigits = 16;
 constexpr std::size_t kLatestBytesLimit = 4096;
 
 [[noreturn]] void fail_checkpoint(const std::string& path, const char* attempt, int error = errno) {
@@ -43,6 +55,20 @@ bool is_checkpoint_name(std::string_view name) {
     const std::string_view digits = name.substr(std::min(name.size(), kPrefix.size()));
     return name.substr(0, kPrefix.size()) == kPrefix && !digits.empty() &&
            digits.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+/// Removes a directory while other ranks may still remove their files in it, which makes a try fail.
+void remove_tree(const fs::path& path) {
+    std::error_code error;
+    for (int tries = 0; tries < 10; ++tries) {
+        fs::remove_all(path, error);
+        if (!error) return;
+    }
+}
+
+/// "step-000750", the name that the checkpoint `hidden` gets.
+std::string name_of_hidden(const std::string& hidden) {
+    return fs::path(hidden).filename().string().substr(kHiddenPrefix.size() + kSaveNameDigits + 1);
 }
 
 /// Finds the checkpoint of the name `path`: there, or set aside when the writer was killed while it replaced
@@ -75,53 +101,141 @@ void move_into_place(const std::string& hidden, const std::string& directory, co
     fail_checkpoint(to, "rename", error);
 }
 
-void write_parts(const std::string& directory, std::span<const CheckpointPart> parts,
-                 const TrainingState& state, const std::shared_ptr<cuda::HostScratch>& scratch) {
-    // "pt" tells other programs the layout of the tensors.
-    const Metadata metadata = {{"format", "pt"}, {"step", std::to_string(state.step)}};
-    for (const CheckpointPart& part : parts) {
-        const cuda::HostCopies values(part.tensors, cuda::HostCopies::Begin::WithContents, scratch);
-        write_safetensors(path_of(directory, part.name), values.tensors(), metadata);
-    }
-    replace_file(directory + "/state.json", to_json(state));
-}
-
 }  // namespace
 
-CheckpointDirectory::CheckpointDirectory(std::string path, std::size_t keep)
-    : path_(std::move(path)), keep_(keep), scratch_(std::make_shared<cuda::HostScratch>()) {
+std::string published_path(const std::string& hidden) {
+    return fs::path(hidden).parent_path() / name_of_hidden(hidden);
+}
+
+std::string save_name_of(const std::string& hidden) {
+    return fs::path(hidden).filename().string().substr(kHiddenPrefix.size(), kSaveNameDigits);
+}
+
+Metadata metadata_of(std::uint64_t step) {
+    // "pt" tells other programs the layout of the tensors.
+    return {{"format", "pt"}, {"step", std::to_string(step)}};
+}
+
+CheckpointSave::~CheckpointSave() {
+    files.clear();
+    if (publishes && !hidden.empty()) remove_tree(hidden);
+}
+
+void CheckpointSave::copy(const std::shared_ptr<cuda::HostScratch>& scratch) {
+    std::vector<Tensor> originals;
+    for (const File& file : files) {
+        if (!file.is_copy) originals.insert(originals.end(), file.tensors.begin(), file.tensors.end());
+    }
+    const cuda::HostCopies copies(originals, cuda::HostCopies::Begin::WithContents, scratch,
+                                  cuda::HostCopies::Of::All);
+    auto next = copies.tensors().begin();
+    for (File& file : files) {
+        if (file.is_copy) continue;
+        for (Tensor& tensor : file.tensors) tensor = *next++;
+    }
+    on_device.reset();
+}
+
+void CheckpointSave::create() {
+    for (File& file : files) file.file = std::make_unique<DurableFile>(file.path);
+}
+
+void CheckpointSave::write(const std::shared_ptr<cuda::HostScratch>& scratch) {
+    for (File& file : files) {
+        const cuda::HostCopies values(file.tensors, cuda::HostCopies::Begin::WithContents, scratch);
+        write_safetensors(*file.file, values.tensors(), file.metadata);
+    }
+}
+
+void CheckpointSave::wait_for_others() const {
+    constexpr std::chrono::milliseconds kBetweenLooks{20};
+    const auto deadline = std::chrono::steady_clock::now() + kFileTimeout;
+    for (const auto& [rank, path] : awaited) {
+        std::error_code ignored;
+        const auto fail = [rank = rank, &path = path](const char* what) {
+            throw OtherRankFailed(rank, fmt::format("checkpoint {}: rank {} {}", path, rank, what));
+        };
+        while (fs::exists(DurableFile::unfinished(path), ignored)) {
+            if (std::chrono::steady_clock::now() > deadline) fail("has not written it within an hour");
+            std::this_thread::sleep_for(kBetweenLooks);
+        }
+        if (!fs::exists(path, ignored)) fail("could not write it");
+    }
+}
+
+CheckpointDirectory::CheckpointDirectory(std::string path, CheckpointOptions options)
+    : path_(std::move(path)),
+      options_(options),
+      copies_(std::make_shared<cuda::HostScratch>()),
+      gathered_(std::make_shared<cuda::HostScratch>()) {
     if (path_.empty()) throw InvalidInput("checkpoint: the directory has no name");
+}
+
+CheckpointDirectory::~CheckpointDirectory() {
+    try {
+        if (pending_.valid()) pending_.get();
+    } catch (const std::exception& error) {
+        ddprun::print(stderr, "ddp: {}\n", with_rank(error.what()));
+    }
 }
 
 std::string CheckpointDirectory::save(std::span<const Tensor> model, std::span<const Tensor> optimizer,
                                       const TrainingState& state) {
-    const std::vector<CheckpointPart> parts = {{kModelPart, {model.begin(), model.end()}},
-                                               {kOptimizerPart, {optimizer.begin(), optimizer.end()}}};
-    return write(parts, state);
+    if (pending_.valid()) pending_.get();
+    CheckpointSave save;
+    save.publishes = true;
+    save.hidden = begin(state.step);
+    const Metadata metadata = metadata_of(state.step);
+    save.files.push_back({path_of(save.hidden, kModelPart), {model.begin(), model.end()}, metadata});
+    save.files.push_back(
+        {path_of(save.hidden, kOptimizerPart), {optimizer.begin(), optimizer.end()}, metadata});
+    save.texts.emplace_back(state_path_of(save.hidden), to_json(state));
+    save.create();
+    save.write(copies_);
+    publish(save);
+    return published_path(save.hidden);
 }
 
-std::string CheckpointDirectory::write(std::span<const CheckpointPart> parts, const TrainingState& state) {
+std::string CheckpointDirectory::begin(std::uint64_t step) {
     std::error_code error;
     fs::create_directories(path_, error);
     if (error) fail_checkpoint(path_, "mkdir", error.value());
     remove_left_overs();
-
-    const std::string name = fmt::format("{}{:06}", kPrefix, state.step);
-    const std::string hidden = fmt::format("{}/{}{}", path_, kHiddenPrefix, name);
-    const std::string final_path = path_ + "/" + name;
+    // A writer of an earlier run that still lives finds its directory gone, not this one.
+    std::random_device random;
+    std::string hidden =
+        fmt::format("{}/{}{:08x}{:08x}-{}{:06}", path_, kHiddenPrefix, random(), random(), kPrefix, step);
     if (::mkdir(hidden.c_str(), 0777) != 0) fail_checkpoint(hidden, "mkdir");
-    try {
-        write_parts(hidden, parts, state, scratch_);
-        move_into_place(hidden, path_, name);
-    } catch (...) {
-        fs::remove_all(hidden, error);
-        throw;
-    }
+    return hidden;
+}
+
+void CheckpointDirectory::publish(const CheckpointSave& save) const {
+    for (const auto& [path, content] : save.texts) replace_file(path, content);
+    sync_directory(save.hidden);
+    const std::string name = name_of_hidden(save.hidden);
+    move_into_place(save.hidden, path_, name);
     sync_directory(path_);
     remove_left_overs();  // removes the replaced checkpoint
     replace_file(path_ + "/latest", name + "\n");
     remove_old(name);
-    return final_path;
+}
+
+void CheckpointDirectory::write_in_background(std::unique_ptr<CheckpointSave> save) {
+    const auto task = std::make_shared<std::packaged_task<void()>>([this, given = std::move(save)]() mutable {
+        const std::unique_ptr<CheckpointSave> own = std::move(given);
+        own->write(copies_);
+        if (!own->publishes) return;
+        own->wait_for_others();
+        publish(*own);
+    });
+    pending_ = task->get_future();
+    auto thread = ddprun::start_thread("start a thread", [task] {
+        // The training threads go first: on busy cores this one gets a few percent of a core.
+        ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19);
+        (*task)();
+    });
+    if (thread) thread->detach();
+    else (*task)();
 }
 
 void CheckpointDirectory::remove_left_overs() const {
@@ -135,13 +249,13 @@ void CheckpointDirectory::remove_left_overs() const {
             name.starts_with(kAsidePrefix) &&
             ::rename(entry.c_str(), (path_ + "/" + name.substr(kAsidePrefix.size())).c_str()) != 0 &&
             (errno == EEXIST || errno == ENOTEMPTY);
-        if (is_replaced || name.starts_with(kHiddenPrefix)) fs::remove_all(entry, ignored);
+        if (is_replaced || name.starts_with(kHiddenPrefix)) remove_tree(entry);
     }
     ::unlink(DurableFile::unfinished(path_ + "/latest").c_str());
 }
 
 void CheckpointDirectory::remove_old(const std::string& newest) const {
-    if (keep_ == 0) return;
+    if (options_.keep == 0) return;
     std::error_code ignored;
     // Sort by time, not by step: a new run in an old directory starts again at low steps.
     std::vector<std::pair<fs::file_time_type, fs::path>> others;
@@ -151,7 +265,7 @@ void CheckpointDirectory::remove_old(const std::string& newest) const {
             others.emplace_back(entry.last_write_time(ignored), entry.path());
     }
     std::sort(others.begin(), others.end(), std::greater<>());
-    for (std::size_t i = keep_ - 1; i < others.size(); ++i) fs::remove_all(others[i].second, ignored);
+    for (std::size_t i = options_.keep - 1; i < others.size(); ++i) fs::remove_all(others[i].second, ignored);
 }
 
 std::optional<std::string> CheckpointDirectory::latest() const {

@@ -25,6 +25,7 @@ class DurableFile {
     void commit();
     /// Its name before it is committed.
     static std::string unfinished(const std::string& path);
+    [[nodiscard]] const std::string& path() const { return path_; }
 
   private:
     std::string path_;

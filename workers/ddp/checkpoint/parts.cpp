@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
-#include <list>
 #include <utility>
 
+#include "ddp/checkpoint/shards.h"
 #include "ddp/cuda/host_copies.h"
 #include "ddp/optimizer.h"
 #include "env/io/file.h"
@@ -91,16 +92,24 @@ std::vector<Tensor> without(std::span<const Tensor> all, std::span<const Tensor>
     return rest;
 }
 
-struct PartFile {
-    SafetensorsFile file;
-    std::vector<Tensor> counts;  ///< tensors that the file lacks
-    HostCopies copies;
-};
-
 }  // namespace
 
 std::string path_of(const std::string& checkpoint, std::string_view part) {
-    return fmt::format("{}/{}.safetensors", checkpoint, part);
+    return fmt::format("{}/{}{}", checkpoint, part, kFileSuffix);
+}
+
+std::string index_path_of(const std::string& checkpoint, std::string_view part) {
+    return fmt::format("{}{}", path_of(checkpoint, part), kIndexSuffix);
+}
+
+std::string state_path_of(const std::string& checkpoint) { return checkpoint + "/state.json"; }
+
+std::string find_part(const std::string& checkpoint, std::string_view part) {
+    for (const std::string& path : {path_of(checkpoint, part), index_path_of(checkpoint, part)}) {
+        std::error_code ignored;
+        if (std::filesystem::exists(path, ignored)) return path;
+    }
+    return "";
 }
 
 std::string to_json(const TrainingState& state) {
@@ -124,32 +133,37 @@ TrainingState state_from_json(const std::string& text, const std::string& place)
 }
 
 TrainingState load_state(const std::string& checkpoint) {
-    const std::string path = checkpoint + "/state.json";
+    const std::string path = state_path_of(checkpoint);
     const Result<std::string> text = ddprun::read_regular_file(path, kStateBytesLimit);
     if (!text) throw InvalidInput("checkpoint " + text.error().what);
     return state_from_json(*text, path);
 }
 
-void read_parts(const std::string& checkpoint, std::span<const CheckpointPart> parts,
-                const TrainingState& state) {
-    std::list<PartFile> opened;
+PartReader::PartReader(const std::string& checkpoint, std::span<const CheckpointPart> parts, What what) {
     for (const CheckpointPart& part : parts) {
-        SafetensorsFile file = SafetensorsFile::open(path_of(checkpoint, part.name));
+        const std::string path = find_part(checkpoint, part.name);
+        SafetensorsFile file = SafetensorsFile::open(path.empty() ? path_of(checkpoint, part.name) : path);
         const std::vector<Tensor> absent =
             part.name == kOptimizerPart ? counts_not_in(file, part.tensors) : std::vector<Tensor>{};
         file.require_same(without(part.tensors, absent));
-        HostCopies copies(part.tensors, HostCopies::Begin::WithoutContents);
-        opened.push_back({std::move(file), absent, std::move(copies)});
+        std::vector<Tensor> wanted = part.tensors;
+        if (what == What::PartsOfTensors)
+            std::erase_if(wanted, [](const Tensor& tensor) { return !tensor.part_begin; });
+        HostCopies copies(wanted, HostCopies::Begin::WithoutContents);
+        files_.push_back({std::move(file), absent, std::move(copies)});
     }
-    for (const PartFile& part : opened) {
-        part.file.read_into(without(part.copies.tensors(), part.counts));
+}
+
+void PartReader::read(std::uint64_t step) const {
+    for (const PartFile& part : files_) {
+        part.file.fill(without(part.copies.tensors(), part.counts));
         for (const Tensor& tensor : part.copies.tensors()) {
             const bool is_count = std::any_of(part.counts.begin(), part.counts.end(),
                                               [&](const Tensor& count) { return count.name == tensor.name; });
-            if (is_count) std::memcpy(tensor.memory.data, &state.step, sizeof state.step);
+            if (is_count) std::memcpy(tensor.memory.data, &step, sizeof step);
         }
     }
-    for (const PartFile& part : opened) part.copies.upload();
+    for (const PartFile& part : files_) part.copies.upload();
 }
 
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
@@ -157,7 +171,7 @@ TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Ten
     const TrainingState state = load_state(checkpoint);
     const std::vector<CheckpointPart> parts = {{kModelPart, {model.begin(), model.end()}},
                                                {kOptimizerPart, {optimizer.begin(), optimizer.end()}}};
-    read_parts(checkpoint, parts, state);
+    PartReader(checkpoint, parts).read(state.step);
     return state;
 }
 

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 #include <unordered_set>
@@ -14,6 +15,7 @@
 
 #include "ddp/checkpoint.h"
 #include "ddp/checkpoint/durable_file.h"
+#include "ddp/checkpoint/shards.h"
 #include "env/io/file.h"
 #include "env/json.h"
 #include "env/text.h"
@@ -28,8 +30,10 @@ using ddprun::as;
 using ddprun::elements;
 using ddprun::excerpt;
 using ddprun::Json;
+using ddprun::member;
 using ddprun::members;
 using ddprun::Result;
+using ddprun::text_of;
 
 constexpr std::size_t kPrefixBytes = 8;
 constexpr std::size_t kDataAlignment = 64;
@@ -103,6 +107,27 @@ std::optional<std::pair<std::uint64_t, std::uint64_t>> parse_offsets(const Json&
 }  // namespace
 
 void write_safetensors(const std::string& path, std::span<const Tensor> tensors, const Metadata& metadata) {
+    DurableFile file(path);
+    write_safetensors(file, tensors, metadata);
+}
+
+namespace {
+
+/// Writes the beginning of a file, before the tensors' bytes.
+void write_header(DurableFile& file, std::span<const Tensor> tensors, const Metadata& metadata) {
+    const std::string header = make_header(tensors, metadata);
+    if (header.size() > kSafetensorsHeaderLimit)
+        throw InvalidInput(fmt::format("{}: {} tensors need a header of {} bytes, the limit is {}",
+                                       file.path(), tensors.size(), header.size(), kSafetensorsHeaderLimit));
+    const std::uint64_t header_bytes = header.size();
+    file.write(&header_bytes, sizeof(header_bytes));
+    file.write(header.data(), header.size());
+}
+
+}  // namespace
+
+void write_safetensors(DurableFile& file, std::span<const Tensor> tensors, const Metadata& metadata) {
+    const std::string& path = file.path();
     check_tensors(tensors);
     for (const Tensor& tensor : tensors) {
         if (tensor.name == kMetadataKey)
@@ -112,14 +137,7 @@ void write_safetensors(const std::string& path, std::span<const Tensor> tensors,
         if (tensor.part_begin)
             throw InvalidInput(fmt::format("{}: only a part of tensor '{}' is here", path, tensor.name));
     }
-    const std::string header = make_header(tensors, metadata);
-    if (header.size() > kSafetensorsHeaderLimit)
-        throw InvalidInput(fmt::format("{}: {} tensors need a header of {} bytes, the limit is {}", path,
-                                       tensors.size(), header.size(), kSafetensorsHeaderLimit));
-    DurableFile file(path);
-    const std::uint64_t header_bytes = header.size();
-    file.write(&header_bytes, sizeof(header_bytes));
-    file.write(header.data(), header.size());
+    write_header(file, tensors, metadata);
     for (const Tensor& tensor : tensors) file.write(tensor.memory.data, tensor.memory.bytes());
     file.commit();
 }
@@ -128,28 +146,75 @@ void SafetensorsFile::refuse(const std::string& what) const { throw InvalidInput
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
     SafetensorsFile file(path);
+    if (path.ends_with(kIndexSuffix)) {
+        file.read_index();
+        return file;
+    }
     Result<ddprun::UniqueFd> fd = ddprun::open_regular_file(path);
     if (!fd && fd.error().code == ddprun::Errc::InvalidArgument) throw InvalidInput(fd.error().what);
     if (!fd) throw Error(fd.error().what);
-    file.fd_ = *std::move(fd);
+    file.files_.push_back(*std::move(fd));
     file.read_header();
     return file;
 }
 
+void SafetensorsFile::read_index() {
+    const Result<std::string> text = ddprun::read_regular_file(path_, kSafetensorsHeaderLimit);
+    if (!text) throw InvalidInput(text.error().what);
+    const Result<Json> json = ddprun::parse_json(*text, {.unique_names = true});
+    if (!json || !member(*json, "weight_map").is_object()) refuse("not an index of safetensors files");
+    const Json &about = member(*json, "metadata"), &map = member(*json, "weight_map");
+    const std::string save = text_of(about, kSaveKey);
+    std::map<std::string, std::size_t> numbers;
+    for (const auto& [tensor, item] : members(map)) {
+        const std::string file = as<std::string>(item).value_or("");
+        if (!file.ends_with(kFileSuffix) || file.find('/') != std::string::npos)
+            refuse(fmt::format("'{}', the file of tensor '{}', is no name of a safetensors file",
+                               excerpt(file), excerpt(tensor)));
+        if (numbers.try_emplace(file, files_.size()).second) add_shard(file, save);
+        const auto entry = entries_.find(tensor);
+        if (entry == entries_.end() || entry->second.file != numbers[file])
+            refuse(fmt::format("tensor '{}' is not in its file {}", excerpt(tensor), excerpt(file)));
+    }
+    if (entries_.size() != members(map).size())
+        refuse(fmt::format("lists {} tensors, its files hold {}", members(map).size(), entries_.size()));
+    std::uint64_t bytes = 0;
+    for (const auto& [name, entry] : entries_) bytes += entry.bytes;
+    // Other programs count the bytes in other ways.
+    if (!save.empty() && as<std::uint64_t>(about, kTotalKey).value_or(0) != bytes)
+        refuse(fmt::format("its files hold {} bytes of tensors, it says another number", bytes));
+}
+
+/// Adds the tensors of a file that the index names. Every file of a checkpoint names its save.
+void SafetensorsFile::add_shard(const std::string& name, const std::string& save) {
+    const std::filesystem::path path = std::filesystem::path(path_).parent_path() / name;
+    if (!std::filesystem::exists(path)) refuse(fmt::format("its file {} is missing", excerpt(name)));
+    SafetensorsFile shard = open(path);
+    if (!save.empty() && shard.metadata_[kSaveKey] != save) shard.refuse("is of another save than " + path_);
+    for (auto& [tensor, entry] : shard.entries_) {
+        entry.file = files_.size();
+        if (!entries_.try_emplace(tensor, entry).second)
+            shard.refuse(fmt::format("tensor '{}' is in another file of {} too", excerpt(tensor), path_));
+    }
+    metadata_ = std::move(shard.metadata_);
+    files_.push_back(std::move(shard.files_[0]));
+}
+
 void SafetensorsFile::read_header() {
     struct stat status {};
-    if (::fstat(fd_.get(), &status) != 0) throw Error(fmt::format("{}: {}", path_, std::strerror(errno)));
+    const int fd = files_[0].get();
+    if (::fstat(fd, &status) != 0) throw Error(fmt::format("{}: {}", path_, std::strerror(errno)));
     const auto file_bytes = static_cast<std::uint64_t>(status.st_size);
     if (file_bytes < kPrefixBytes) refuse(fmt::format("not a safetensors file: only {} bytes", file_bytes));
     std::uint64_t header_bytes = 0;
-    read_at(fd_.get(), path_, 0, {reinterpret_cast<std::byte*>(&header_bytes), sizeof(header_bytes)});
+    read_at(fd, path_, 0, {reinterpret_cast<std::byte*>(&header_bytes), sizeof(header_bytes)});
     if (header_bytes > kSafetensorsHeaderLimit)
         refuse(fmt::format("not a safetensors file: a header of {} bytes, the limit is {}", header_bytes,
                            kSafetensorsHeaderLimit));
     if (header_bytes > file_bytes - kPrefixBytes)
         refuse(fmt::format("truncated: the header has {} bytes, the file only {}", header_bytes, file_bytes));
     std::string header(header_bytes, '\0');
-    read_at(fd_.get(), path_, kPrefixBytes, std::as_writable_bytes(std::span(header)));
+    read_at(fd, path_, kPrefixBytes, std::as_writable_bytes(std::span(header)));
     parse_header(header, kPrefixBytes + header_bytes, file_bytes);
 }
 
@@ -189,7 +254,7 @@ void SafetensorsFile::parse_header(const std::string& header, std::uint64_t data
         if (end - begin != shape->second)
             refuse(fmt::format("tensor '{}' has {} bytes, its shape {} needs {}", excerpt(name), end - begin,
                                describe(*dtype, shape->first), shape->second));
-        entries_[name] = {*dtype, shape->first, data_begin + begin, end - begin};
+        entries_[name] = {*dtype, shape->first, data_begin + begin, end - begin, 0};
         ranges.emplace_back(begin, end);
     }
     // The format forbids holes and overlaps: they would make a file ambiguous.
@@ -218,7 +283,7 @@ void SafetensorsFile::require_fit(const Tensor& tensor, const Entry& entry) cons
 
 void SafetensorsFile::read(const Tensor& tensor, const Entry& entry) const {
     const std::uint64_t begin = tensor.part_begin.value_or(0) * size_of(entry.dtype);
-    read_at(fd_.get(), path_, entry.offset + begin,
+    read_at(files_[entry.file].get(), path_, entry.offset + begin,
             {static_cast<std::byte*>(tensor.memory.data), tensor.memory.bytes()});
 }
 
@@ -242,6 +307,10 @@ void SafetensorsFile::require_same(std::span<const Tensor> tensors) const {
 
 void SafetensorsFile::read_into(std::span<const Tensor> tensors) const {
     require_same(tensors);
+    fill(tensors);
+}
+
+void SafetensorsFile::fill(std::span<const Tensor> tensors) const {
     for (const Tensor& tensor : tensors) read(tensor, *find(tensor.name));
 }
 

@@ -9,6 +9,8 @@
 
 #include "ddp/checkpoint.h"
 #include "ddp/checkpoint/parts.h"
+#include "ddp/checkpoint/save.h"
+#include "ddp/checkpoint/shards.h"
 #include "ddp/optimizer.h"
 #include "ddp/worker/stacks.h"
 #include "env/text.h"
@@ -18,32 +20,52 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Time limit of a save or a load; the group's time-out is for collectives.
-constexpr std::chrono::hours kFileTimeout{1};
+std::chrono::nanoseconds file_timeout(const ProcessGroup& group) {
+    return std::max<std::chrono::nanoseconds>(group.timeout(), kFileTimeout);
+}
 
-/// Runs `act` on rank 0 only, for kFileTimeout at most; every rank returns its result or throws its
-/// exception.
-std::string run_on_rank_zero(ProcessGroup& group, const std::function<std::string()>& act) {
-    constexpr char kDone = '+', kWrong = '-', kFile = '/', kFailed = '!';
+// The first byte of a rank's outcome. After kElsewhere comes the rank that knows the reason.
+constexpr char kDone = '+', kWrong = '-', kFile = '/', kFailed = '!', kElsewhere = '@';
+
+[[noreturn]] void rethrow(std::span<const std::string> outcomes, std::size_t rank) {
+    const char kind = outcomes[rank][0];
+    const std::string text = outcomes[rank].substr(1);
+    if (kind == kWrong) throw InvalidInput(text);
+    if (kind == kFile) throw FileError(text);
+    if (kind == kFailed) throw Error(text);
+    const std::size_t space = text.find(' '), other = std::stoul(text);
+    if (outcomes[other][0] == kDone) throw FileError(text.substr(space + 1));
+    rethrow(outcomes, other);
+}
+
+/// Collective: runs `act`, which is not collective, on every rank, for kFileTimeout at most. Every rank
+/// returns all results, or throws the exception of the first rank that has one.
+std::vector<std::string> agree(ProcessGroup& group, const std::function<std::string()>& act) {
     std::string outcome;
-    const TimeoutScope slow(group, std::max<std::chrono::nanoseconds>(group.timeout(), kFileTimeout));
-    if (group.rank() == 0) {
+    const TimeoutScope slow(group, file_timeout(group));
+    try {
         const HangDetectionPause awaited(kFileTimeout);
-        try {
-            outcome = kDone + act();
-        } catch (const InvalidInput& error) {
-            outcome = kWrong + std::string(error.what());
-        } catch (const FileError& error) {
-            outcome = kFile + std::string(error.what());
-        } catch (const std::exception& error) {
-            outcome = kFailed + std::string(error.what());
-        }
+        outcome = kDone + act();
+    } catch (const InvalidInput& error) {
+        outcome = kWrong + std::string(error.what());
+    } catch (const OtherRankFailed& error) {
+        outcome = fmt::format("{}{} {}", kElsewhere, error.rank, error.what());
+    } catch (const FileError& error) {
+        outcome = kFile + std::string(error.what());
+    } catch (const std::exception& error) {
+        outcome = kFailed + std::string(error.what());
     }
-    const std::string zeros = group.all_gather_bytes(outcome).at(0), text = zeros.substr(1);
-    if (zeros[0] == kWrong) throw InvalidInput(text);
-    if (zeros[0] == kFile) throw FileError(text);
-    if (zeros[0] == kFailed) throw Error(text);
-    return text;
+    std::vector<std::string> outcomes = group.all_gather_bytes(outcome);
+    for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+        if (outcomes[rank][0] != kDone) rethrow(outcomes, rank);
+    }
+    for (std::string& one : outcomes) one.erase(0, 1);
+    return outcomes;
+}
+
+/// Likewise on rank 0 only; every rank returns its result.
+std::string run_on_rank_zero(ProcessGroup& group, const std::function<std::string()>& act) {
+    return agree(group, [&] { return group.rank() == 0 ? act() : ""; }).at(0);
 }
 
 void check_names(const Training& training) {
@@ -80,12 +102,24 @@ bool is_named(const Training& training, const std::string& part) {
                        [&](const TrainingPart& p) { return p.name == part; });
 }
 
+/// "model" for the files "model.safetensors", "model.safetensors.index.json" and
+/// "model-00001-of-00002.safetensors".
+std::string part_in(const std::string& file) {
+    const std::string name = file.substr(0, file.find(kFileSuffix));
+    constexpr std::string_view kNumbers = "-00001-of-00002";
+    if (name.size() <= kNumbers.size()) return name;
+    std::string numbers = name.substr(name.size() - kNumbers.size());
+    std::replace_if(
+        numbers.begin(), numbers.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
+    return numbers == "-00000-of-00000" ? name.substr(0, name.size() - kNumbers.size()) : name;
+}
+
 /// Throws for a file that no part would read: a schedule that a program forgets would restart silently.
 void refuse_unknown_files(const std::string& checkpoint, const Training& training) {
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(checkpoint, ignored)) {
-        const std::string name = entry.path().stem();
-        if (entry.path().extension() != ".safetensors" || is_named(training, name)) continue;
+        const std::string name = part_in(entry.path().filename());
+        if (entry.path().extension() != kFileSuffix || is_named(training, name)) continue;
         throw InvalidInput(fmt::format(
             "checkpoint {}: holds '{}', which this program does not resume: another program wrote it, or "
             "the same with other data or options",
@@ -93,28 +127,45 @@ void refuse_unknown_files(const std::string& checkpoint, const Training& trainin
     }
 }
 
-/// The parts that both this run and the checkpoint have.
-std::vector<CheckpointPart> parts_in(const std::string& checkpoint, const Training& training) {
-    refuse_unknown_files(checkpoint, training);
+/// The parts that this rank reads and both this run and the checkpoint have: all on rank 0, elsewhere those
+/// with parts of tensors.
+std::vector<CheckpointPart> parts_in(const std::string& checkpoint, const Training& training, bool all) {
     std::vector<CheckpointPart> parts = parts_of(training);
+    if (!all) std::erase_if(parts, [](const CheckpointPart& part) { return !is_sharded(part.tensors); });
     for (const TrainingPart& part : training.parts) {
-        if (part.state == nullptr || fs::exists(path_of(checkpoint, part.name))) continue;
+        const auto is_it = [&](const CheckpointPart& p) { return p.name == part.name; };
+        if (std::ranges::none_of(parts, is_it) || !find_part(checkpoint, part.name).empty()) continue;
         if (!part.optional)
             throw InvalidInput(fmt::format(
                 "checkpoint {}: lacks '{}', which this program resumes: another program wrote it, or the "
                 "same with other data or options",
                 checkpoint, part.name));
-        std::erase_if(parts, [&](const CheckpointPart& p) { return p.name == part.name; });
+        std::erase_if(parts, is_it);
     }
     return parts;
 }
 
-/// Runs on rank 0. The sampler's position is checked before anything is written.
-std::string read_training(const std::string& checkpoint, const Training& training) {
-    const TrainingState state = load_state(checkpoint);
-    DistributedSampler(training.sampler).restore(state.sampler);
-    read_parts(checkpoint, parts_in(checkpoint, training), state);
-    return to_json(state);
+/// Collective. Reads the whole tensors on rank 0 and each rank's parts of tensors; returns state.json's
+/// content. All checks, on all ranks, come before anything is written.
+std::string read_training(ProcessGroup& group, const std::string& checkpoint, const Training& training) {
+    const bool is_first = group.rank() == 0;
+    TrainingState state;
+    std::optional<PartReader> reader;
+    agree(group, [&] {
+        if (is_first) {
+            state = load_state(checkpoint);
+            DistributedSampler(training.sampler).restore(state.sampler);
+            refuse_unknown_files(checkpoint, training);
+        }
+        reader.emplace(checkpoint, parts_in(checkpoint, training, is_first),
+                       is_first ? PartReader::What::All : PartReader::What::PartsOfTensors);
+        return "";
+    });
+    agree(group, [&] {
+        reader->read(state.step);
+        return "";
+    });
+    return run_on_rank_zero(group, [&] { return to_json(state); });
 }
 
 /// Sends rank 0's values to all ranks; for a group on devices, host memory is sent as bytes.
@@ -128,7 +179,9 @@ void broadcast_from_zero(ProcessGroup& group, const Tensor& tensor) {
 TrainingState broadcast_state(ProcessGroup& group, const std::string& state_json,
                               const std::string& checkpoint, const Training& training) {
     for (const CheckpointPart& part : parts_of(training)) {
-        for (const Tensor& tensor : part.tensors) broadcast_from_zero(group, tensor);
+        for (const Tensor& tensor : part.tensors) {
+            if (!tensor.part_begin) broadcast_from_zero(group, tensor);
+        }
     }
     TrainingState state = state_from_json(state_json, checkpoint);
     training.sampler.restore(state.sampler);
@@ -140,34 +193,118 @@ TrainingState broadcast_state(ProcessGroup& group, const std::string& state_json
     return state;
 }
 
+/// Collective: the files that this rank writes, and those that rank 0 waits for.
+void add_files(ProcessGroup& group, std::span<const CheckpointPart> parts, std::span<const ShardPlan> plans,
+               std::uint64_t step, cuda::HostScratch& scratch, CheckpointSave& save) {
+    const Metadata metadata = metadata_of(step);
+    Metadata of_shards = metadata;
+    of_shards[kSaveKey] = save_name_of(save.hidden);
+    const auto self = static_cast<std::size_t>(group.rank());
+    const bool on_host = group.device() == Device{};
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) bytes += gathered_bytes(parts[i].tensors, plans[i], self);
+    std::byte* memory = nullptr;
+    if (bytes > 0 && on_host) memory = scratch.reserve(nullptr, bytes);
+    else if (bytes > 0) memory = save.on_device.emplace(cuda::Gpu::of(group.device().index), bytes).get();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const auto& [name, tensors] = parts[i];
+        const ShardPlan& plan = plans[i];
+        if (!is_sharded(tensors)) {
+            if (self == 0) save.files.push_back({path_of(save.hidden, name), tensors, metadata});
+            continue;
+        }
+        std::vector<Tensor> gathered = gather_shards(group, tensors, plan, memory);
+        memory += gathered_bytes(tensors, plan, self);
+        for (std::size_t rank = 0; rank < plan.files.size(); ++rank) {
+            const std::string path = save.hidden + "/" + plan.files[rank];
+            if (plan.files[rank].empty()) continue;
+            if (rank == self) save.files.push_back({path, std::move(gathered), of_shards, on_host});
+            else if (self == 0) save.awaited.emplace_back(rank, path);
+        }
+        if (self == 0)
+            save.texts.emplace_back(index_path_of(save.hidden, name),
+                                    index_of(tensors, plan, of_shards[kSaveKey]));
+    }
+}
+
 }  // namespace
 
 std::string CheckpointDirectory::save(ProcessGroup& group, const Training& training,
                                       const std::map<std::string, std::string>& notes) {
+    finish(group);
     training.model.prepare_to_save(group);
     training.optimizer.prepare_to_save(group);
     for (const TrainingPart& part : training.parts) {
         if (part.state != nullptr) part.state->prepare_to_save(group);
     }
-    return run_on_rank_zero(group, [&] {
-        const SamplerState place = training.sampler.state();
-        return write(parts_of(training), {place.epoch, training.optimizer.steps(), place, notes});
+    const TimeoutScope slow(group, file_timeout(group));
+    const std::uint64_t step = training.optimizer.steps();
+    std::vector<CheckpointPart> parts;
+    const std::vector<std::string> held = agree(group, [&] {
+        parts = parts_of(training);
+        for (const CheckpointPart& part : parts) check_tensors(part.tensors);
+        return pieces_of(parts, static_cast<std::size_t>(group.rank()));
     });
+    const std::vector<ShardPlan> plans = plan_shards(parts, held);
+    auto save = std::make_unique<CheckpointSave>();
+    save->publishes = group.rank() == 0;
+    save->hidden = run_on_rank_zero(group, [&] {
+        const SamplerState place = training.sampler.state();
+        const TrainingState state = {place.epoch, step, place, notes};
+        const std::string hidden = begin(step);
+        save->texts.emplace_back(state_path_of(hidden), to_json(state));
+        return hidden;
+    });
+    add_files(group, parts, plans, step, *gathered_, *save);
+    const std::string path = published_path(save->hidden);
+    const auto run = [&](const std::function<void()>& act) {
+        agree(group, [&] {
+            act();
+            return "";
+        });
+    };
+    if (options_.asynchronous) {
+        run([&] {
+            save->copy(copies_);
+            save->create();
+        });
+        write_in_background(std::move(save));
+        return path;
+    }
+    run([&] {
+        save->create();
+        save->write(copies_);
+    });
+    run([&] {
+        if (save->publishes) publish(*save);
+    });
+    return path;
 }
 
-std::optional<TrainingState> CheckpointDirectory::load(ProcessGroup& group, const Training& training) const {
-    const std::string state = run_on_rank_zero(group, [&] {
-        const std::optional<std::string> newest = latest();
-        return newest ? read_training(*newest, training) : "";
-    });
-    if (state.empty()) return std::nullopt;
-    return broadcast_state(group, state, path_, training);
+void CheckpointDirectory::finish(ProcessGroup& group) {
+    if (!pending_.valid()) return;
+    try {
+        agree(group, [&] {
+            pending_.get();
+            return "";
+        });
+    } catch (...) {
+        // No rank writes any more, so what the others wrote after rank 0's failure can go.
+        if (group.rank() == 0) remove_left_overs();
+        throw;
+    }
+}
+
+std::optional<TrainingState> CheckpointDirectory::load(ProcessGroup& group, const Training& training) {
+    finish(group);
+    const std::string newest = run_on_rank_zero(group, [&] { return latest().value_or(""); });
+    if (newest.empty()) return std::nullopt;
+    return load_checkpoint(group, newest, training);
 }
 
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training) {
-    return broadcast_state(group,
-                           run_on_rank_zero(group, [&] { return read_training(checkpoint, training); }),
-                           checkpoint, training);
+    const std::string path = run_on_rank_zero(group, [&] { return checkpoint; });
+    return broadcast_state(group, read_training(group, path, training), path, training);
 }
 
 }  // namespace ddp

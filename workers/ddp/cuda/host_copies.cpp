@@ -1,5 +1,6 @@
 #include "ddp/cuda/host_copies.h"
 
+#include <cstring>
 #include <set>
 #include <utility>
 
@@ -17,26 +18,34 @@ std::size_t padded_bytes(const Tensor& tensor) {
 }  // namespace
 
 std::byte* HostScratch::reserve(const std::shared_ptr<const Gpu>& gpu, std::size_t bytes) {
-    if (!memory_ || memory_->bytes() < bytes) {
-        memory_.reset();
-        memory_.emplace(gpu, bytes);
+    if (!gpu) {
+        if (plain_bytes_ < bytes) {
+            plain_.reset();
+            plain_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+            plain_bytes_ = bytes;
+        }
+        return plain_.get();
     }
-    return memory_->get();
+    if (!pinned_ || pinned_->bytes() < bytes) {
+        pinned_.reset();
+        pinned_.emplace(gpu, bytes);
+    }
+    return pinned_->get();
 }
 
-HostCopies::HostCopies(std::span<const Tensor> tensors, Begin begin, std::shared_ptr<HostScratch> scratch)
-    : originals_(tensors.begin(), tensors.end()), copies_(originals_), scratch_(std::move(scratch)) {
+HostCopies::HostCopies(std::span<const Tensor> tensors, Begin begin, std::shared_ptr<HostScratch> scratch,
+                       Of of)
+    : originals_(tensors.begin(), tensors.end()), copies_(originals_), scratch_(std::move(scratch)), of_(of) {
     std::size_t total = 0;
-    const Tensor* first = nullptr;
+    std::shared_ptr<const Gpu> gpu;
     for (const Tensor& tensor : originals_) {
-        if (!is_on_device(tensor)) continue;
-        total += padded_bytes(tensor);
-        if (first == nullptr) first = &tensor;
+        if (is_copied(tensor)) total += padded_bytes(tensor);
+        if (is_on_device(tensor) && !gpu) gpu = Gpu::of(tensor.memory.device.index);
     }
-    if (first == nullptr) return;
-    std::byte* at = scratch_->reserve(Gpu::of(first->memory.device.index), total);
+    if (!gpu && of_ == Of::Device) return;
+    std::byte* at = scratch_->reserve(gpu, total);
     for (Tensor& tensor : copies_) {
-        if (!is_on_device(tensor)) continue;
+        if (!is_copied(tensor)) continue;
         const std::size_t room_taken = padded_bytes(tensor);
         tensor.memory = {at, tensor.memory.count, tensor.memory.dtype, {}};
         at += room_taken;
@@ -44,13 +53,18 @@ HostCopies::HostCopies(std::span<const Tensor> tensors, Begin begin, std::shared
     if (begin == Begin::WithContents) copy_all(Direction::ToHost);
 }
 
+bool HostCopies::is_copied(const Tensor& tensor) const { return of_ == Of::All || is_on_device(tensor); }
+
 void HostCopies::upload() const { copy_all(Direction::ToDevice); }
 
 /// Waits for each device once before its copies and once after them.
 void HostCopies::copy_all(Direction direction) const {
     std::set<int> devices;
-    for (const Tensor& tensor : originals_) {
-        if (is_on_device(tensor)) devices.insert(tensor.memory.device.index);
+    for (std::size_t i = 0; i < originals_.size(); ++i) {
+        const Buffer& original = originals_[i].memory;
+        if (is_on_device(originals_[i])) devices.insert(original.device.index);
+        else if (of_ == Of::All && original.count > 0 && direction == Direction::ToHost)
+            std::memcpy(copies_[i].memory.data, original.data, original.bytes());
     }
     for (const int device : devices) {
         check(cudaSetDevice(device), "choosing a CUDA device");
