@@ -222,6 +222,23 @@ TEST(ShardedCheckpoint, IsNotSavedUnlessThePartsMakeUpTheTensors) {
     EXPECT_TRUE(fs::is_empty(place.path()));
 }
 
+TEST(ShardedCheckpoint, IsJoinedIntoOneFile) {
+    const TemporaryDirectory place;
+    save(place.path(), 3, true, 4);
+    const std::string index = place.file("step-000007/model.safetensors.index.json");
+    ddp::join_shards(index, place.file("model"));
+    run_ranks(1, [&](ProcessGroup& group) {
+        ShardedJob job(group, false);
+        const auto file = ddp::SafetensorsFile::open(place.file("model"));
+        file.read_into(job.model.state());
+        EXPECT_TRUE(job.model.holds(4));
+        EXPECT_EQ(file.metadata(), (ddp::Metadata{{"format", "pt"}, {"step", "7"}}));
+    });
+    fs::remove(place.file("step-000007/model-00002-of-00003.safetensors"));
+    EXPECT_THROW(ddp::join_shards(index, place.file("again")), ddp::InvalidInput);
+    EXPECT_FALSE(fs::exists(place.file("again")));
+}
+
 /// Makes fsync fail in this thread and those that it starts: in one rank.
 void break_the_disk() { EXPECT_TRUE(ddprun::test::refuse_calls({SYS_fsync, SYS_fsync, EIO})); }
 

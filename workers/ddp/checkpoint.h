@@ -77,6 +77,7 @@ class SafetensorsFile {
 
   private:
     friend class PartReader;
+    friend void join_shards(const std::string& index, const std::string& path);
     /// Fills tensors that require_same has checked.
     void fill(std::span<const Tensor> tensors) const;
     [[nodiscard]] const Entry* find(const std::string& name) const;
@@ -94,6 +95,11 @@ class SafetensorsFile {
     std::map<std::string, Entry> entries_;
     Metadata metadata_;
 };
+
+/// Writes the tensors of all files of `index` ("step-000750/model.safetensors.index.json") to one file, as
+/// write_safetensors does, in the order of their names. Throws as SafetensorsFile::open does before anything
+/// is written.
+void join_shards(const std::string& index, const std::string& path);
 
 /// The position of a training run; the tensors are kept apart.
 struct TrainingState {

@@ -142,6 +142,28 @@ void write_safetensors(DurableFile& file, std::span<const Tensor> tensors, const
     file.commit();
 }
 
+void join_shards(const std::string& index, const std::string& path) {
+    constexpr std::size_t kChunkBytes = 8 << 20;
+    const SafetensorsFile shards = SafetensorsFile::open(index);
+    Metadata metadata = shards.metadata();
+    metadata.erase(kSaveKey);
+    std::vector<Tensor> tensors;
+    for (const auto& [name, entry] : shards.entries())
+        tensors.push_back(
+            {name, entry.shape, {nullptr, entry.bytes / size_of(entry.dtype), entry.dtype, {}}});
+    DurableFile file(path);
+    write_header(file, tensors, metadata);
+    std::vector<std::byte> chunk(kChunkBytes);
+    for (const auto& [name, entry] : shards.entries()) {
+        for (std::uint64_t at = 0; at < entry.bytes; at += kChunkBytes) {
+            const auto part = std::span(chunk).first(std::min(kChunkBytes, entry.bytes - at));
+            read_at(shards.files_[entry.file].get(), index, entry.offset + at, part);
+            file.write(part.data(), part.size());
+        }
+    }
+    file.commit();
+}
+
 void SafetensorsFile::refuse(const std::string& what) const { throw InvalidInput(path_ + ": " + what); }
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
