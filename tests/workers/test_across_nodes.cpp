@@ -440,6 +440,28 @@ TEST(AcrossNodes, SplitsCrossNodesOrStayOnOneOrTakeOneRankOfEach) {
     });
 }
 
+TEST(AcrossNodes, APartOfTheWorldIsMadeWithoutTheOtherRanks) {
+    SeveralNodes({2, 1, 2}).run([](ProcessGroup& group) {
+        const auto sum_of = [](ProcessGroup& part, int value) {
+            std::vector<float> values(5000, static_cast<float>(value));
+            part.all_reduce(buffer_of(values)).wait();
+            return values.back();
+        };
+        if (group.rank() == 4 || group.rank() == 0) {
+            const auto crossing = group.create_part({4, 0}, "crossing");
+            EXPECT_EQ(crossing->rank(), group.rank() == 4 ? 0 : 1);
+            EXPECT_EQ(sum_of(*crossing, group.rank()), 4.F);
+        }
+        if (group.rank() < 2) {
+            EXPECT_EQ(sum_of(*group.create_part({0, 1}, "within"), group.rank()), 1.F);
+        }
+        if (group.rank() != 2) {
+            EXPECT_EQ(sum_of(*group.create_part({3, 0, 1, 4}, "both"), 1), 4.F);
+        }
+        EXPECT_EQ(sum_of(group, 1), 5.F);
+    });
+}
+
 /// Sends all kinds of messages between nodes, over a transport with these properties.
 void all_collectives_are_right_over(FakeNetwork::Habits habits) {
     const std::vector<int> nodes{2, 1, 2};

@@ -52,6 +52,59 @@ TEST(Split, GivesRanksOfANegativeColorNoGroup) {
     });
 }
 
+TEST(CreatePart, IsCalledByItsMembersOnlyInTheirOrder) {
+    run_ranks(4, [](ProcessGroup& world) {
+        if (world.rank() % 2 == 0) return;  // and makes no call at all
+        const auto pair = world.create_part({3, 1}, "pair");
+        EXPECT_EQ(pair->size(), 2);
+        EXPECT_EQ(pair->rank(), world.rank() == 3 ? 0 : 1);
+        EXPECT_EQ(sum_over(*pair, world.rank()), 4);
+    });
+}
+
+TEST(CreatePart, MayOverlapAnotherAndOutliveItsParent) {
+    run_ranks(5, [](ProcessGroup& world) {
+        std::unique_ptr<ProcessGroup> first, second;
+        if (world.rank() <= 2) first = world.create_part({0, 1, 2}, "first");
+        if (world.rank() >= 2) second = world.create_part({2, 3, 4}, "second");
+        const auto alone = world.create_part({world.rank()}, "alone");
+        EXPECT_EQ(sum_over(world, 1), 5);
+        if (first) {
+            EXPECT_EQ(sum_over(*first, world.rank()), 3);
+            const auto within = first->rank() == 1 ? nullptr : first->create_part({2, 0}, "within");
+            first.reset();
+            if (within) {
+                EXPECT_EQ(sum_over(*within, world.rank()), 2);
+            }
+        }
+        if (second) {
+            EXPECT_EQ(sum_over(*second, world.rank()), 9);
+        }
+        EXPECT_EQ(sum_over(*alone, 7), 7);
+    });
+}
+
+TEST(CreatePart, NamesBothSidesWhenMembersDisagreeAndKeepsTheGroup) {
+    run_ranks(2, [](ProcessGroup& world) {
+        try {
+            (void)world.create_part({0, 1}, world.rank() == 0 ? "left" : "right");
+            ADD_FAILURE() << "rank " << world.rank() << " made a group";
+        } catch (const MismatchError& error) {
+            EXPECT_THAT(error.what(), HasSubstr("'left' of ranks 0, 1"));
+            EXPECT_THAT(error.what(), HasSubstr("'right' of ranks 0, 1"));
+        }
+        EXPECT_EQ(sum_over(world, 1), 2);
+    });
+}
+
+TEST(CreatePart, RefusesRanksThatMakeNoGroup) {
+    run_ranks(2, [](ProcessGroup& world) {
+        const int me = world.rank();
+        for (const std::vector<int>& ranks : {std::vector<int>{}, {1 - me}, {me, me}, {me, 2}, {-1, me}})
+            EXPECT_THROW((void)world.create_part(ranks, "none"), InvalidInput);
+    });
+}
+
 TEST(Split, CanBeSplitAgainAndOutlivesItsParent) {
     run_ranks(6, [](ProcessGroup& world) {
         auto half = world.split(world.rank() / 3, world.rank());

@@ -168,6 +168,12 @@ TEST(Staged, RunsCoalescedCallsAsOne) {
     }));
 }
 
+TEST(Staged, MakesNoGroupWithoutTheOtherRanks) {
+    expect_all_well(staged_failures_of(2, [](ProcessGroup& group) {
+        EXPECT_THROW((void)group.create_part({0, 1}, "both"), InvalidInput);
+    }));
+}
+
 TEST(Staged, RunsCollectivesOnOneBufferInOrderWithoutWaitsBetween) {
     expect_all_well(staged_failures_of(
         2,

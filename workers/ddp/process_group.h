@@ -163,6 +163,12 @@ class ProcessGroup {
     /// fails leaves this group unusable.
     std::unique_ptr<ProcessGroup> split(int color, int key);
 
+    /// Collective over `ranks` of this group only, blocking: they form a new group, in this order, and other
+    /// ranks need not know. They agree by messages, which come in order with their send and recv. All pass
+    /// the same ranks and name, or they throw MismatchError (TimeoutError where one rank does not list
+    /// another). Otherwise as for split. Backend cpu only; others throw InvalidInput.
+    std::unique_ptr<ProcessGroup> create_part(const std::vector<int>& ranks, std::string_view name);
+
     /// Collective: every rank calls it in the same order with the same size. Host memory, 64-byte aligned and
     /// zeroed, that the backend reduces without copying: all_reduce is fastest on it. Freed with the group.
     /// Backends cpu and staged have 64 GiB for all ranks of a node together (21 GiB in a group made by
@@ -229,6 +235,10 @@ class ProcessGroup {
     };
     /// Collective over this group. Ranks that are in no part take part too, and get null.
     virtual std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) = 0;
+
+    /// Collective over `members`; `name` holds them and the part's name.
+    virtual std::unique_ptr<ProcessGroup> do_create_part(const std::vector<std::uint32_t>& members,
+                                                         const std::string& name);
 
   private:
     friend class BorrowedGroup;

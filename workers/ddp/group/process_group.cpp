@@ -1,7 +1,9 @@
 #include "ddp/process_group.h"
 
 #include <fmt/core.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "ddp/group/split.h"
@@ -61,6 +63,15 @@ class ProcessGroup::Entry {
     void require_peer(int peer) const {
         if (peer < 0 || peer >= size()) refuse("peer {} is not a rank of 0-{}", peer, size() - 1);
         if (peer == rank()) refuse("rank {} is this rank itself", peer);
+    }
+    /// Throws unless these are different ranks, and this one is among them.
+    void require_members(const std::vector<int>& ranks) const {
+        for (const int one : ranks) {
+            if (one < 0 || one >= size()) refuse("{} is not a rank of 0-{}", one, size() - 1);
+            if (std::count(ranks.begin(), ranks.end(), one) > 1) refuse("rank {} is listed twice", one);
+        }
+        if (std::count(ranks.begin(), ranks.end(), rank()) == 0)
+            refuse("rank {} is not a member, and must not call it", rank());
     }
     void require_reducible(DType type, ReduceOp op) const {
         if (is_reducible(type, op)) return;
@@ -382,6 +393,21 @@ std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
     SubGroup part{.color = color, .key = key, .members = {}};
     if (color >= 0) part.members = members_of(color, requests);
     return do_split(part);
+}
+
+std::unique_ptr<ProcessGroup> ProcessGroup::create_part(const std::vector<int>& ranks,
+                                                        std::string_view name) {
+    const Entry entry(*this, "create_part");
+    entry.require_alone();
+    entry.require_members(ranks);
+    return do_create_part({ranks.begin(), ranks.end()},
+                          fmt::format("'{}' of ranks {}", name, fmt::join(ranks, ", ")));
+}
+
+std::unique_ptr<ProcessGroup> ProcessGroup::do_create_part(const std::vector<std::uint32_t>&,
+                                                           const std::string&) {
+    throw InvalidInput(fmt::format(
+        "create_part: backend {} makes groups only together with all ranks: use split", identity_.backend));
 }
 
 Work ProcessGroup::launch_graph(const std::function<void()>& launch) {

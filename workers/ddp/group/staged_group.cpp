@@ -56,14 +56,14 @@ class StagedGroup final : public ProcessGroup {
         : parts_(std::move(parts)),
           env_(env),
           options_(options),
-          owned_backend_(make_owned<cpu::CpuBackend>(parts_.segment, env, options.timeout)) {
+          owned_backend_(new cpu::CpuBackend(parts_.segment, env, options.timeout)) {
         begin();
     }
-    StagedGroup(const StagedGroup& parent, const std::vector<std::uint32_t>& members, std::uint32_t share)
+    StagedGroup(const StagedGroup& parent, std::unique_ptr<cpu::Backend> backend)
         : parts_(parent.parts_),
           env_(parent.env_),
           options_(parent.options_),
-          owned_backend_(make_owned<cpu::CpuBackend>(parent.backend_.node(), members, share)) {
+          owned_backend_(backend.release()) {
         begin();
     }
 
@@ -105,10 +105,13 @@ class StagedGroup final : public ProcessGroup {
         return all;
     }
     std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override {
-        std::uint32_t share = 0;
-        run_now("split", [&] { share = backend_.node().take_share(part.members); });
-        if (part.members.empty()) return nullptr;
-        return std::make_unique<StagedGroup>(*this, part.members, share);
+        std::unique_ptr<cpu::Backend> backend;
+        run_now("split", [&] {
+            backend = backend_.split(part.members, [&](const std::string& mine) {
+                return backend_.all_gather_bytes(mine, kSplitMark);
+            });
+        });
+        return backend == nullptr ? nullptr : std::make_unique<StagedGroup>(*this, std::move(backend));
     }
 
     void begin() {
@@ -235,8 +238,8 @@ class StagedGroup final : public ProcessGroup {
     const StagedParts parts_;
     const ddprun::WorkerEnv env_;
     const ProcessGroupOptions options_;
-    const OwnedByProcess<cpu::CpuBackend> owned_backend_;
-    cpu::CpuBackend& backend_ = *owned_backend_;
+    const OwnedByProcess<cpu::Backend> owned_backend_;
+    cpu::Backend& backend_ = *owned_backend_;
     // Used by the thread.
     std::shared_ptr<const cuda::Gpu> gpu_;
     std::optional<cuda::OwnedStream> copies_;

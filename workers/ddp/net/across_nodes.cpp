@@ -91,8 +91,8 @@ AcrossNodes::AcrossNodes(const AcrossNodes& parent, SubGroup part)
 
 AcrossNodes::~AcrossNodes() = default;
 
-std::string AcrossNodes::make_introduction(std::unique_ptr<Link>& link, const std::string& failure) const {
-    Introduction own{.failure = failure, .host = ddprun::host_name(), .secret = {}, .address = {}};
+std::string AcrossNodes::make_introduction(std::unique_ptr<Link>& link) const {
+    Introduction own{.failure = {}, .host = ddprun::host_name(), .secret = {}, .address = {}};
     try {
         link = open_link_();
         own.address = link->address();
@@ -106,7 +106,7 @@ std::string AcrossNodes::make_introduction(std::unique_ptr<Link>& link, const st
 }
 
 void AcrossNodes::join_world(const Parts& parts) {
-    const std::vector<std::string> ours = node_.all_gather_bytes(make_introduction(link_, ""), kBytesMark);
+    const std::vector<std::string> ours = node_.all_gather_bytes(make_introduction(link_), kBytesMark);
     std::string outcome;
     if (env_.local_rank == 0) {
         outcome = outcome_of([&] {
@@ -176,21 +176,20 @@ std::string AcrossNodes::describe() const {
                        layout_.nodes.size(), within.substr(within.find(',')));
 }
 
-std::unique_ptr<cpu::Backend> AcrossNodes::split(const std::vector<std::uint32_t>& members) {
+std::unique_ptr<cpu::Backend> AcrossNodes::split(const std::vector<std::uint32_t>& members,
+                                                 const cpu::Exchange& exchange) {
     SubGroup part{.members = members, .locals = {}, .share = 0, .link = nullptr, .introductions = {}};
+    std::vector<std::uint32_t> here;
     for (const std::uint32_t member : members) {
-        if (layout_.is_local(member)) part.locals.push_back(layout_.place_of[member]);
+        if (!layout_.is_local(member)) continue;
+        here.push_back(member);
+        part.locals.push_back(layout_.place_of[member]);
     }
-    std::string failure;
-    try {
-        part.share = node_.take_share(part.locals);
-    } catch (const InvalidInput& error) {
-        failure = error.what();
-    }
-    const bool crosses = part.locals.size() < members.size();
-    const std::string own = crosses ? make_introduction(part.link, failure) : pack({failure, "", "", ""});
-    part.introductions = all_gather_bytes(own, kSplitMark);
+    part.share = node_.take_share(here, layout_.rank, exchange);
+    const bool crosses = here.size() < members.size();
+    part.introductions = exchange(crosses ? make_introduction(part.link) : pack({"", "", "", ""}));
     for (std::uint32_t rank = 0; rank < part.introductions.size(); ++rank) {
+        if (part.introductions[rank].empty()) continue;
         const std::string why = parse_introduction(part.introductions[rank]).failure;
         if (!why.empty()) throw InvalidInput(fmt::format("rank {}: {}", peers_[rank].world_rank, why));
     }

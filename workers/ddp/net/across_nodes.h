@@ -61,7 +61,8 @@ class AcrossNodes final : public cpu::Backend {
     void run(const Operation& operation) override;
     std::span<std::byte> allocate_shared(std::size_t bytes) override;
     std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark) override;
-    std::unique_ptr<cpu::Backend> split(const std::vector<std::uint32_t>& members) override;
+    std::unique_ptr<cpu::Backend> split(const std::vector<std::uint32_t>& members,
+                                        const cpu::Exchange& exchange) override;
 
   private:
     /// Another rank, for errors.
@@ -115,8 +116,7 @@ class AcrossNodes final : public cpu::Backend {
 
     // Rendezvous.
     void join_world(const Parts& parts);
-    [[nodiscard]] std::string make_introduction(std::unique_ptr<Link>& link,
-                                                const std::string& failure) const;
+    [[nodiscard]] std::string make_introduction(std::unique_ptr<Link>& link) const;
     void connect_peers(const std::vector<std::string>& introductions, const std::vector<int>& world_ranks);
 
     // A call and its headers.

@@ -191,8 +191,9 @@ std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std
     return node_.all_gather_bytes(mine, mark);
 }
 
-std::unique_ptr<Backend> CpuBackend::split(const std::vector<std::uint32_t>& members) {
-    const std::uint32_t share = node_.take_share(members);
+std::unique_ptr<Backend> CpuBackend::split(const std::vector<std::uint32_t>& members,
+                                           const Exchange& exchange) {
+    const std::uint32_t share = node_.take_share(members, rank_, exchange);
     return members.empty() ? nullptr : std::make_unique<CpuBackend>(node_, members, share);
 }
 

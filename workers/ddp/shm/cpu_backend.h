@@ -26,9 +26,10 @@ class Backend {
     virtual std::span<std::byte> allocate_shared(std::size_t bytes) = 0;
     /// `mark` is the reported operation: kBytesMark or kSplitMark.
     virtual std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark) = 0;
-    /// The group of `members`, by rank in the new order; null for ranks that are in none. Throws the errors
-    /// of Node::take_share.
-    virtual std::unique_ptr<Backend> split(const std::vector<std::uint32_t>& members) = 0;
+    /// The group of `members`, by rank in the new order; null for none. Called by the ranks of `exchange`.
+    /// Throws the errors of Node::take_share.
+    virtual std::unique_ptr<Backend> split(const std::vector<std::uint32_t>& members,
+                                           const Exchange& exchange) = 0;
 };
 
 /// Collectives of one node over its shared segment. all_reduce.cpp has the algorithms of all_reduce,
@@ -55,7 +56,8 @@ class CpuBackend final : public Backend {
     void run(const Operation& operation) override;
     std::span<std::byte> allocate_shared(std::size_t bytes) override;
     std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark) override;
-    std::unique_ptr<Backend> split(const std::vector<std::uint32_t>& members) override;
+    std::unique_ptr<Backend> split(const std::vector<std::uint32_t>& members,
+                                   const Exchange& exchange) override;
 
   private:
     void meet() { node_.meet(); }

@@ -1,3 +1,5 @@
+#include <fmt/core.h>
+
 #include <utility>
 
 #include "ddp/shm/cpu_backend.h"
@@ -50,9 +52,53 @@ class CpuGroup final : public ProcessGroup {
     }
     std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override {
         std::unique_ptr<Backend> backend;
-        run([&] { backend = backend_->split(part.members); }).wait();
-        if (backend == nullptr) return nullptr;
+        const auto exchange = [&](const std::string& mine) {
+            return backend_->all_gather_bytes(mine, kSplitMark);
+        };
+        run([&] { backend = backend_->split(part.members, exchange); }).wait();
+        return backend == nullptr ? nullptr : group_over(std::move(backend));
+    }
+    std::unique_ptr<ProcessGroup> do_create_part(const std::vector<std::uint32_t>& members,
+                                                 const std::string& name) override {
+        std::unique_ptr<Backend> backend;
+        const auto exchange = [&](const std::string& mine) { return exchange_among(members, mine); };
+        run([&] {
+            for (const std::string& other : exchange(name)) {
+                if (!other.empty() && other != name)
+                    throw MismatchError(fmt::format("rank {}: create_part: this rank makes {}, another {}",
+                                                    world_rank_, name, other));
+            }
+            backend = backend_->split(members, exchange);
+        }).wait();
+        return group_over(std::move(backend));
+    }
+    std::unique_ptr<ProcessGroup> group_over(std::unique_ptr<Backend> backend) const {
         return std::make_unique<CpuGroup>(std::move(backend), world_rank_, wanted_, identity().timeout);
+    }
+    /// Exchanges texts of `members` by messages, in which no other rank takes part: lengths, then texts.
+    std::vector<std::string> exchange_among(const std::vector<std::uint32_t>& members, std::string mine) {
+        std::vector<std::string> texts(static_cast<std::size_t>(backend_->size()));
+        std::vector<std::int64_t> lengths(texts.size());
+        std::int64_t length = static_cast<std::int64_t>(mine.size());
+        const auto exchange = [&](const Buffer& given, const auto& place_of) {
+            Operation batch{.call = {.operation = ddprun::SegmentOp::Send, .root = kBatchMark}};
+            for (const std::uint32_t member : members) {
+                const int peer = static_cast<int>(member);
+                if (peer == rank()) continue;
+                batch.messages.push_back({Message::Direction::Send, given, peer});
+                batch.messages.push_back({Message::Direction::Recv, place_of(member), peer});
+            }
+            if (!batch.messages.empty()) backend_->run(batch);
+        };
+        const auto whole = [](std::string& text) { return Buffer{text.data(), text.size(), DType::U8, {}}; };
+        exchange(buffer_of(std::span(&length, 1)),
+                 [&](std::uint32_t member) { return buffer_of(std::span(&lengths[member], 1)); });
+        exchange(whole(mine), [&](std::uint32_t member) {
+            texts[member].resize(static_cast<std::size_t>(lengths[member]));
+            return whole(texts[member]);
+        });
+        texts[static_cast<std::size_t>(rank())] = std::move(mine);
+        return texts;
     }
 
     void take_identity(std::chrono::nanoseconds timeout) {

@@ -160,13 +160,14 @@ ShareTaken try_to_take(SegmentMap& segment) {
 }  // namespace
 
 // All ranks see the same answers. A share that the failed split took is given back.
-std::uint32_t Node::take_share(const std::vector<std::uint32_t>& members) {
+std::uint32_t Node::take_share(const std::vector<std::uint32_t>& members, std::uint32_t own,
+                               const Exchange& exchange) {
     std::optional<ShareTaken> mine;
-    if (!members.empty() && members.front() == rank) mine = try_to_take(*segment);
+    if (!members.empty() && members.front() == own) mine = try_to_take(*segment);
     std::uint32_t share = 0;
     std::string why_not;
-    const std::vector<std::string> answers = all_gather_bytes(mine ? encode(*mine) : "", kSplitMark);
-    for (std::uint32_t r = 0; r < size; ++r) {
+    const std::vector<std::string> answers = exchange(mine ? encode(*mine) : "");
+    for (std::uint32_t r = 0; r < answers.size(); ++r) {
         if (answers[r].empty()) continue;
         const ShareTaken theirs = share_taken(answers[r]);
         if (why_not.empty()) why_not = theirs.why_not;

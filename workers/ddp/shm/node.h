@@ -52,6 +52,9 @@ struct SharedPlace {
     [[nodiscard]] std::uint64_t word() const { return region << kOffsetBits | offset; }
 };
 
+/// Sends a text to the ranks that make sub-groups together, and returns theirs by rank; "" for other ranks.
+using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
+
 /// The ranks of one node, or of a sub-group on it, that meet in its shared segment: their steps, messages and
 /// shared regions. The backends of one node and of several are made of it. One thread at a time.
 class Node {
@@ -77,12 +80,14 @@ class Node {
     std::span<std::byte> allocate_shared(std::size_t bytes);
     /// `mark` is the reported operation: kBytesMark or kSplitMark.
     std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark = kBytesMark);
-    /// Takes a share of the arena for the sub-group of `members`; ranks that are in none call it too and get
-    /// 0. The first member takes it. Throws InvalidInput on all ranks when the arena has no room for one of
-    /// the sub-groups.
-    std::uint32_t take_share(const std::vector<std::uint32_t>& members);
     /// Messages within the node; see PointToPoint.
     void move(std::span<const Message> messages, const std::function<bool()>& meanwhile = {});
+
+    /// Takes a share of the arena for the sub-group of `members`, or for none; those of this node, by their
+    /// ranks in `exchange`, in which this rank is `own`. The first member takes it. Throws InvalidInput on
+    /// all ranks when a node has no room for one of the sub-groups.
+    std::uint32_t take_share(const std::vector<std::uint32_t>& members, std::uint32_t own,
+                             const Exchange& exchange);
 
     // Parts of a call.
     void meet() { loops.fence(), steps.meet(); }
