@@ -90,7 +90,7 @@ Times run_libddp(bench::Collective collective, int ranks, Memory memory, const S
                                 ? own.data()
                                 : reinterpret_cast<float*>(group->allocate_shared(2 * most).data());
         for (const std::size_t bytes : sizes) {
-            const double us = bench::microseconds_per_call(from, bytes, [&](std::size_t count) {
+            const double us = bench::microseconds_per_call(ranks, from, bytes, [&](std::size_t count) {
                 bench::call_libddp(*group, collective, from, from + most / sizeof(float), count);
             });
             if (rank == 0) fmt::print(out, "{} {:.4f}\n", bytes, us);

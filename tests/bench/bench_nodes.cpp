@@ -37,7 +37,7 @@ int be_rank(int argc, char** argv) {
     const auto group = ddp::ProcessGroup::create(ddp::Context::from_env());
     const bench::Job job(argc, argv);
     auto* const from = reinterpret_cast<float*>(group->allocate_shared(2 * job.most()).data());
-    bench::print_all(group->rank(), from, job.sizes, [&](std::size_t count) {
+    bench::print_all(group->rank(), group->size(), from, job.sizes, [&](std::size_t count) {
         bench::call_libddp(*group, job.collective, from, from + job.most() / sizeof(float), count);
     });
     return 0;

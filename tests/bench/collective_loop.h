@@ -61,16 +61,17 @@ struct Job {
 };
 
 /// Small messages are timed in batches, because reading the clock takes as long as they do.
-inline int batch_of(std::size_t bytes) { return bytes <= 4096 ? 64 : 1; }
+/// Many ranks share cores, and take long.
+inline int batch_of(std::size_t bytes, int ranks) { return ranks > 8 ? 8 : bytes <= 4096 ? 64 : 1; }
 
 /// The median microseconds of `call(count)`. As in a backward pass, the buffer (of two, the input) is written
 /// before every timed call. Every rank makes the same number of calls.
 template <class Call>
-double microseconds_per_call(float* buffer, std::size_t bytes, Call&& call) {
+double microseconds_per_call(int ranks, float* buffer, std::size_t bytes, Call&& call) {
     const std::size_t count = bytes / sizeof(float);
-    const int batch = batch_of(bytes);
-    const int rounds =
-        static_cast<int>(std::clamp<std::size_t>((std::size_t{128} << 20) / (bytes + 1), 11, 301));
+    const int batch = batch_of(bytes, ranks);
+    const int rounds = static_cast<int>(
+        std::clamp<std::size_t>((std::size_t{128} << 20) / (bytes + 1), 11, ranks > 8 ? 21 : 301));
     std::vector<double> times;
     for (int round = 0; round < rounds + 3; ++round) {
         std::fill_n(buffer, count, 1.0F + static_cast<float>(round % 3));
@@ -85,9 +86,9 @@ double microseconds_per_call(float* buffer, std::size_t bytes, Call&& call) {
 
 /// Rank 0 prints "bytes microseconds" per size.
 template <class Call>
-void print_all(int rank, float* buffer, const std::vector<std::size_t>& sizes, Call&& call) {
+void print_all(int rank, int ranks, float* buffer, const std::vector<std::size_t>& sizes, Call&& call) {
     for (const std::size_t bytes : sizes) {
-        const double us = microseconds_per_call(buffer, bytes, call);
+        const double us = microseconds_per_call(ranks, buffer, bytes, call);
         if (rank == 0) ::printf("%zu %.4f\n", bytes, us), ::fflush(stdout);
     }
 }

@@ -35,7 +35,7 @@ int run_rank(int rank, int ranks, const std::string& directory, bench::Job& job)
         options.setTag(++tag);
         start(options);
     };
-    bench::print_all(rank, from, job.sizes, [&](std::size_t count) {
+    bench::print_all(rank, ranks, from, job.sizes, [&](std::size_t count) {
         const std::size_t each = count / static_cast<std::size_t>(ranks);
         if (job.collective == bench::Collective::AllGather)
             return with_two_buffers(gloo::AllgatherOptions(context), each, count,

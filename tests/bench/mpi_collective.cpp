@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     bench::Job job(argc, argv);
     float *const from = job.from.data(), *const to = job.to.data();
-    bench::print_all(rank, from, job.sizes, [&](std::size_t count) {
+    bench::print_all(rank, ranks, from, job.sizes, [&](std::size_t count) {
         const int all = static_cast<int>(count), each = all / ranks;
         const auto world = MPI_COMM_WORLD;
         switch (job.collective) {
