@@ -31,6 +31,11 @@ class FakeNetwork {
         const std::lock_guard lock(mutex_);
         return std::make_unique<End>(*this, std::to_string(ends_++));
     }
+    /// The number of messages that were sent.
+    std::size_t messages() {
+        const std::lock_guard lock(mutex_);
+        return sent_;
+    }
     /// Breaks the connections of the link with that address at once.
     void lose(const std::string& address) {
         const std::lock_guard lock(mutex_);
@@ -69,6 +74,7 @@ class FakeNetwork {
             const std::lock_guard lock(network_.mutex_);
             Message& message = network_.find(address_, peers_[peer], tag, &Message::has_sender);
             message.bytes = from;
+            ++network_.sent_;
             message.sender = &transfer;
         }
         void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into,
@@ -175,6 +181,7 @@ class FakeNetwork {
     std::list<Message> messages_;
     std::set<std::string> lost_;
     int ends_ = 0;
+    std::size_t sent_ = 0;
 };
 
 }  // namespace ddp::testing

@@ -3,8 +3,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cstring>
 #include <future>
+#include <latch>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -499,6 +501,25 @@ TEST(AcrossNodes, MessagesMayBeginLateAndMoveInParts) {
     all_collectives_are_right_over({.refusals = 7, .most_at_once = 5000});
 }
 
+TEST(AcrossNodes, SmallCallsSendMessagesThatGrowWithTheLogarithmOfTheNodes) {
+    for (const std::size_t nodes : {std::size_t{2}, std::size_t{5}, std::size_t{8}, std::size_t{9}}) {
+        const auto messages_of = [&](int calls) {
+            FakeNetwork network;
+            SeveralNodes world(std::vector<int>(nodes, 1));
+            world.set_links([&] { return network.open(); });
+            world.run([&](ProcessGroup& group) {
+                std::vector<float> values{1};
+                for (int call = 0; call < calls; ++call) {
+                    group.barrier().wait();
+                    group.all_reduce(buffer_of(std::span<float>(values))).wait();
+                }
+            });
+            return network.messages();
+        };
+        EXPECT_EQ(messages_of(5) - messages_of(0), 5 * 2 * nodes * std::bit_width(nodes - 1)) << nodes;
+    }
+}
+
 TEST(AcrossNodesFailure, AllRanksLearnOfALostConnection) {
     FakeNetwork network;
     SeveralNodes world({2, 1, 1});
@@ -570,6 +591,35 @@ TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchOnEveryRank) {
                         AllOf(HasSubstr("called all_reduce"), HasSubstr("called broadcast")));
         }
     }
+}
+
+TEST(AcrossNodesFailure, ACallThatOneOfManyNodesMakesIsNamedOnAllOfThem) {
+    // Headers of five nodes reach each other in three rounds.
+    const auto failures = SeveralNodes({1, 1, 1, 1, 1}).failures([](ProcessGroup& group) {
+        std::vector<float> values(group.rank() == 3 ? 20 : 10);
+        group.all_reduce(buffer_of(std::span<float>(values))).wait();
+    });
+    for (const auto& failure : failures) {
+        EXPECT_TRUE(is<MismatchError>(failure)) << message_of(failure);
+        EXPECT_THAT(message_of(failure), AllOf(HasSubstr("rank 3 on "), HasSubstr("20 float32")));
+    }
+}
+
+TEST(AcrossNodesFailure, AMissingNodeIsNamedOnAllOthers) {
+    std::latch others(4);
+    SeveralNodes world({1, 1, 1, 1, 1}, std::chrono::milliseconds(1500));
+    const auto failures = world.failures([&](ProcessGroup& group) {
+        group.barrier().wait();
+        if (group.rank() == 3) return others.wait();
+        try {
+            group.barrier().wait();
+        } catch (const TimeoutError&) {
+            others.count_down();
+            throw;
+        }
+    });
+    for (const int rank : {0, 1, 2, 4})
+        EXPECT_THAT(message_of(failures[static_cast<std::size_t>(rank)]), HasSubstr("rank 3 on ")) << rank;
 }
 
 TEST(AcrossNodesFailure, AMissingRankIsNamedOnOtherNodesByTheRanksOfItsNode) {

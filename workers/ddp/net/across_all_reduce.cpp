@@ -147,16 +147,11 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     const std::size_t stretch =
         std::min(kLanePieceBytes, cpu::kAreaBytes / lanes / cpu::kLine * cpu::kLine) * lanes;
     const std::size_t total = buffer.bytes();
-    const std::uint64_t here = node_.locate(buffer.data, total);
-    steps_.own_slot().shared_at = here;
+    node_.tell_place(buffer.data, total);
     meet_on_node();
-    bool in_place = true;
-    for (std::uint32_t place = 0; place < size_; ++place)
-        in_place = in_place && steps_.slot_of(place).shared_at != cpu::kNotShared;
-    std::vector<std::byte*> buffers(size_, bytes_of(buffer));
-    for (std::uint32_t place = 0; in_place && place < size_; ++place) {
-        if (place != rank_) buffers[place] = node_.shared_buffer(place, steps_.slot_of(place).shared_at);
-    }
+    std::vector<std::byte*> buffers = node_.shared_buffers();
+    const bool in_place = !buffers.empty();
+    if (!in_place) buffers.assign(size_, bytes_of(buffer));
     if (is_leader()) send_header();
 
     const bool staged = !in_place && size_ > 1;

@@ -14,11 +14,30 @@ namespace {
 std::span<std::byte> slice_of(const Buffer& whole, const Slices& slices, std::uint32_t rank) {
     return {bytes_of(whole) + slices.offset(rank), slices.length(rank)};
 }
+std::size_t most_slices(const std::vector<std::vector<std::uint32_t>>& held) {
+    const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+    return std::ranges::max_element(held, shorter)->size();
+}
 std::span<const std::byte> slice_of(const ConstBuffer& whole, const Slices& slices, std::uint32_t rank) {
     return {bytes_of(whole) + slices.offset(rank), slices.length(rank)};
 }
 
+/// The bytes of a slice that move at a time: whole cache lines, `most` at the most.
+std::size_t piece_bytes(std::size_t longest_slice, std::size_t most) {
+    return std::min({kLanePieceBytes, most, longest_slice + cpu::kLine - 1}) / cpu::kLine * cpu::kLine;
+}
+
+// Pieces of a call that are in transit at a time.
+constexpr std::size_t kWindow = 4;
+
 }  // namespace
+
+std::vector<std::vector<std::uint32_t>> AcrossNodes::slices_held() const {
+    std::vector<std::vector<std::uint32_t>> held(size_);
+    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank)
+        held[layout_.holder(rank, layout_.node())].push_back(rank);
+    return held;
+}
 
 /// Broadcasts `length` bytes of one rank to its node.
 void AcrossNodes::broadcast_on_node(std::uint32_t from_place, std::byte* bytes, std::size_t length) {
@@ -38,7 +57,7 @@ void AcrossNodes::broadcast_on_node(std::uint32_t from_place, std::byte* bytes, 
 /// After this step all ranks of this node are in the same call. From here on they may wait for other nodes.
 void AcrossNodes::meet_on_node() {
     meet();
-    steps_.extend_deadline(2 * deadline_extension());
+    steps_.extend_deadline(3 * deadline_extension());
 }
 
 /// After this step all ranks of all nodes are in the same call: none can finish a call that others are not
@@ -77,111 +96,208 @@ void AcrossNodes::run(const Operation& operation) {
     });
 }
 
-/// Sends pieces down a tree of nodes; the root sends for its node, the leaders for the others.
+/// Sends pieces down a tree of nodes; the root sends for its node, the leaders for the others. The ranks of a
+/// node take them from shared memory, if all their buffers lie there: the root's as it is, that of a leader
+/// piece by piece.
 void AcrossNodes::broadcast(const Operation& operation) {
-    meet_all_nodes();
     const auto from = static_cast<std::uint32_t>(operation.root);
     const Buffer buffer = layout_.rank == from ? writable(operation.in) : operation.out;
     const std::uint32_t home = layout_.node_of[from], here = layout_.node();
     const auto n = static_cast<std::uint32_t>(layout_.nodes.size());
     const auto sender = [&](std::uint32_t node) { return node == home ? from : layout_.nodes[node].front(); };
-    for (std::size_t at = 0; at < buffer.bytes(); at += cpu::kAreaBytes) {
-        const std::span<std::byte> piece(bytes_of(buffer) + at,
-                                         std::min(cpu::kAreaBytes, buffer.bytes() - at));
-        if (sender(here) == layout_.rank) {
-            Batch batch(*this);
-            if (here != home) batch.receive(sender(parent_in_tree(here, home, n)), piece);
-            batch.wait();
-            for (const std::uint32_t child : children_in_tree(here, home, n))
-                batch.send(sender(child), piece);
-            batch.wait();
+    const auto piece_at = [&](std::size_t at) {
+        const std::size_t begin = std::min(at, buffer.bytes());
+        return std::span(bytes_of(buffer) + begin, std::min(kLanePieceBytes, buffer.bytes() - begin));
+    };
+    node_.tell_place(buffer.data, buffer.bytes());
+    meet_on_node();
+    const std::vector<std::byte*> buffers = node_.shared_buffers();
+    if (is_leader()) send_header();
+    const bool sends = sender(here) == layout_.rank;
+    const std::uint32_t place = layout_.place_of[sender(here)];
+    if (!buffers.empty() && here == home && !sends) copy_bytes(buffer.data, buffers[place], buffer.bytes());
+    std::deque<Batch> received;
+    Batch sent(*this);
+    for (std::size_t at = 0, begun = 0; at < buffer.bytes(); at += kLanePieceBytes) {
+        const std::span<std::byte> piece = piece_at(at);
+        for (; sends && here != home && begun < at + kWindow * kLanePieceBytes; begun += kLanePieceBytes)
+            received.emplace_back(*this).receive(sender(parent_in_tree(here, home, n)), piece_at(begun));
+        if (!received.empty()) {
+            received.front().wait();
+            received.pop_front();
         }
-        broadcast_on_node(layout_.place_of[sender(here)], piece.data(), piece.size());
+        for (const std::uint32_t child : children_in_tree(here, home, n)) {
+            if (sends) sent.send(sender(child), piece);
+        }
+        if (buffers.empty()) broadcast_on_node(place, piece.data(), piece.size());
+        for (std::uint32_t other = 0; other < buffers.size(); ++other) {
+            if (sends && here != home && other != rank_)
+                kernels_.stream(buffers[other] + at, piece.data(), piece.size());
+        }
     }
+    sent.wait();
+    receive_headers();
+    meet();
 }
 
-/// Each rank sends its slice to one rank of every other node, which broadcasts it there.
+/// Each rank sends its slice to one rank of every other node, which holds it there. A rank gives pieces of
+/// the slices that it holds to the other ranks of its node when they have arrived: it writes them to the
+/// outputs if all of these are shared, and stages them otherwise.
 void AcrossNodes::all_gather(const Buffer& output, const ConstBuffer& input, const Slices& slices) {
     const std::span<std::byte> own = slice_of(output, slices, layout_.rank);
-    if (!own.empty())
-        std::memmove(own.data(), input.data, own.size());  // `input` may overlap the slices received
-    meet_all_nodes();
-    const auto holder = [&](std::uint32_t rank) { return layout_.holder(rank, layout_.node()); };
-    Batch batch(*this);
-    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
-        if (!layout_.is_local(rank) && holder(rank) == layout_.place())
-            batch.receive(rank, slice_of(output, slices, rank));
+    copy_bytes(own.data(), input.data, own.size());
+    node_.tell_place(output.data, output.bytes());
+    meet_on_node();
+    const std::vector<std::byte*> outputs = node_.shared_buffers();
+    if (is_leader()) send_header();
+    const std::vector<std::vector<std::uint32_t>> held = slices_held();
+    const std::size_t most = most_slices(held);
+    const bool staged = outputs.empty() && size_ > 1;
+    const std::size_t part = piece_bytes(slices.longest(), kLanePieceBytes);  // the same on all nodes
+    const std::size_t step = staged ? piece_bytes(part, cpu::kAreaBytes / most) : part;
+    const auto piece_of = [&](std::uint32_t rank, std::size_t at) {
+        return std::span(bytes_of(output) + slices.offset(rank) + at, slices.within(rank, at, part));
+    };
+    std::deque<Batch> pieces;
+    const auto begin = [&](std::size_t at) {
+        Batch& batch = pieces.emplace_back(*this);
+        for (const std::uint32_t rank : held[rank_]) {
+            if (!layout_.is_local(rank)) batch.receive(rank, piece_of(rank, at));
+        }
+        for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
+            if (node != layout_.node())
+                batch.send(layout_.nodes[node][layout_.holder(layout_.rank, node)],
+                           piece_of(layout_.rank, at));
+        }
+    };
+    const auto write_to_all = [&](std::uint32_t rank, std::size_t at) {
+        const std::span<const std::byte> piece = piece_of(rank, at);
+        for (std::uint32_t place = 0; place < size_; ++place) {
+            if (place != rank_)
+                kernels_.stream(outputs[place] + slices.offset(rank) + at, piece.data(), piece.size());
+        }
+    };
+    for (std::size_t at = 0, begun = 0; at < slices.longest(); at += part) {
+        for (; begun < slices.longest() && begun < at + kWindow * part; begun += part) begin(begun);
+        if (!staged) write_to_all(layout_.rank, at);
+        pieces.front().wait();
+        pieces.pop_front();
+        for (const std::uint32_t rank : held[rank_]) {
+            if (!staged && rank != layout_.rank) write_to_all(rank, at);
+        }
+        for (std::size_t from = at, end = std::min(at + part, slices.longest()); staged && from < end;
+             from += step) {
+            const std::size_t length = std::min(step, end - from);
+            for (std::size_t i = 0; i < held[rank_].size(); ++i) {
+                const std::uint32_t rank = held[rank_][i];
+                copy_bytes(arena_.staging(rank_, steps_.next_step()) + i * step,
+                           bytes_of(output) + slices.offset(rank) + from, slices.within(rank, from, length));
+            }
+            meet();
+            for (std::uint32_t place = 0; place < size_; ++place) {
+                for (std::size_t i = 0; place != rank_ && i < held[place].size(); ++i) {
+                    const std::uint32_t rank = held[place][i];
+                    copy_bytes(bytes_of(output) + slices.offset(rank) + from,
+                               arena_.staging(place, steps_.current_step()) + i * step,
+                               slices.within(rank, from, length));
+                }
+            }
+        }
     }
-    for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
-        if (node != layout_.node()) batch.send(layout_.nodes[node][layout_.holder(layout_.rank, node)], own);
-    }
-    batch.wait();
-    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
-        const std::span<std::byte> slice = slice_of(output, slices, rank);
-        broadcast_on_node(holder(rank), slice.data(), slice.size());
-    }
+    receive_headers();
+    meet();
 }
 
 /// Each slice has a holder on every node, which sums it over the node and sends the sum to the slice's rank;
-/// that rank sums over the nodes. In each round every rank of the node holds one slice, for which the others
-/// stage their parts.
+/// that rank sums over the nodes. All slices move in pieces: a rank sums the next while one is in transit.
+/// Sums read the inputs of the node's ranks if all are shared, and pieces that they stage otherwise.
 void AcrossNodes::reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices,
                                  ReduceOp op) {
-    meet_all_nodes();
+    node_.tell_place(input.data, input.bytes());
+    meet_on_node();
+    const std::vector<std::byte*> inputs = node_.shared_buffers();
+    if (is_leader()) send_header();
     const Sum how = sum_of(input.dtype, op);
-    const std::size_t own_length = how.partial_bytes(slices.length(layout_.rank));
-    std::vector<std::vector<std::byte>> sums(layout_.size()), came(layout_.nodes.size());
-    std::vector<std::byte> mine(own_length);              // `output` may be a part of `input`
-    std::vector<std::vector<std::uint32_t>> held(size_);  // by place: the ranks whose slices it sums
-    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank)
-        held[layout_.holder(rank, layout_.node())].push_back(rank);
-    const auto longer = [](const auto& a, const auto& b) { return a.size() < b.size(); };
-    const std::size_t rounds = std::max_element(held.begin(), held.end(), longer)->size();
-    const std::size_t part = cpu::kAreaBytes / size_ / cpu::kLine * cpu::kLine;
-    for (std::size_t round = 0; round < rounds; ++round) {
-        std::vector<std::span<const std::byte>> summed(size_);  // by place
+    const std::vector<std::vector<std::uint32_t>> held = slices_held();
+    const std::size_t most = most_slices(held), nodes = layout_.nodes.size();
+    const bool staged = inputs.empty() && size_ > 1;
+    const std::size_t part = piece_bytes(slices.longest(), kLanePieceBytes);  // the same on all nodes
+    const std::size_t step = staged ? piece_bytes(part, cpu::kAreaBytes / (size_ * most)) : part;
+    const std::size_t room = how.partial_bytes(part);
+    for (std::vector<std::byte>& scratch : scratch_)
+        if (scratch.size() < (most + nodes) * room) scratch.resize((most + nodes) * room);
+
+    const auto stage = [&](std::size_t at, std::size_t length) {
+        std::byte* const area = arena_.staging(rank_, steps_.next_step());
         for (std::uint32_t place = 0; place < size_; ++place) {
-            if (round < held[place].size()) summed[place] = slice_of(input, slices, held[place][round]);
+            for (std::size_t i = 0; place != rank_ && i < held[place].size(); ++i)
+                copy_bytes(area + (place * most + i) * step,
+                           bytes_of(input) + slices.offset(held[place][i]) + at,
+                           slices.within(held[place][i], at, length));
         }
-        const std::size_t longest = std::max_element(summed.begin(), summed.end(), longer)->size();
-        std::vector<std::byte>* sum = &mine;
-        if (round < held[rank_].size() && held[rank_][round] != layout_.rank) sum = &sums[held[rank_][round]];
-        if (!summed[rank_].empty()) sum->resize(how.partial_bytes(summed[rank_].size()));
-        for (std::size_t at = 0; at < longest; at += part) {
-            const auto piece_of = [&](std::uint32_t place) {
-                const std::size_t begin = std::min(at, summed[place].size());
-                return summed[place].subspan(begin, std::min(part, summed[place].size() - begin));
-            };
-            for (std::uint32_t place = 0; place < size_; ++place) {
-                const std::span<const std::byte> piece = piece_of(place);
-                if (place == rank_ || piece.empty()) continue;
-                kernels_.stream(arena_.staging(rank_, steps_.next_step()) + place * part, piece.data(),
-                                piece.size());
+    };
+    // The node's sum of a part of the slice `i` that this rank holds.
+    const auto sum_on_node = [&](std::size_t i, std::size_t at, std::size_t length, std::byte* to) {
+        const std::size_t begin = slices.offset(held[rank_][i]) + at;
+        for (std::uint32_t place = 0; place < size_; ++place) {
+            if (place == rank_) sources_[place] = bytes_of(input) + begin;
+            else if (!staged) sources_[place] = inputs[place] + begin;
+            else sources_[place] = arena_.staging(place, steps_.current_step()) + (rank_ * most + i) * step;
+        }
+        how.here(to, sources_.data(), static_cast<int>(size_),
+                 slices.within(held[rank_][i], at, length) / size_of(how.type));
+    };
+    Batch even(*this), odd(*this);
+    const auto batch_of = [&](std::size_t at) -> Batch& { return at / part % 2 == 0 ? even : odd; };
+    // Scratch: the sums of the slices held, then a piece from each node.
+    const auto scratch_of = [&](std::size_t at, std::size_t index) {
+        return scratch_[at / part % 2].data() + index * room;
+    };
+    const auto own_index =
+        static_cast<std::size_t>(std::ranges::find(held[rank_], layout_.rank) - held[rank_].begin());
+    const auto own_sum = [&](std::size_t at) {
+        return how.is_wide() ? scratch_of(at, own_index) : bytes_of(output) + at;
+    };
+    const auto begin = [&](std::size_t at) {
+        const std::size_t own_bytes = how.partial_bytes(slices.within(layout_.rank, at, part));
+        for (std::uint32_t node = 0; node < nodes; ++node) {
+            if (node != layout_.node())
+                batch_of(at).receive(layout_.nodes[node][layout_.holder(layout_.rank, node)],
+                                     {scratch_of(at, most + node), own_bytes});
+        }
+        for (std::size_t from = at, end = std::min(at + part, slices.longest()); from < end; from += step) {
+            const std::size_t length = std::min(step, end - from), done = how.partial_bytes(from - at);
+            if (staged) {
+                stage(from, length);
+                meet();
             }
-            meet();
-            const std::span<const std::byte> own = piece_of(rank_);
-            if (own.empty()) continue;
-            for (std::uint32_t place = 0; place < size_; ++place)
-                sources_[place] =
-                    place == rank_ ? own.data() : arena_.staging(place, steps_.current_step()) + rank_ * part;
-            how.here(sum->data() + how.partial_bytes(at), sources_.data(), static_cast<int>(size_),
-                     own.size() / size_of(input.dtype));
+            for (std::size_t i = 0; i < held[rank_].size(); ++i)
+                sum_on_node(i, from, length, (i == own_index ? own_sum(at) : scratch_of(at, i)) + done);
         }
+        for (std::size_t i = 0; i < held[rank_].size(); ++i) {
+            const std::uint32_t rank = held[rank_][i];
+            if (i != own_index)
+                batch_of(at).send(rank,
+                                  {scratch_of(at, i), how.partial_bytes(slices.within(rank, at, part))});
+        }
+    };
+    const auto finish = [&](std::size_t at) {
+        batch_of(at).wait();
+        const std::size_t length = slices.within(layout_.rank, at, part);
+        if (length == 0) return;
+        std::vector<const void*> sources;
+        for (std::uint32_t node = 0; node < nodes; ++node)
+            sources.push_back(node == layout_.node() ? own_sum(at) : scratch_of(at, most + node));
+        how.across(own_sum(at), sources.data(), static_cast<int>(nodes), length / size_of(how.type));
+        finish_sum(how, bytes_of(output) + at, own_sum(at), length);
+    };
+    for (std::size_t at = 0; at < slices.longest(); at += part) {
+        begin(at);
+        if (at > 0) finish(at - part);
+        if (at + part >= slices.longest()) finish(at);
     }
-    std::vector<const void*> sources(layout_.nodes.size(), mine.data());
-    Batch batch(*this);
-    for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
-        if (node == layout_.node()) continue;
-        came[node].resize(own_length);
-        sources[node] = came[node].data();
-        batch.receive(layout_.nodes[node][layout_.holder(layout_.rank, node)], came[node]);
-    }
-    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
-        if (!layout_.is_local(rank)) batch.send(rank, sums[rank]);
-    }
-    batch.wait();
-    how.across(mine.data(), sources.data(), static_cast<int>(sources.size()), output.count);
-    finish_sum(how, output.data, mine.data(), output.bytes());
+    receive_headers();
+    meet();
 }
 
 /// Uses all_reduce, which gives equal bits; only the root keeps the result.
@@ -261,12 +377,15 @@ void AcrossNodes::scatter(const Operation& operation) {
         std::memmove(output.data, slice_of(input, slices, from).data(), output.bytes());
 }
 
-/// Between nodes each pair exchanges directly; within the node each rank has another partner in each round.
+/// Between nodes each pair exchanges directly. Within the node each rank reads the slices from the inputs of
+/// the others, if all are shared; otherwise each has another partner in each round.
 void AcrossNodes::all_to_all(const Buffer& output, const Slices& received, const ConstBuffer& input,
                              const Slices& sent, std::size_t longest) {
-    meet_all_nodes();
+    node_.tell_place(input.data, input.bytes());
+    meet_on_node();
+    const std::vector<std::byte*> inputs = node_.shared_buffers();
+    if (is_leader()) send_header();
     const std::uint32_t own = layout_.rank;
-    copy_bytes(slice_of(output, received, own).data(), slice_of(input, sent, own).data(), sent.length(own));
     Batch batch(*this);
     for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
         if (!layout_.is_local(rank)) batch.receive(rank, slice_of(output, received, rank));
@@ -276,10 +395,16 @@ void AcrossNodes::all_to_all(const Buffer& output, const Slices& received, const
         const auto rank = static_cast<std::uint32_t>((own + step) % layout_.size());
         if (!layout_.is_local(rank)) batch.send(rank, slice_of(input, sent, rank));
     }
+    copy_bytes(slice_of(output, received, own).data(), slice_of(input, sent, own).data(), sent.length(own));
+    const bool direct = !inputs.empty() && sent.are_even();
     for (std::uint32_t distance = 1; distance < size_; ++distance) {
         const std::uint32_t to = layout_.locals()[(rank_ + distance) % size_],
                             place = (rank_ + size_ - distance) % size_;
         const std::uint32_t from = layout_.locals()[place];
+        if (direct) {
+            copy_bytes(slice_of(output, received, from).data(), inputs[place] + sent.offset(own), longest);
+            continue;
+        }
         in_steps(
             longest,
             [&](std::size_t at, std::size_t part) {
@@ -292,6 +417,8 @@ void AcrossNodes::all_to_all(const Buffer& output, const Slices& received, const
             });
     }
     batch.wait();
+    receive_headers();
+    meet();
 }
 
 std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, std::int16_t mark) {
@@ -303,7 +430,7 @@ std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, st
 /// A leader collects the bytes of its node, exchanges them with the other leaders and distributes all.
 std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     const std::string ours = pack(node_.gather_bytes(mine));
-    steps_.extend_deadline(2 * deadline_extension());
+    steps_.extend_deadline(3 * deadline_extension());
     std::vector<std::string> theirs(layout_.nodes.size());
     if (is_leader()) {
         const std::uint64_t length = ours.size();

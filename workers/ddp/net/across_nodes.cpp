@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -162,8 +163,10 @@ void AcrossNodes::connect_peers(const std::vector<std::string>& introductions,
         link_->tag_mask() - (link_->tag_mask() >> 1);  // the tags of other messages count from 1
     failure_notice_.emplace(*link_, secret_ ^ highest_bit);
     if (!is_leader()) return;
-    headers_.assign(layout_.nodes.size(),
-                    std::vector<std::byte>(sizeof(Call) + leader_reduce_bytes(layout_.nodes.size())));
+    const std::size_t nodes = layout_.nodes.size(), longest = sizeof(Call) + leader_reduce_bytes(nodes);
+    headers_.resize(nodes * longest);
+    for (std::size_t distance = 1; distance < nodes; distance *= 2)
+        header_rounds_.emplace_back().arrived.resize(std::min(distance, nodes - distance) * longest);
     for (const auto& ranks : layout_.nodes) {
         if (ranks.front() != layout_.rank) failure_notice_->add_peer(ranks.front());
     }
@@ -218,10 +221,13 @@ std::uint64_t AcrossNodes::next_tag(std::vector<std::uint64_t>& counts, std::uin
 }
 
 void AcrossNodes::Batch::send(std::uint32_t peer, std::span<const std::byte> from) {
-    if (from.empty()) return;
+    if (!from.empty()) send(peer, from, owner_.next_tag(owner_.sent_, peer));
+}
+
+void AcrossNodes::Batch::send(std::uint32_t peer, std::span<const std::byte> from, std::uint64_t tag) {
     // Transports define the length of receives only, so any length of a send is correct.
     Pending& message = messages_.emplace_back(Transfer{}, peer, 0, SIZE_MAX);
-    owner_.link_->send(peer, owner_.next_tag(owner_.sent_, peer), from, message.transfer);
+    owner_.link_->send(peer, tag, from, message.transfer);
 }
 
 void AcrossNodes::Batch::receive(std::uint32_t peer, std::span<std::byte> into) {
@@ -263,7 +269,7 @@ void AcrossNodes::wait_for(const Batch::Pending& message) {
         if (!spin_until(spin_budget_, is_done, cpu::Yields{})) {
             for (; !is_done(); throw_if_failed(message.peer)) {
                 link_->sleep(cpu::kSleepSlice);
-                compare_headers();
+                advance_headers();
             }
         }
     }
@@ -282,7 +288,7 @@ void AcrossNodes::throw_lost_or_mismatch(const Batch::Pending& message) {
     for (; MonotonicClock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
         throw_if_failed(message.peer);
         link_->progress();
-        compare_headers();
+        advance_headers();
     }
     if (!transfer.failure.empty())
         fail<PeerLostError>(
@@ -313,7 +319,9 @@ void AcrossNodes::throw_if_failed(std::uint32_t peer) {
         announce_failure(std::current_exception());
         throw;
     }
-    if (now_ns() - began_ns_ < (timeout() + deadline_extension()).count()) return;
+    // After the first round of headers a third node may be missing; the leader that waits for it knows.
+    const int extensions = header_batch_ && header_round_ > 0 ? 2 : 1;
+    if (now_ns() - began_ns_ < (timeout() + extensions * deadline_extension()).count()) return;
     std::vector<std::uint32_t> others;
     for (std::uint32_t place = 0; place < arena_.ranks(); ++place) {
         if (place != arena_.rank()) others.push_back(place);
@@ -346,44 +354,65 @@ void AcrossNodes::fail_group(const std::exception_ptr& why) {
 }
 
 void AcrossNodes::send_header(std::span<const std::byte> bytes) {
+    const std::size_t nodes = layout_.nodes.size(), here = layout_.node();
     header_batch_ = std::make_unique<Batch>(*this);
-    compared_.assign(layout_.nodes.size(), false);
-    for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
-        if (node != layout_.node()) header_batch_->receive_up_to(layout_.nodes[node].front(), headers_[node]);
+    header_bytes_ = sizeof call_ + bytes.size();
+    header_round_ = 0;
+    std::memcpy(headers_.data(), &call_, sizeof call_);
+    copy_bytes(headers_.data() + sizeof call_, bytes.data(), bytes.size());
+    // Takes all numbers of messages now: those of the call's data follow.
+    for (std::size_t round = 0; round < header_rounds_.size(); ++round) {
+        const std::size_t distance = std::size_t{1} << round;
+        HeaderRound& one = header_rounds_[round];
+        one.arriving = &header_batch_->receive_up_to(layout_.nodes[(here + nodes - distance) % nodes].front(),
+                                                     one.arrived);
+        one.tag = next_tag(sent_, layout_.nodes[(here + distance) % nodes].front());
     }
-    std::vector<std::byte>& own = headers_[layout_.node()];
-    std::memcpy(own.data(), &call_, sizeof call_);
-    if (!bytes.empty()) std::memcpy(own.data() + sizeof call_, bytes.data(), bytes.size());
-    for (const auto& ranks : layout_.nodes) {
-        if (ranks.front() != layout_.rank)
-            header_batch_->send(ranks.front(), std::span(own).first(sizeof call_ + bytes.size()));
-    }
+    send_header_round();
+}
+
+void AcrossNodes::send_header_round() {
+    if (header_round_ == header_rounds_.size()) return;
+    const std::size_t nodes = layout_.nodes.size(), distance = std::size_t{1} << header_round_;
+    header_batch_->send(layout_.nodes[(layout_.node() + distance) % nodes].front(),
+                        std::span(headers_).first(std::min(distance, nodes - distance) * header_bytes_),
+                        header_rounds_[header_round_].tag);
 }
 
 void AcrossNodes::receive_headers() {
     if (!header_batch_) return;
-    for (const Batch::Pending& one : header_batch_->messages_) wait_for(one);
-    compare_headers();
+    for (; header_round_ < header_rounds_.size(); advance_headers())
+        wait_for(*header_rounds_[header_round_].arriving);
+    header_batch_->wait();
     header_batch_.reset();
 }
 
-// The expected headers come first in the batch, in node order.
-void AcrossNodes::compare_headers() {
-    if (!header_batch_) return;
-    auto next = header_batch_->messages_.begin();
-    for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
-        if (node == layout_.node()) continue;
-        const Batch::Pending& message = *next++;
-        if (compared_[node] || !message.transfer.done || !message.transfer.failure.empty()) continue;
-        compared_[node] = true;
+// Compares the sender's header only: it has compared the others of its message, or it would have failed.
+void AcrossNodes::advance_headers() {
+    while (header_batch_ && header_round_ < header_rounds_.size()) {
+        const HeaderRound& round = header_rounds_[header_round_];
+        const Transfer& transfer = round.arriving->transfer;
+        if (!transfer.done || !transfer.failure.empty()) return;
         Call theirs;
-        if (message.transfer.bytes >= sizeof theirs)
-            std::memcpy(&theirs, headers_[node].data(), sizeof theirs);
-        if (theirs == call_) continue;
-        fail<MismatchError>(
-            fmt::format("rank {}: ranks called different collectives: {} called {}, {} called {}", env_.rank,
-                        name_of(layout_.rank), to_string(call_), name_of(message.peer), to_string(theirs)));
+        if (transfer.bytes >= sizeof theirs) std::memcpy(&theirs, round.arrived.data(), sizeof theirs);
+        if (theirs != call_)
+            fail<MismatchError>(fmt::format(
+                "rank {}: ranks called different collectives: {} called {}, {} called {}", env_.rank,
+                name_of(layout_.rank), to_string(call_), name_of(round.arriving->peer), to_string(theirs)));
+        const std::size_t at = header_bytes_ << header_round_;
+        if (++header_round_ < header_rounds_.size())
+            std::memcpy(headers_.data() + at, round.arrived.data(), transfer.bytes);
+        send_header_round();
     }
+}
+
+const std::byte* AcrossNodes::payload_of(std::uint32_t node) const {
+    const auto nodes = static_cast<std::uint32_t>(layout_.nodes.size());
+    const std::uint32_t distance = (layout_.node() + nodes - node) % nodes;
+    if (distance == 0) return headers_.data() + sizeof(Call);
+    const auto round = static_cast<std::size_t>(std::bit_width(distance)) - 1;
+    const std::size_t before = distance - (std::size_t{1} << round);
+    return header_rounds_[round].arrived.data() + before * header_bytes_ + sizeof(Call);
 }
 
 /// A message between nodes: its header, with the payload when it is small, then the rest.

@@ -79,6 +79,7 @@ class AcrossNodes final : public cpu::Backend {
         Batch& operator=(const Batch&) = delete;
 
         void send(std::uint32_t peer, std::span<const std::byte> from);
+        void send(std::uint32_t peer, std::span<const std::byte> from, std::uint64_t tag);
         void receive(std::uint32_t peer, std::span<std::byte> into);
         /// A started transfer, with the lengths that are correct.
         struct Pending {
@@ -125,14 +126,14 @@ class AcrossNodes final : public cpu::Backend {
     [[nodiscard]] bool is_leader() const { return layout_.place() == 0; }
     void meet_on_node();
     void meet_all_nodes();
-    /// Sends this call's header and up to leader_reduce_bytes() of payload to the other leaders;
-    /// receive_headers() receives theirs into headers_[node].
+    /// Starts the exchange of the leaders' headers, each with the same number of bytes, at most
+    /// leader_reduce_bytes(); receive_headers() ends it. In round k a leader sends the headers that it has to
+    /// the node 2^k further, so each one sends and receives log2(nodes) messages.
     void send_header(std::span<const std::byte> bytes = {});
     void receive_headers();
-    void compare_headers();
-    [[nodiscard]] const std::byte* payload_of(std::uint32_t node) const {
-        return headers_[node].data() + sizeof(Call);
-    }
+    void advance_headers();
+    void send_header_round();
+    [[nodiscard]] const std::byte* payload_of(std::uint32_t node) const;
 
     // Waiting.
     [[nodiscard]] std::chrono::nanoseconds deadline_extension() const;
@@ -151,6 +152,9 @@ class AcrossNodes final : public cpu::Backend {
     // Steps within the node, as parts of a call.
     template <class Give, class Take>
     void in_steps(std::size_t total, Give give, Take take);
+    /// By place: the ranks whose slices the node's rank at that place holds; its own, and one or more of
+    /// every other node.
+    [[nodiscard]] std::vector<std::vector<std::uint32_t>> slices_held() const;
     void broadcast_on_node(std::uint32_t from_place, std::byte* bytes, std::size_t length);
     [[nodiscard]] std::vector<std::string> gather_everywhere(std::string_view mine);
 
@@ -200,11 +204,20 @@ class AcrossNodes final : public cpu::Backend {
     Call call_;                                               ///< the current call
     std::int64_t began_ns_ = 0;
     cpu::SpinBudget spin_budget_;
-    std::vector<std::vector<std::byte>> headers_;  ///< by node: a Call, and its payload
+    /// A leader's messages of a round of the exchange of headers.
+    struct HeaderRound {
+        std::vector<std::byte> arrived;  ///< headers of as many nodes as this one had before the round
+        const Batch::Pending* arriving = nullptr;
+        std::uint64_t tag = 0;  ///< of the message to the node 2^round further
+    };
+    std::vector<HeaderRound> header_rounds_;
+    std::size_t header_round_ = 0;  ///< the first whose message has not arrived
+    std::vector<std::byte>
+        headers_;                   ///< this node's (a Call, and its payload), then those of nodes before it
+    std::size_t header_bytes_ = 0;  ///< of each
     std::array<std::vector<std::byte>, 2>
         scratch_;  ///< for the exchanges of an all-reduce, at most two at a time
     std::unique_ptr<Batch> header_batch_;
-    std::vector<bool> compared_;  ///< by node
 };
 
 }  // namespace ddp::net

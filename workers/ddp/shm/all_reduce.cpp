@@ -12,9 +12,6 @@ constexpr std::size_t kBlockBytes = 64 * 1024;  // summed and copied while it is
 // Limit for all ranks together: below it, reading everything costs less than another step.
 constexpr std::size_t kSmallBytes = 128 * 1024;
 
-// Bytes staged at once, per rank: few enough to stay in the caches until they are read.
-constexpr std::size_t kStagedBytes = 256 * 1024;
-
 /// The place where a rank stages the piece of `owner`; there is no gap for its own.
 std::byte* staged(std::byte* area, std::uint32_t rank, std::uint32_t owner, std::size_t each) {
     return area + (owner < rank ? owner : owner - 1) * each;
@@ -50,22 +47,17 @@ void CpuBackend::reduce_small(const Buffer& buffer, const ConstBuffer& input, Re
 // The algorithm depends on every rank's buffer, so the first step publishes the places. That is free in the
 // staged algorithm, whose first range is staged by then.
 void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction combine) {
-    const std::uint64_t here = node_.locate(buffer.data, buffer.bytes());
-    steps_.own_slot().shared_at = here;
-    if (here == kNotShared) stage(buffer, Pieces::cut(0, std::min(buffer.bytes(), stretch_bytes()), size_));
+    if (!node_.tell_place(buffer.data, buffer.bytes()))
+        stage(buffer, Pieces::cut(0, std::min(buffer.bytes(), stretch_bytes()), size_));
     meet();
-    std::uint32_t shared = 0;
-    for (std::uint32_t r = 0; r < size_; ++r) shared += steps_.slot_of(r).shared_at != kNotShared ? 1 : 0;
-    if (shared == size_) return reduce_in_place(buffer, combine);
-    reduce_staged(buffer, combine, shared == 0);
+    const std::vector<std::byte*> buffers = node_.shared_buffers();
+    if (!buffers.empty()) return reduce_in_place(buffers, buffer, combine);
+    reduce_staged(buffer, combine, node_.ranks_in_shared_memory() == 0);
 }
 
-void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction combine) {
+void CpuBackend::reduce_in_place(const std::vector<std::byte*>& buffers, const Buffer& buffer,
+                                 ReduceFunction combine) {
     const Pieces slices = Pieces::cut(0, buffer.bytes(), size_);
-    std::vector<std::byte*> buffers(size_);
-    for (std::uint32_t r = 0; r < size_; ++r)
-        buffers[r] = node_.shared_buffer(r, steps_.slot_of(r).shared_at);
-
     const std::size_t end = slices.offset(rank_ + 1);
     for (std::size_t at = slices.offset(rank_); at < end; at += kBlockBytes) {
         const std::size_t length = std::min(kBlockBytes, end - at);

@@ -10,23 +10,47 @@ namespace ddp::cpu {
 
 using ddprun::SegmentOp;
 
+namespace {
+
+// The root stages a piece while the others collect the one before.
+constexpr std::size_t kBroadcastPieces = 8;
+constexpr std::size_t kLeastBroadcastPiece = 16 * 1024;
+
+}  // namespace
+
 /// Makes one step for each piece of `total` bytes, `most` at a time, and at least one step: `give` shows a
-/// piece, `take` reads the others' pieces.
+/// piece, `take` reads the others' pieces. When the first piece `is_shown`, its step has been made.
 template <class Give, class Take>
-void CpuBackend::in_pieces(std::size_t total, std::size_t most, Give give, Take take) {
+void CpuBackend::in_pieces(std::size_t total, std::size_t most, Give give, Take take, bool is_shown) {
     std::size_t at = 0;
     do {
         const std::size_t length = std::min(most, total - at);
-        give(at, length);
-        meet();
+        if (at > 0 || !is_shown) {
+            give(at, length);
+            meet();
+        }
         take(at, length);
         at += length;
     } while (at < total);
 }
 
-/// Stages these bytes, up to kAreaBytes, for the next step.
+/// The first step tells where this rank's memory lies. When that of all ranks is shared, `direct` reads and
+/// writes it there, and a last step follows; otherwise it is staged in pieces, the first of them for the
+/// first step.
+template <class Direct, class Give, class Take>
+void CpuBackend::direct_or_staged(const void* data, std::size_t bytes, Direct direct, std::size_t total,
+                                  std::size_t most, Give give, Take take) {
+    if (!node_.tell_place(data, bytes)) give(0, std::min(most, total));
+    meet();
+    const std::vector<std::byte*> buffers = node_.shared_buffers();
+    if (buffers.empty()) return in_pieces(total, most, give, take, node_.ranks_in_shared_memory() == 0);
+    direct(buffers);
+    meet();
+}
+
+/// Stages these bytes, up to kStagedBytes, for the next step.
 void CpuBackend::show(const std::byte* from, std::size_t length) {
-    kernels_.stream(arena_.staging(rank_, steps_.next_step()), from, length);
+    copy_bytes(arena_.staging(rank_, steps_.next_step()), from, length);
 }
 
 /// Copies the `most` bytes at `at` of every other rank's slice.
@@ -42,8 +66,21 @@ void CpuBackend::collect_from_all(const Buffer& output, const Slices& slices, st
 void CpuBackend::broadcast(const Operation& operation) {
     if (size_ == 1) return;
     const auto from = static_cast<std::uint32_t>(operation.root);
-    in_pieces(
-        operation.call.bytes, kAreaBytes,
+    const std::size_t bytes = operation.call.bytes;
+    direct_or_staged(
+        rank_ == from ? operation.in.data : operation.out.data, bytes,
+        // Each rank copies a piece to all, so that the root works as much as the others.
+        [&](const std::vector<std::byte*>& buffers) {
+            const Pieces pieces = Pieces::cut(0, bytes, size_);
+            const std::size_t end = pieces.offset(rank_ + 1);
+            for (std::size_t at = pieces.offset(rank_); at < end; at += kStagedBytes) {
+                for (std::uint32_t r = 0; r < size_; ++r) {
+                    if (r != from)
+                        copy_bytes(buffers[r] + at, buffers[from] + at, std::min(kStagedBytes, end - at));
+                }
+            }
+        },
+        bytes, std::clamp(bytes / kBroadcastPieces / kLine * kLine, kLeastBroadcastPiece, kStagedBytes),
         [&](std::size_t at, std::size_t length) {
             if (rank_ == from) show(bytes_of(operation.in) + at, length);
         },
@@ -55,17 +92,25 @@ void CpuBackend::broadcast(const Operation& operation) {
 
 void CpuBackend::all_gather(const Buffer& output, const ConstBuffer& input, const Slices& slices) {
     std::byte* const own = bytes_of(output) + slices.offset(rank_);
-    if (input.bytes() > 0) std::memmove(own, input.data, input.bytes());
+    const bool is_apart = input.bytes() > 0 && input.data != own;
+    if (is_apart) std::memcpy(own, input.data, input.bytes());
     if (size_ == 1) return;
-    in_pieces(
-        slices.longest(), kAreaBytes,
-        // Not `input`, which may overlap the output.
+    // The input, unless only the output is shared: peers read faster what this call has not written.
+    const bool reads_input = is_apart && node_.is_shared(input.data, input.bytes());
+    direct_or_staged(
+        reads_input ? input.data : own, input.bytes(),
+        [&](const std::vector<std::byte*>& buffers) {
+            for (std::uint32_t r = 0; r < size_; ++r) {
+                if (r != rank_) copy_bytes(bytes_of(output) + slices.offset(r), buffers[r], slices.length(r));
+            }
+        },
+        slices.longest(), kStagedBytes,
         [&](std::size_t at, std::size_t most) { show(own + at, slices.within(rank_, at, most)); },
         [&](std::size_t at, std::size_t most) { collect_from_all(output, slices, at, most); });
 }
 
-/// Bytes for each of n ranks in one area.
-std::size_t CpuBackend::piece_bytes() const { return kAreaBytes / size_ / kLine * kLine; }
+/// Bytes that are staged for each rank at a time.
+std::size_t CpuBackend::piece_bytes() const { return kStagedBytes / size_ / kLine * kLine; }
 
 /// Stages the `most` bytes at `at` of every other rank's slice of `buffer`.
 void CpuBackend::stage_for_each(const ConstBuffer& buffer, const Slices& slices, std::size_t at,
@@ -73,8 +118,8 @@ void CpuBackend::stage_for_each(const ConstBuffer& buffer, const Slices& slices,
     std::byte* area = arena_.staging(rank_, steps_.next_step());
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
         if (owner == rank_) continue;
-        kernels_.stream(area + owner * piece_bytes(), bytes_of(buffer) + slices.offset(owner) + at,
-                        slices.within(owner, at, most));
+        copy_bytes(area + owner * piece_bytes(), bytes_of(buffer) + slices.offset(owner) + at,
+                   slices.within(owner, at, most));
     }
 }
 
@@ -84,14 +129,20 @@ const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
 
 void CpuBackend::reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices,
                                 ReduceFunction combine) {
-    in_pieces(
+    const std::size_t begin = slices.offset(rank_);
+    direct_or_staged(
+        input.data, input.bytes(),
+        [&](const std::vector<std::byte*>& buffers) {
+            for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = buffers[r] + begin;
+            combine(output.data, sources_.data(), static_cast<int>(size_), output.count);
+        },
         slices.longest(), piece_bytes(),
         [&](std::size_t at, std::size_t most) { stage_for_each(input, slices, at, most); },
         [&](std::size_t at, std::size_t most) {
             const std::size_t length = slices.within(rank_, at, most);
             if (length == 0) return;
             for (std::uint32_t r = 0; r < size_; ++r)
-                sources_[r] = r == rank_ ? bytes_of(input) + slices.offset(r) + at : staged_by(r);
+                sources_[r] = r == rank_ ? bytes_of(input) + begin + at : staged_by(r);
             combine(bytes_of(output) + at, sources_.data(), size(), length / size_of(input.dtype));
         });
 }
@@ -100,7 +151,7 @@ void CpuBackend::reduce(const Operation& operation, ReduceFunction combine) {
     if (size_ == 1) return;
     const bool is_root = rank_ == static_cast<std::uint32_t>(operation.root);
     in_pieces(
-        operation.in.bytes(), kAreaBytes,
+        operation.in.bytes(), kStagedBytes,
         [&](std::size_t at, std::size_t length) {
             if (!is_root) show(bytes_of(operation.in) + at, length);
         },
@@ -121,7 +172,7 @@ void CpuBackend::gather(const Operation& operation) {
     const bool is_root = rank_ == static_cast<std::uint32_t>(operation.root);
     if (is_root && each > 0) std::memmove(bytes_of(output) + rank_ * each, input.data, each);
     in_pieces(
-        each, kAreaBytes,
+        each, kStagedBytes,
         [&](std::size_t at, std::size_t length) {
             if (!is_root) show(bytes_of(input) + at, length);
         },
@@ -151,16 +202,25 @@ void CpuBackend::all_to_all(const Buffer& output, const Slices& received, const 
                             const Slices& sent, std::size_t longest) {
     copy_bytes(bytes_of(output) + received.offset(rank_), bytes_of(input) + sent.offset(rank_),
                sent.length(rank_));
-    in_pieces(
-        longest, piece_bytes(),
-        [&](std::size_t at, std::size_t most) { stage_for_each(input, sent, at, most); },
-        [&](std::size_t at, std::size_t most) {
+    const auto stage = [&](std::size_t at, std::size_t most) { stage_for_each(input, sent, at, most); };
+    const auto collect = [&](std::size_t at, std::size_t most) {
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            if (r == rank_) continue;
+            copy_bytes(bytes_of(output) + received.offset(r) + at, staged_by(r),
+                       received.within(r, at, most));
+        }
+    };
+    // Only the sender knows where slices of different lengths lie.
+    if (!received.are_even()) return in_pieces(longest, piece_bytes(), stage, collect);
+    direct_or_staged(
+        input.data, input.bytes(),
+        [&](const std::vector<std::byte*>& buffers) {
             for (std::uint32_t r = 0; r < size_; ++r) {
-                if (r == rank_) continue;
-                copy_bytes(bytes_of(output) + received.offset(r) + at, staged_by(r),
-                           received.within(r, at, most));
+                if (r != rank_)
+                    copy_bytes(bytes_of(output) + r * longest, buffers[r] + rank_ * longest, longest);
             }
-        });
+        },
+        longest, piece_bytes(), stage, collect);
 }
 
 /// Throws MismatchError when the counts of the ranks do not fit each other. Returns the length of the longest

@@ -42,6 +42,7 @@ class Backend {
 ///   zero-copy  every rank's buffer lies in an allocate_shared region: each sums its slice over all the
 ///              buffers and writes the result into all of them; two steps
 ///   staged     pieces for other ranks are copied to shared memory first; one step per piece
+/// The other collectives of many bytes are zero-copy or staged in the same way.
 class CpuBackend final : public Backend {
   public:
     /// Arguments of Node.
@@ -64,7 +65,10 @@ class CpuBackend final : public Backend {
     [[nodiscard]] std::size_t stretch_bytes() const;
     [[nodiscard]] std::size_t piece_bytes() const;
     template <class Give, class Take>
-    void in_pieces(std::size_t total, std::size_t most, Give give, Take take);
+    void in_pieces(std::size_t total, std::size_t most, Give give, Take take, bool is_shown = false);
+    template <class Direct, class Give, class Take>
+    void direct_or_staged(const void* data, std::size_t bytes, Direct direct, std::size_t total,
+                          std::size_t most, Give give, Take take);
     void show(const std::byte* from, std::size_t length);
     void collect_from_all(const Buffer& output, const Slices& slices, std::size_t at, std::size_t most);
     void stage_for_each(const ConstBuffer& buffer, const Slices& slices, std::size_t at, std::size_t most);
@@ -85,7 +89,8 @@ class CpuBackend final : public Backend {
     void reduce_tiny(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine);
     void reduce_small(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine);
     void reduce_large(const Buffer& buffer, ReduceFunction combine);
-    void reduce_in_place(const Buffer& buffer, ReduceFunction combine);
+    void reduce_in_place(const std::vector<std::byte*>& buffers, const Buffer& buffer,
+                         ReduceFunction combine);
     void sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,
                       ReduceFunction combine);
     void copy_to_others(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length);

@@ -121,10 +121,28 @@ std::uint64_t Node::locate(const void* data, std::size_t bytes) const {
     return kNotShared;
 }
 
-std::byte* Node::shared_buffer(std::uint32_t of_rank, std::uint64_t location) const {
-    const SharedPlace place = SharedPlace::of(location);
-    const Region& region = regions_[place.region];
-    return region.base + of_rank * region.stride + place.offset;
+bool Node::tell_place(const void* data, std::size_t bytes) {
+    const std::uint64_t place = locate(data, bytes);
+    steps.own_slot().shared_at = place;
+    return place != kNotShared;
+}
+
+std::uint32_t Node::ranks_in_shared_memory() const {
+    std::uint32_t ranks = 0;
+    for (std::uint32_t r = 0; r < size; ++r) ranks += steps.slot_of(r).shared_at != kNotShared ? 1 : 0;
+    return ranks;
+}
+
+std::vector<std::byte*> Node::shared_buffers() const {
+    std::vector<std::byte*> buffers;
+    for (std::uint32_t r = 0; r < size; ++r) {
+        const std::uint64_t told = steps.slot_of(r).shared_at;
+        if (told == kNotShared) return {};
+        const SharedPlace place = SharedPlace::of(told);
+        const Region& region = regions_[place.region];
+        buffers.push_back(region.base + r * region.stride + place.offset);
+    }
+    return buffers;
 }
 
 ReduceFunction Node::reduction(DType type, ReduceOp op) const {

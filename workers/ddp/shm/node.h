@@ -18,6 +18,8 @@
 namespace ddp::cpu {
 
 inline constexpr std::size_t kLine = 64;  ///< bytes of a cache line
+/// Bytes that a rank stages at a time: few enough to stay in the caches until they are read.
+inline constexpr std::size_t kStagedBytes = 256 * 1024;
 
 inline std::byte* bytes_of(const Buffer& buffer) { return static_cast<std::byte*>(buffer.data); }
 inline const std::byte* bytes_of(const ConstBuffer& buffer) {
@@ -97,12 +99,19 @@ class Node {
     /// Throws InvalidInput above the largest region.
     static Call allocation_of(std::size_t bytes);
 
-    /// The place of this rank's memory in the shared regions (SharedPlace), or kNotShared.
-    [[nodiscard]] std::uint64_t locate(const void* data, std::size_t bytes) const;
-    [[nodiscard]] std::byte* shared_buffer(std::uint32_t of_rank, std::uint64_t location) const;
     /// The memory that one call of allocate_shared gave to all ranks, by rank; empty unless `mine` is all
     /// that it gave to this one.
     [[nodiscard]] std::span<std::byte> shared_by_all(std::span<std::byte> mine);
+    /// Whether this rank's memory lies in the shared regions.
+    [[nodiscard]] bool is_shared(const void* data, std::size_t bytes) const {
+        return locate(data, bytes) != kNotShared;
+    }
+    /// Tells the other ranks with the next step where this memory lies in the shared regions. False: in none.
+    bool tell_place(const void* data, std::size_t bytes);
+    /// The number of ranks whose memory lies in the shared regions, as they told with the last step.
+    [[nodiscard]] std::uint32_t ranks_in_shared_memory() const;
+    /// That memory by rank; empty unless all ranks' lies there.
+    [[nodiscard]] std::vector<std::byte*> shared_buffers() const;
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
 
     const ddprun::WorkerEnv env;
@@ -114,6 +123,9 @@ class Node {
     const Kernels& loops;
 
   private:
+    /// The place of this rank's memory in the shared regions (SharedPlace), or kNotShared.
+    [[nodiscard]] std::uint64_t locate(const void* data, std::size_t bytes) const;
+
     struct Region {
         std::byte* base;
         std::uint64_t offset;  ///< in the segment

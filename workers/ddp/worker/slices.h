@@ -29,6 +29,7 @@ class Slices {
     [[nodiscard]] std::size_t length(std::size_t rank) const {
         return ends_.empty() ? each_ : end(rank + 1) - end(rank);
     }
+    [[nodiscard]] bool are_even() const { return ends_.empty(); }
     [[nodiscard]] std::size_t longest() const { return each_; }
     /// How much of a rank's slice lies in the `most` bytes that begin at byte `at` of the slice.
     [[nodiscard]] std::size_t within(std::size_t rank, std::size_t at, std::size_t most) const {
