@@ -9,6 +9,7 @@
 #include "ddp/cuda/graph.h"
 #include "ddp/ddp.h"
 #include "ddp/grad_scaler.h"
+#include "ddp/model.h"
 #include "ddp/optimizer.h"
 #include "ddp/testing.h"
 #include "tests/support/temporary_directory.h"
@@ -345,6 +346,44 @@ TEST(DeviceReducer, CanBeCapturedWithTheWholeStepInAGraph) {
     }
     EXPECT_EQ(outcomes[true], outcomes[false]);
     EXPECT_EQ(outcomes[true].size(), kCounts.size());
+}
+
+TEST(DeviceModel, HasTheBitsOfAnUnshardedOneHoweverItIsSharded) {
+    // Two ranks: an average is exact whether the sum is divided or its terms.
+    run_on_devices(2, [](ProcessGroup& group) {
+        const auto digest = [&](ddp::Shard shard, bool adam) {
+            std::vector<ddp::TensorSpec> specs;
+            for (std::size_t i = 0; i < kCounts.size(); ++i)
+                specs.push_back({"layer" + std::to_string(i), {static_cast<std::int64_t>(7 * kCounts[i])}});
+            ddp::Model model(group, specs, {.shard = shard, .limits = kSmallBuckets.limits});
+            for (std::size_t i = 0; i < specs.size() && group.rank() == 0; ++i)
+                put(model.parameters()[i].memory, random_floats(7 * kCounts[i], static_cast<unsigned>(i)));
+            const auto optimizer =
+                adam ? ddp::make_adamw(model, {.device = {.stream = group.stream()}})
+                     : ddp::make_sgd(model, {.momentum = 0.9, .device = {.stream = group.stream()}});
+            for (unsigned step = 0; step < 3; ++step) {
+                for (std::size_t i = specs.size(); i-- > 0;) {
+                    put(model.gradient(i),
+                        random_floats(7 * kCounts[i], 31 * step + static_cast<unsigned>(7 * group.rank())));
+                    model.mark_ready(i);
+                }
+                model.finish();
+                optimizer->step();
+            }
+            EXPECT_EQ(optimizer->steps(), 3U);
+            for (const Tensor& state : optimizer->state()) {
+                if (state.name.starts_with("step.")) continue;
+                EXPECT_EQ(state.part_begin.has_value(), shard != ddp::Shard::None && state.name != "steps");
+            }
+            return model.verify_equal_parameters();
+        };
+        for (const bool adam : {true, false}) {
+            const std::string expected = digest(ddp::Shard::None, adam);
+            EXPECT_EQ(digest(ddp::Shard::Optimizer, adam), expected);
+            EXPECT_EQ(digest(ddp::Shard::Gradients, adam), expected);
+        }
+        EXPECT_THROW(ddp::Model(group, {{"w", {8}}}, {.shard = ddp::Shard::Parameters}), ddp::InvalidInput);
+    });
 }
 
 TEST(DeviceReducer, RefusesToWaitOnTheHostForACapturedCollective) {

@@ -119,7 +119,7 @@ class DeviceOptimizer final : public Optimizer {
         check(device::begin_step(rule_, scalars(), rescaling, stream_), "beginning an optimizer's step");
         device::ParameterBatch batch;
         for (std::size_t i = 0; i < gradients.size(); ++i) {
-            if (gradients[i].data == nullptr || gradients[i].count == 0) continue;
+            if (gradients[i].data == nullptr) continue;  // an empty part's step still counts
             batch.arrays[batch.count++] = array_of(i, gradients[i]);
             if (batch.count == batch.kMost) step(batch, rescaling);
         }
@@ -210,7 +210,8 @@ class DeviceOptimizer final : public Optimizer {
         const Tensor& parameter = parameters()[i];
         return {fmt::format("{}.{}", kind, parameter.name),
                 parameter.shape,
-                {values, parameter.memory.count, DType::F32, parameter.memory.device}};
+                {values, parameter.memory.count, DType::F32, parameter.memory.device},
+                parameter.part_begin};
     }
 
     Rule rule_;
