@@ -706,7 +706,7 @@ TEST(Trainer, HasTheSameBitsWithEveryShardAndResumesAnotherOne) {
     using enum ddp::Shard;
     const auto with = [](const TemporaryDirectory& directory, ddp::Shard shard, std::uint64_t epochs) {
         Options options = options_for(directory, 4, epochs);
-        options.hidden = {70, 50};
+        options.hidden = {200, 100};
         options.optimizer = train::OptimizerKind::AdamW;
         options.clip = 0.05;
         options.accumulate = 2;
