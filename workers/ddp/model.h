@@ -63,18 +63,18 @@ struct MemoryUse {
 /// DistributedDataParallel that owns weights and gradients: flat memory per bucket, zero at first, 64-byte
 /// aligned, at addresses that never change.
 ///
-///     ddp::Model model(*group, {{"fc1.weight", {64, 13}}, {"fc1.bias", {64}}});
+///     ddp::Model model(*group, {{"weight", {64, 13}}, {"bias", {64}}}, {.shard = ddp::Shard::Optimizer});
 ///     if (group->rank() == 0) fill(model.weights<float>(0), model.weights<float>(1));
-///     const auto optimizer = ddp::make_adamw(model, {.learning_rate = 1e-3});  // all start as rank 0
+///     const auto optimizer = ddp::make_adamw(model, {});  // all ranks have rank 0's weights from here on
 ///     for each batch:
-///         ... backward: write model.gradient_as<float>(i), then model.mark_ready(i), last parameter first
+///         ... backward: write model.gradient_as<float>(i), then model.mark_ready(i), last one first ...
 ///         model.finish();
 ///         ddp::clip_grad_norm(model, 1.0);
 ///         optimizer->step();
 ///
-/// Under Shard::Gradients gradients share memory in time: gradient i may be written (not added to) once all
-/// parameters behind the next one are marked ready, which the reverse of the declared order ensures; any
-/// order is right within the bucket that is next and the one behind it.
+/// Under Shard::Gradients buckets share memory in time: write gradients (do not add to them) in the reverse
+/// of the declared order. The order within the next two incomplete buckets is free; mark_ready() throws
+/// Error, naming the parameter, for a gradient that comes earlier.
 class Model : public DistributedDataParallel {
   public:
     /// Collective. Throws MismatchError on all ranks when parameters or options differ between them, and
@@ -87,7 +87,8 @@ class Model : public DistributedDataParallel {
     template <class T>
     [[nodiscard]] std::span<T> weights(std::size_t parameter) const;
     /// Collective, before the first step: overwrites weights and buffers with those of `root`. The first
-    /// optimizer over the model does it with rank 0's, so fill weights before.
+    /// optimizer over the model does it with rank 0's, so fill weights before. Throws Error where weights
+    /// were divided already (Shard::Parameters).
     void broadcast_weights(int root = 0);
     /// Called before each use of a unit's weights, forward and backward, with overlaps_gather and under
     /// Shard::Parameters (on all ranks in the same order); elsewhere it does nothing. Returns once the
