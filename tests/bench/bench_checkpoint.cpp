@@ -7,13 +7,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ddp/checkpoint.h"
+#include "ddp/optimizer.h"
+#include "ddp/testing.h"
 
 /// A checkpoint of 1 GB against `dd` that writes and syncs as many bytes to the same disk, in turns. The bar
-/// is the disk's speed. Both read from the page cache.
+/// is the disk's speed. Both read from the page cache. Then an asynchronous one beside training steps of two
+/// ranks, of which the first writes all: the bar is 5 % of the steps that run meanwhile.
 namespace {
 
 using namespace ddp;
@@ -58,6 +62,70 @@ void print(const char* what, Seconds ours, Seconds dd) {
                ours.count(), kBytes / 1e6 / ours.count(), dd.count(), kBytes / 1e6 / dd.count(), ours / dd);
 }
 
+/// The whole state of a job: on rank 0 the model, elsewhere nothing.
+struct Job : Stateful {
+    explicit Job(const ProcessGroup& group) {
+        if (group.rank() == 0) model.emplace();
+    }
+    std::vector<Tensor> state() const override { return model ? model->tensors() : std::vector<Tensor>{}; }
+    mutable std::optional<Model> model;
+};
+
+/// Some milliseconds of arithmetic and an all-reduce, which also tells whether rank 0 still wants more steps.
+class Step {
+  public:
+    explicit Step(ProcessGroup& group) : group_(group), gradients_(1 << 20) {}
+    bool run(bool wants_more) {
+        for (int pass = 0; pass < 60; ++pass) {
+            for (float& value : weights_) value = value * 0.999F + 0.001F;
+        }
+        std::ranges::fill(gradients_, weights_[0]);
+        gradients_[0] = wants_more ? 1.0F : 0.0F;
+        group_.all_reduce(buffer_of(gradients_)).wait();
+        return gradients_[0] > 0;
+    }
+
+  private:
+    ProcessGroup& group_;
+    std::vector<float> weights_ = std::vector<float>(100'000, 1.0F), gradients_;
+};
+
+void save_beside_steps(ProcessGroup& group, const std::string& place) {
+    constexpr int kQuietSteps = 100;
+    Job job(group);
+    std::vector<float> parameter(1);
+    const auto sgd = make_sgd({tensor_of("w", std::span(parameter), {1})}, {});
+    DistributedSampler sampler(100, group.size(), group.rank(), {.seed = 1});
+    const Training training{job, *sgd, sampler};
+    CheckpointDirectory directory(place, {.keep = 1, .asynchronous = true});
+    Step step(group);
+    const bool is_first = group.rank() == 0;
+    directory.save(group, training);  // the first touches the pages of the copy
+    std::vector<Seconds> blocking, quiet, meanwhile;
+    int steps = 0;
+    for (int turn = 0; turn < kTurns; ++turn) {
+        directory.finish(group);
+        fs::remove(place + "/latest");
+        group.barrier().wait();
+        quiet.push_back(time([&] {
+                            for (int i = 0; i < kQuietSteps; ++i) step.run(true);
+                        }) /
+                        kQuietSteps);
+        blocking.push_back(time([&] { directory.save(group, training); }));
+        int beside = 0;
+        const Seconds all = time([&] {
+            while (step.run(is_first && !fs::exists(place + "/latest"))) ++beside;
+        });
+        meanwhile.push_back(all / (beside + 1));
+        steps += beside + 1;
+    }
+    if (!is_first) return;
+    fmt::print(
+        "asynchronous: save() returned after {:.3f} s; steps of {:.2f} ms, {:.2f} ms meanwhile ({} steps): {:+.1f} %\n",
+        median(blocking).count(), median(quiet).count() * 1e3, median(meanwhile).count() * 1e3, steps,
+        (median(meanwhile) / median(quiet) - 1) * 100);
+}
+
 }  // namespace
 
 /// The argument is a directory on the disk to measure.
@@ -87,4 +155,7 @@ int main(int argc, char** argv) {
     fmt::print("a checkpoint of 1 GB in {} tensors, medians of {} in turns\n", kTensors, kTurns);
     print("save", median(saves), median(writes));
     print("load", median(loads), median(reads));
+    fs::create_directories(place);
+    testing::run_ranks(2, [&](ProcessGroup& group) { save_beside_steps(group, place + "/beside"); });
+    fs::remove_all(place);
 }
