@@ -22,7 +22,8 @@ struct Case {
 constexpr Case kCases[] = {{DType::F32, 1},     {DType::F32, 1027},    {DType::F32, 150'001},
                            {DType::F64, 1027},  {DType::I32, 40'003},  {DType::I64, 1027},
                            {DType::BF16, 1027}, {DType::BF16, 80'003}, {DType::F16, 40'003},
-                           {DType::U8, 1},      {DType::U8, 700'001}};
+                           {DType::I8, 1027},   {DType::Bool, 1027},   {DType::U8, 1},
+                           {DType::U8, 700'001}};
 
 class MemoryOfBuffers : public ddp::testing::OnNodes {
   protected:
