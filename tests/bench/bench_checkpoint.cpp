@@ -44,7 +44,7 @@ Seconds median(std::vector<Seconds> times) {
     return times[times.size() / 2];
 }
 
-struct Model {
+struct Weights {
     std::vector<float> values = std::vector<float>(kBytes / sizeof(float), 0.5F);
     std::vector<Tensor> tensors() {
         std::vector<Tensor> all;
@@ -68,7 +68,7 @@ struct Job : Stateful {
         if (group.rank() == 0) model.emplace();
     }
     std::vector<Tensor> state() const override { return model ? model->tensors() : std::vector<Tensor>{}; }
-    mutable std::optional<Model> model;
+    mutable std::optional<Weights> model;
 };
 
 /// Some milliseconds of arithmetic and an all-reduce, which also tells whether rank 0 still wants more steps.
@@ -132,7 +132,7 @@ void save_beside_steps(ProcessGroup& group, const std::string& place) {
 int main(int argc, char** argv) {
     const std::string place = fmt::format("{}/bench_checkpoint.{}", argc > 1 ? argv[1] : ".", ::getpid());
     fs::create_directories(place);
-    Model model;
+    Weights model;
     const std::vector<Tensor> tensors = model.tensors();
     CheckpointDirectory directory(place + "/ours", {.keep = 1});
     const std::string raw = place + "/raw";
