@@ -72,9 +72,9 @@ struct MemoryUse {
 ///         ddp::clip_grad_norm(model, 1.0);
 ///         optimizer->step();
 ///
-/// Under Shard::Gradients buckets share memory in time: write gradients (do not add to them) in the reverse
-/// of the declared order. The order within the next two incomplete buckets is free; mark_ready() throws
-/// Error, naming the parameter, for a gradient that comes earlier.
+/// Under Shard::Gradients buckets share memory in time, where that saves any: write gradients (do not add to
+/// them) in the reverse of the declared order. The order within the next two incomplete buckets is free;
+/// mark_ready() throws Error, naming the parameter, for a gradient that comes earlier.
 class Model : public DistributedDataParallel {
   public:
     /// Collective. Throws MismatchError on all ranks when parameters or options differ between them, and

@@ -54,6 +54,9 @@ std::size_t most_open_buckets(const FlatLayout& layout);
 
 /// The way in which a Reducer reduces.
 struct ReductionPlan {
+    /// Buckets whose reduction may be under way, beside the open ones, where buckets share memory.
+    static constexpr std::size_t kInFlight = 2;
+
     FlatLayout layout;  ///< of whole gradients
     /// Every rank gets only its slice of each average.
     bool scatters = false;

@@ -107,13 +107,16 @@ void verify_same_model(ProcessGroup& group, std::span<const TensorSpec> specs, c
 }
 
 std::unique_ptr<const ReductionPlan> reduction_of(const FlatLayout& layout, const ModelOptions& options,
-                                                  bool is_sharded) {
-    const bool shares_memory = is_sharded && options.shard >= Shard::Gradients && !options.accumulates &&
-                               !options.find_unused_parameters && !options.static_graph;
-    return std::make_unique<ReductionPlan>(ReductionPlan{
-        .layout = layout,
-        .scatters = is_sharded,
-        .open_buckets = shares_memory ? std::max<std::size_t>(2, most_open_buckets(layout)) : 0});
+                                                  int ranks) {
+    const bool may_share = ranks > 1 && options.shard >= Shard::Gradients && !options.accumulates &&
+                           !options.find_unused_parameters && !options.static_graph;
+    const std::size_t open = std::max<std::size_t>(2, most_open_buckets(layout));
+    const std::size_t shared_bytes = in_slots(layout, open + ReductionPlan::kInFlight).bytes +
+                                     layout.bytes / static_cast<std::size_t>(ranks);
+    return std::make_unique<ReductionPlan>(
+        ReductionPlan{.layout = layout,
+                      .scatters = ranks > 1,
+                      .open_buckets = may_share && shared_bytes < layout.bytes ? open : 0});
 }
 
 /// Address space for weights that come and go.
@@ -217,7 +220,7 @@ Model::Model(ProcessGroup& group, std::unique_ptr<Flat> flat, const ModelOptions
                                .buffers = options.buffers,
                                .broadcast_buffers = options.broadcast_buffers,
                                .verify_every = options.verify_every},
-                              reduction_of(flat->layout, options, flat->is_sharded())),
+                              reduction_of(flat->layout, options, flat->ranks)),
       flat_(std::move(flat)) {
     for (std::size_t i = 0; i < flat_->parts.size(); ++i)
         flat_->averages.push_back(

@@ -153,13 +153,11 @@ Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOpt
 
 Reducer::~Reducer() = default;
 
-/// Buckets in flight, beside the open ones, where buckets share memory.
-constexpr std::size_t kInFlight = 2;
-
 void Reducer::allocate() {
     const FlatLayout& whole = reduction_->layout;
     const bool shares = reduction_->open_buckets > 0;
-    const FlatLayout here = shares ? in_slots(whole, reduction_->open_buckets + kInFlight) : whole;
+    const FlatLayout here =
+        shares ? in_slots(whole, reduction_->open_buckets + ReductionPlan::kInFlight) : whole;
     const int ranks = reduction_->scatters ? group_->size() : 1;
     places_ = here.tensors;
     arena_ = group_->allocate_shared(std::max(here.bytes, FlatLayout::kAlignment));
@@ -312,8 +310,9 @@ void Reducer::start(std::size_t index) {
     else bucket.work = memory_->start_average(bucket.buffer);
     ++statistics_.buckets;
     statistics_.bytes += bucket.buffer.bytes();
-    // The next gradients go where bucket index - kInFlight was.
-    if (reduction_->open_buckets > 0 && index >= kInFlight) finish_buckets(index - kInFlight + 1);
+    // The next gradients go where bucket index - ReductionPlan::kInFlight was.
+    if (reduction_->open_buckets > 0 && index >= ReductionPlan::kInFlight)
+        finish_buckets(index - ReductionPlan::kInFlight + 1);
 }
 
 /// Norms are sums over whole buckets; the memory between gradients has held those of other buckets.
