@@ -132,7 +132,10 @@ Result<Api> api_from(const SharedLibrary& library) {
 Result<Api> load_api() {
     const Result<SharedLibrary> library = open_library(library_names("DDP_NCCL_LIBRARY", {"libnccl.so.2"}));
     if (!library) {
-        return library.error().with("loading NCCL (DDP_NCCL_LIBRARY names another file)");
+        const ddprun::Error& why = library.error();
+        return ddprun::Error{why.code,
+                             fmt::format("loading NCCL (DDP_NCCL_LIBRARY names another file): {}", why.what),
+                             why.sys};
     }
     return api_from(*library);
 }
