@@ -78,7 +78,7 @@ TEST(TrainOptions, HaveADefaultLearningRatePerOptimizer) {
 TEST(TrainOptions, NameTheWrongOptionAndValue) {
     EXPECT_EQ(refusal({"--lr", "x"}), "--lr: 'x' is not a number");
     EXPECT_EQ(refusal({"--lr", "-1"}), "--lr: '-1' is not a number of at least 0");
-    EXPECT_EQ(refusal({"--optimizer", "adam"}), "--optimizer: 'adam' is neither sgd nor adamw");
+    EXPECT_EQ(refusal({"--optimizer", "adam"}), "--optimizer: 'adam' is none of sgd, adamw");
     EXPECT_EQ(refusal({"--lrr", "1"}), "--lrr: unknown option; did you mean --lr?");
     EXPECT_EQ(refusal({"--resume=yes"}), "--resume: takes no value");
     EXPECT_EQ(refusal({"--epochs"}), "--epochs: N is missing");

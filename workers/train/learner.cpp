@@ -23,19 +23,9 @@ std::unique_ptr<ddp::GradScaler> make_scaler(const ComputeDevice& device, const 
 std::unique_ptr<ddp::GradClipper> make_clipper(const ComputeDevice& device, const Options& options,
                                                const ddp::GradScaler* scaler) {
     if (!options.clip || !device.gpu) return nullptr;
-    if (options.shard != ddp::Shard::None)
-        throw ddp::InvalidInput(
-            "--clip: gradients that are sharded on a GPU are not clipped; use --shard none");
     return std::make_unique<ddp::GradClipper>(
         device.choice.device, *options.clip,
         ddp::GradClipperOptions{.stream = device.stream_handle(), .scaler = scaler});
-}
-
-/// The seed where the optimizer does not broadcast rank 0's weights, and on rank 0.
-std::optional<std::uint64_t> first_weights(const ddp::ProcessGroup& group, const ComputeDevice& device,
-                                           const Options& options) {
-    const bool are_broadcast = device.compute->dtype() == ddp::DType::F32;
-    return are_broadcast && group.rank() > 0 ? std::nullopt : std::optional(options.seed);
 }
 
 ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
@@ -61,7 +51,11 @@ Learner::Learner(ddp::ProcessGroup& group, const ComputeDevice& device, const Op
       options_(options),
       model_(group, Mlp::specs(widths, device.compute->dtype()),
              {.shard = options.shard, .accumulates = options.accumulate > 1, .overlaps_gather = true}),
-      mlp_(widths, first_weights(group, device, options), *device.compute, &model_),
+      // The optimizer broadcasts rank 0's weights, except those of which the model has rounded copies.
+      mlp_(widths,
+           group.rank() == 0 || device.compute->dtype() != ddp::DType::F32 ? std::optional(options.seed)
+                                                                           : std::nullopt,
+           *device.compute, &model_),
       scaler_(make_scaler(device, options)),
       clipper_(make_clipper(device, options, scaler_.get())),
       optimizer_(make_optimizer()),
@@ -139,12 +133,9 @@ bool Learner::train_batch(const BatchSource& batch) {
 
 ddp::MemoryUse Learner::memory() const {
     ddp::MemoryUse use = model_.memory();
-    for (const ddp::Tensor& state : optimizer_->state()) {
-        if (mlp_.has_copies()) use.optimizer += state.memory.bytes();
-    }
-    for (const ddp::Tensor& weight : mlp_.weights()) {
-        if (mlp_.has_copies()) use.weights += weight.memory.bytes();
-    }
+    if (!mlp_.has_copies()) return use;
+    for (const ddp::Tensor& weight : mlp_.weights()) use.weights += weight.memory.bytes();
+    for (const ddp::Tensor& state : optimizer_->state()) use.optimizer += state.memory.bytes();
     return use;
 }
 

@@ -115,6 +115,11 @@ std::optional<StartupError> prepare(const Options& options, const ddp::ProcessGr
             fmt::format("--cuda-graph: backend {} goes through the host, which no graph can hold; "
                         "leave it out, or give each worker a device of its own",
                         group.choice())};
+    if (group.device() != ddp::Device{} && options.shard == ddp::Shard::Parameters)
+        return StartupError{ExitCode::Usage, "--shard: parameters cannot be divided on a GPU; use gradients"};
+    if (group.device() != ddp::Device{} && options.shard != ddp::Shard::None && options.clip)
+        return StartupError{ExitCode::Usage,
+                            "--clip: divided gradients are not clipped on a GPU; use --shard none"};
     if (std::optional<StartupError> error = load(options, samples)) return error;
     if (std::optional<StartupError> error = train::check_fit(options, samples, group.size())) return error;
     return group.rank() == 0 ? check_outputs(options, samples) : std::nullopt;

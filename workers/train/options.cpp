@@ -23,8 +23,8 @@ constexpr std::size_t kWidest = 1 << 16;
 
 Error wrong(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
 
-template <class T>
-Status store(Result<T> parsed, T& into) {
+template <class T, class Into>
+Status store(Result<T> parsed, Into& into) {
     if (!parsed) return parsed.error();
     into = *std::move(parsed);
     return {};
@@ -52,13 +52,6 @@ Result<std::vector<std::size_t>> parse_widths(std::string_view text) {
         widths.push_back(*width);
     }
     return widths;
-}
-
-Result<OptimizerKind> parse_optimizer(std::string_view text) {
-    for (const OptimizerKind kind : {OptimizerKind::Sgd, OptimizerKind::AdamW}) {
-        if (text == name_of(kind)) return kind;
-    }
-    return wrong(fmt::format("'{}' is neither sgd nor adamw", text));
 }
 
 template <class T>
@@ -89,19 +82,10 @@ Result<std::string> parse_data(std::string_view text) {
     return parse_path(text);
 }
 
-Status set_learning_rate(Options& o, std::string_view text) {
-    const Result<double> rate = parse_not_negative(text);
-    if (!rate) return rate.error();
-    o.learning_rate = *rate;
-    return {};
-}
-
-Status set_clip(Options& o, std::string_view text) {
-    const Result<double> norm = parse_not_negative(text);
-    if (!norm) return norm.error();
-    if (*norm == 0) return wrong("a norm of 0 leaves nothing of the gradients");
-    o.clip = *norm;
-    return {};
+Result<double> parse_norm(std::string_view text) {
+    Result<double> norm = parse_not_negative(text);
+    if (norm && *norm == 0) return wrong("a norm of 0 leaves nothing of the gradients");
+    return norm;
 }
 
 struct Flag {
@@ -136,7 +120,7 @@ const std::array kFlags = {
             return store(parse_name(v, {None, Optimizer, Gradients, Parameters}), o.shard);
         }},
     Flag{"--lr", "RATE", "learning rate for one worker; default 0.02 (sgd), 0.001 (adamw)",
-         set_learning_rate},
+         [](Options& o, std::string_view v) { return store(parse_not_negative(v), o.learning_rate); }},
     Flag{
         "--schedule", "SHAPE",
         "how the learning rate falls until the end: constant (default), cosine,\nlinear, step (a tenth after each third)",
@@ -147,11 +131,13 @@ const std::array kFlags = {
     Flag{"--warmup", "N", "steps over which the learning rate rises from a tenth; default 0",
          [](Options& o, std::string_view v) { return store(ddprun::parse_uint(v), o.warmup); }},
     Flag{"--clip", "NORM", "scale gradients down to this norm of all of them",
-         [](Options& o, std::string_view v) { return set_clip(o, v); }},
+         [](Options& o, std::string_view v) { return store(parse_norm(v), o.clip); }},
     Flag{"--no-scale-lr", "", "do not multiply the learning rate by workers and --accumulate",
          [](Options& o, std::string_view) { return o.scale_learning_rate = false, Status{}; }},
     Flag{"--optimizer", "sgd|adamw", "default sgd",
-         [](Options& o, std::string_view v) { return store(parse_optimizer(v), o.optimizer); }},
+         [](Options& o, std::string_view v) {
+             return store(parse_name(v, {OptimizerKind::Sgd, OptimizerKind::AdamW}), o.optimizer);
+         }},
     Flag{"--momentum", "M", "of sgd; default 0.9",
          [](Options& o, std::string_view v) { return store(parse_not_negative(v), o.momentum); }},
     Flag{"--weight-decay", "W", "default 0.0001",
@@ -228,41 +214,19 @@ Status check_together(const Options& o) {
 }  // namespace
 
 const char* name_of(DeviceKind kind) {
-    switch (kind) {
-        case DeviceKind::Auto: return "auto";
-        case DeviceKind::Cuda: return "cuda";
-        case DeviceKind::Cpu: return "cpu";
-    }
-    return "?";
+    return std::array{"auto", "cuda", "cpu"}[static_cast<std::size_t>(kind)];
 }
 
 const char* name_of(KeepData keep) {
-    switch (keep) {
-        case KeepData::Auto: return "auto";
-        case KeepData::Device: return "device";
-        case KeepData::Host: return "host";
-    }
-    return "?";
+    return std::array{"auto", "device", "host"}[static_cast<std::size_t>(keep)];
 }
 
 const char* name_of(Precision precision) {
-    switch (precision) {
-        case Precision::Fp32: return "fp32";
-        case Precision::Tf32: return "tf32";
-        case Precision::Bf16: return "bf16";
-        case Precision::Fp16: return "fp16";
-    }
-    return "?";
+    return std::array{"fp32", "tf32", "bf16", "fp16"}[static_cast<std::size_t>(precision)];
 }
 
 const char* name_of(ddp::Schedule::Shape shape) {
-    switch (shape) {
-        case ddp::Schedule::Shape::Constant: return "constant";
-        case ddp::Schedule::Shape::Step: return "step";
-        case ddp::Schedule::Shape::Cosine: return "cosine";
-        case ddp::Schedule::Shape::Linear: return "linear";
-    }
-    return "?";
+    return std::array{"constant", "step", "cosine", "linear"}[static_cast<std::size_t>(shape)];
 }
 
 const char* name_of(OptimizerKind kind) { return kind == OptimizerKind::Sgd ? "sgd" : "adamw"; }
