@@ -161,11 +161,12 @@ std::string read_training(ProcessGroup& group, const std::string& checkpoint, co
                        is_first ? PartReader::What::All : PartReader::What::PartsOfTensors);
         return "";
     });
-    agree(group, [&] {
-        reader->read(state.step);
-        return "";
-    });
-    return run_on_rank_zero(group, [&] { return to_json(state); });
+    return agree(group,
+                 [&] {
+                     reader->read(state.step);
+                     return is_first ? to_json(state) : "";
+                 })
+        .at(0);
 }
 
 /// Sends rank 0's values to all ranks; for a group on devices, host memory is sent as bytes.
@@ -176,8 +177,9 @@ void broadcast_from_zero(ProcessGroup& group, const Tensor& tensor) {
     std::memcpy(tensor.memory.data, zeros.data(), zeros.size());
 }
 
-TrainingState broadcast_state(ProcessGroup& group, const std::string& state_json,
-                              const std::string& checkpoint, const Training& training) {
+/// Collective: `checkpoint` is the same on all ranks.
+TrainingState load_agreed(ProcessGroup& group, const std::string& checkpoint, const Training& training) {
+    const std::string state_json = read_training(group, checkpoint, training);
     for (const CheckpointPart& part : parts_of(training)) {
         for (const Tensor& tensor : part.tensors) {
             if (!tensor.part_begin) broadcast_from_zero(group, tensor);
@@ -299,12 +301,11 @@ std::optional<TrainingState> CheckpointDirectory::load(ProcessGroup& group, cons
     finish(group);
     const std::string newest = run_on_rank_zero(group, [&] { return latest().value_or(""); });
     if (newest.empty()) return std::nullopt;
-    return load_checkpoint(group, newest, training);
+    return load_agreed(group, newest, training);
 }
 
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training) {
-    const std::string path = run_on_rank_zero(group, [&] { return checkpoint; });
-    return broadcast_state(group, read_training(group, path, training), path, training);
+    return load_agreed(group, run_on_rank_zero(group, [&] { return checkpoint; }), training);
 }
 
 }  // namespace ddp
