@@ -71,6 +71,15 @@ void AcrossNodes::meet_all_nodes() {
     meet();
 }
 
+/// Meets the ranks of this node, which tell where their memory lies, and sends the header. Returns that
+/// memory by place, or nothing unless all of it is shared.
+std::vector<std::byte*> AcrossNodes::begin_with(const void* data, std::size_t bytes) {
+    node_.tell_place(data, bytes);
+    meet_on_node();
+    if (is_leader()) send_header();
+    return node_.shared_buffers();
+}
+
 void AcrossNodes::run(const Operation& operation) {
     const Call& call = operation.call;
     if (operation.is_message()) return with_messages(operation, [this](auto messages) { batch(messages); });
@@ -109,10 +118,7 @@ void AcrossNodes::broadcast(const Operation& operation) {
         const std::size_t begin = std::min(at, buffer.bytes());
         return std::span(bytes_of(buffer) + begin, std::min(kLanePieceBytes, buffer.bytes() - begin));
     };
-    node_.tell_place(buffer.data, buffer.bytes());
-    meet_on_node();
-    const std::vector<std::byte*> buffers = node_.shared_buffers();
-    if (is_leader()) send_header();
+    const std::vector<std::byte*> buffers = begin_with(buffer.data, buffer.bytes());
     const bool sends = sender(here) == layout_.rank;
     const std::uint32_t place = layout_.place_of[sender(here)];
     if (!buffers.empty() && here == home && !sends) copy_bytes(buffer.data, buffers[place], buffer.bytes());
@@ -146,10 +152,7 @@ void AcrossNodes::broadcast(const Operation& operation) {
 void AcrossNodes::all_gather(const Buffer& output, const ConstBuffer& input, const Slices& slices) {
     const std::span<std::byte> own = slice_of(output, slices, layout_.rank);
     copy_bytes(own.data(), input.data, own.size());
-    node_.tell_place(output.data, output.bytes());
-    meet_on_node();
-    const std::vector<std::byte*> outputs = node_.shared_buffers();
-    if (is_leader()) send_header();
+    const std::vector<std::byte*> outputs = begin_with(output.data, output.bytes());
     const std::vector<std::vector<std::uint32_t>> held = slices_held();
     const std::size_t most = most_slices(held);
     const bool staged = outputs.empty() && size_ > 1;
@@ -213,10 +216,7 @@ void AcrossNodes::all_gather(const Buffer& output, const ConstBuffer& input, con
 /// Sums read the inputs of the node's ranks if all are shared, and pieces that they stage otherwise.
 void AcrossNodes::reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices,
                                  ReduceOp op) {
-    node_.tell_place(input.data, input.bytes());
-    meet_on_node();
-    const std::vector<std::byte*> inputs = node_.shared_buffers();
-    if (is_leader()) send_header();
+    const std::vector<std::byte*> inputs = begin_with(input.data, input.bytes());
     const Sum how = sum_of(input.dtype, op);
     const std::vector<std::vector<std::uint32_t>> held = slices_held();
     const std::size_t most = most_slices(held), nodes = layout_.nodes.size();
@@ -381,10 +381,7 @@ void AcrossNodes::scatter(const Operation& operation) {
 /// the others, if all are shared; otherwise each has another partner in each round.
 void AcrossNodes::all_to_all(const Buffer& output, const Slices& received, const ConstBuffer& input,
                              const Slices& sent, std::size_t longest) {
-    node_.tell_place(input.data, input.bytes());
-    meet_on_node();
-    const std::vector<std::byte*> inputs = node_.shared_buffers();
-    if (is_leader()) send_header();
+    const std::vector<std::byte*> inputs = begin_with(input.data, input.bytes());
     const std::uint32_t own = layout_.rank;
     Batch batch(*this);
     for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {

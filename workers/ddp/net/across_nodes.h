@@ -126,6 +126,7 @@ class AcrossNodes final : public cpu::Backend {
     [[nodiscard]] bool is_leader() const { return layout_.place() == 0; }
     void meet_on_node();
     void meet_all_nodes();
+    [[nodiscard]] std::vector<std::byte*> begin_with(const void* data, std::size_t bytes);
     /// Starts the exchange of the leaders' headers, each with the same number of bytes, at most
     /// leader_reduce_bytes(); receive_headers() ends it. In round k a leader sends the headers that it has to
     /// the node 2^k further, so each one sends and receives log2(nodes) messages.
