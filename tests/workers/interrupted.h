@@ -60,6 +60,31 @@ inline bool leave_room(const std::string& place, int pages, int files) {
                       now.f_files - now.f_ffree + static_cast<unsigned long>(files), MS_REMOUNT);
 }
 
+/// Calls `save(pages, files)` in children, with more and more room for pages and then for files until it has
+/// enough. It returns 0 for success, 1 for the error of a full disk, kNotAllowed, or another number for a
+/// failure of the test. Expects more than `least` full disks.
+template <class Save>
+void fill_disks(int least, Save save) {
+    constexpr int kEnough = 20;
+    int full = 0;
+    for (const bool by_files : {false, true}) {
+        bool saved = false;
+        for (int room = 0; !saved && room < kEnough; ++room) {
+            const pid_t child =
+                start_child([&] { ::_exit(save(by_files ? kEnough : room, by_files ? room : kEnough)); });
+            int status = 0;
+            ASSERT_EQ(::waitpid(child, &status, 0), child);
+            ASSERT_TRUE(WIFEXITED(status));
+            if (WEXITSTATUS(status) == kNotAllowed) GTEST_SKIP() << "needs a mount of its own";
+            ASSERT_LE(WEXITSTATUS(status), 1) << (by_files ? "files " : "pages ") << room;
+            full += WEXITSTATUS(status);
+            saved = WEXITSTATUS(status) == 0;
+        }
+        EXPECT_TRUE(saved);
+    }
+    EXPECT_GT(full, least) << "the disk was full at different files";
+}
+
 /// Called in the body of finishes_before_stop: from here on system calls count.
 inline void start_counting() { ::raise(SIGUSR1); }
 

@@ -20,6 +20,7 @@ using ddp::ProcessGroup;
 using ddp::Tensor;
 using ddp::testing::failures_of_ranks;
 using ddp::testing::run_ranks;
+using ddp::testing::thrown_by;
 using ddprun::test::TemporaryDirectory;
 
 constexpr std::size_t kSamples = 96, kInputs = 5;
@@ -187,21 +188,6 @@ TEST(DistributedDataParallel, AccumulatesInsideNoSync) {
         mine.backward(model, std::array<std::size_t, 1>{static_cast<std::size_t>(group.rank())});
         EXPECT_EQ(model.statistics().steps, 1U);
     });
-}
-
-/// The exception of a call: "InvalidInput: ...", "Error: ...".
-template <class Call>
-std::string thrown_by(const Call& call) {
-    try {
-        call();
-    } catch (const ddp::InvalidInput& error) {
-        return std::string("InvalidInput: ") + error.what();
-    } catch (const ddp::Error& error) {
-        return std::string("Error: ") + error.what();
-    } catch (const std::exception& error) {
-        return std::string("no ddp::Error: ") + error.what();
-    }
-    return "nothing";
 }
 
 TEST(DistributedDataParallel, RefusesTwoParametersWithSharedMemory) {

@@ -374,24 +374,7 @@ int save_on_a_small_disk(const std::string& place, int pages, int files) {
 
 TEST(AsynchronousCheckpoint, IsWholeWhenTheDiskIsFullAtAnyPointOfASave) {
     const TemporaryDirectory temporary;
-    int full = 0;
-    for (const bool by_files : {false, true}) {
-        bool saved = false;
-        for (int room = 0; !saved && room < 20; ++room) {
-            const pid_t child = start_child([&] {
-                ::_exit(save_on_a_small_disk(temporary.path(), by_files ? 20 : room, by_files ? room : 20));
-            });
-            int status = 0;
-            ASSERT_EQ(::waitpid(child, &status, 0), child);
-            ASSERT_TRUE(WIFEXITED(status));
-            if (WEXITSTATUS(status) == kNotAllowed) GTEST_SKIP() << "needs a mount of its own";
-            ASSERT_LE(WEXITSTATUS(status), 1) << (by_files ? "files " : "pages ") << room;
-            full += WEXITSTATUS(status);
-            saved = WEXITSTATUS(status) == 0;
-        }
-        EXPECT_TRUE(saved);
-    }
-    EXPECT_GT(full, 8) << "the disk was full at different files";
+    fill_disks(8, [&](int pages, int files) { return save_on_a_small_disk(temporary.path(), pages, files); });
 }
 
 TEST(AsynchronousCheckpoint, IsWholeWhenItsWritersAreKilledAtAnySystemCall) {

@@ -23,6 +23,7 @@ using ddp::Shard;
 using ddp::Tensor;
 using ddp::TensorSpec;
 using ddp::testing::run_ranks;
+using ddp::testing::thrown_by;
 
 struct Division {
     Shard shard;
@@ -212,17 +213,6 @@ TEST(ShardedModels, HaveTheBitsOfUnshardedOnesForAnyShapes) {
 
 /// Two parameters that are each longer than a slice.
 const std::vector<TensorSpec> kTwo = {{"a", {3000}}, {"b", {5000}}};
-
-std::string thrown_by(const std::function<void()>& call) {
-    try {
-        call();
-    } catch (const ddp::InvalidInput& error) {
-        return std::string("InvalidInput: ") + error.what();
-    } catch (const ddp::Error& error) {
-        return std::string("Error: ") + error.what();
-    }
-    return "nothing";
-}
 
 TEST(Model, HasZeroesAtAlignedAddressesThatNeverChange) {
     run_ranks(2, [](ProcessGroup& group) {
