@@ -149,6 +149,9 @@ const Row kRows[] = {
     {{"DDPRUN_LIFELINE_FD", "inherited descriptor of the socket to the agent"},
      write_descriptor<&W::lifeline_fd>,
      read_int<&W::lifeline_fd, 0>},
+    {{"DDPRUN_KEPT_FD", "inherited descriptor of the memory that outlives a worker (recovery in place)"},
+     write_descriptor<&W::kept_fd>,
+     read_int<&W::kept_fd, 0>},
 };
 
 using Seen = std::set<std::string_view>;

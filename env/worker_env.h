@@ -38,6 +38,7 @@ struct WorkerEnv {
     int segment_fd = -1;   ///< inherited memfd, laid out as env/segment.h; -1 none
     std::string segment;   ///< path of this agent's segment, also where the node's is another; "" none
     int lifeline_fd = -1;  ///< inherited socket to the agent; -1 none
+    int kept_fd = -1;      ///< inherited memfd, laid out as env/kept.h; -1: no recovery in place
 
     bool operator==(const WorkerEnv&) const = default;
 };

@@ -55,6 +55,7 @@ WorkerEnv full() {
     env.segment_fd = 3;
     env.segment = "/proc/7/fd/9";
     env.lifeline_fd = 4;
+    env.kept_fd = 5;
     return env;
 }
 
@@ -182,7 +183,7 @@ TEST(WorkerEnv, NamesTheVariableOfEveryMalformedNumber) {
             EXPECT_THAT(env.error().what, HasSubstr(name + "='" + bad + "' is not")) << name;
         }
     }
-    EXPECT_EQ(numbers, 14);
+    EXPECT_EQ(numbers, 15);
 }
 
 TEST(WorkerEnv, LeavesTheComplaintAboutOpenMpsOwnVariableToOpenMp) {

@@ -105,8 +105,8 @@ Status assign_gpus(const JobSpec& spec, const Machine& machine, std::vector<Work
 /// Variables of ours and torchrun's about an outer job or worker, which must not reach our workers. Variables
 /// that we set anew replace the inherited value anyway; these may stay unset.
 std::vector<std::string> stale_variables() {
-    return {"DDPRUN_STORE",   "DDPRUN_TOKEN",       "DDPRUN_SEGMENT_FD",
-            "DDPRUN_SEGMENT", "DDPRUN_LIFELINE_FD", "TORCHELASTIC_ERROR_FILE"};
+    return {"DDPRUN_STORE",       "DDPRUN_TOKEN",   "DDPRUN_SEGMENT_FD",      "DDPRUN_SEGMENT",
+            "DDPRUN_LIFELINE_FD", "DDPRUN_KEPT_FD", "TORCHELASTIC_ERROR_FILE"};
 }
 
 bool is_secret(std::string_view name) {
