@@ -5,10 +5,10 @@
 #include <string>
 
 #include "ddp/context.h"
-#include "env/unique_fd.h"
 
 namespace ddp {
 
+class LifelineSocket;
 class StopLine;
 
 /// The worker's connection to its launcher, for programs that stop in good order.
@@ -49,11 +49,12 @@ class Lifeline {
     void heartbeat(std::uint64_t steps_done = 0);
 
   private:
-    void read_notices();
-    void send(char kind, const std::string& payload);
+    friend class Recovery;
+    /// Goes over to the generation of `context`.
+    void follow(const Context& context);
 
-    ddprun::UniqueFd fd_;
-    std::unique_ptr<StopLine> stop_line_;  ///< null without a launcher
+    std::shared_ptr<LifelineSocket> socket_;  ///< null without a launcher
+    std::unique_ptr<StopLine> stop_line_;     ///< null without a launcher
     bool requested_ = false;
     std::string reason_;
 };

@@ -202,6 +202,12 @@ class ProcessGroup {
     /// Reports `step` training steps and `samples` samples as done to the launcher (two relaxed stores).
     virtual void report_progress(std::uint64_t step, std::uint64_t samples) = 0;
 
+    /// Tells the Recovery (recovery.h) that runs over this group that a failure has to restart all ranks,
+    /// because of state that a new process could not get. Without effect where there is none.
+    void refuse_recovery(const std::string& why) const {
+        if (refuse_recovery_) refuse_recovery_(why);
+    }
+
   protected:
     /// The facts that all calls use.
     struct GroupIdentity {
@@ -240,8 +246,12 @@ class ProcessGroup {
     virtual std::unique_ptr<ProcessGroup> do_create_part(const std::vector<std::uint32_t>& members,
                                                          const std::string& name);
 
+    /// Throws Error while a call is in flight, and the failure of a call whose Work nobody waited for.
+    virtual void require_quiet() {}
+
   private:
     friend class BorrowedGroup;
+    friend class Recovery;
     friend class TimeoutScope;
     class Entry;
     Work submit(Operation&& operation);
@@ -252,7 +262,10 @@ class ProcessGroup {
     std::atomic<const char*> inside_ = nullptr;    ///< the call that a thread is in, or null
     std::vector<Operation>* coalesced_ = nullptr;  ///< collects the calls inside coalesced()
     std::thread::id coalescing_thread_;
-    const std::uint32_t made_in_;  ///< process id of the creator (worker/fork.h)
+    std::uint64_t all_rank_calls_ = 0;  ///< collectives in which every rank waits for every rank
+    std::function<void(const std::string&)> refuse_recovery_;
+    static constinit thread_local bool is_in_commit_;  ///< the thread is inside Recovery::commit
+    const std::uint32_t made_in_;                      ///< process id of the creator (worker/fork.h)
     const std::shared_ptr<const bool> life_ =
         std::make_shared<const bool>(true);  ///< expires with this group
 };

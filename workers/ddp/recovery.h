@@ -116,6 +116,8 @@ class Recovery {
     void commit(const std::function<void()>& change = {});
     /// The number of units committed since the state was New.
     [[nodiscard]] std::uint64_t commits() const;
+    /// The current generation's, for a Store.
+    [[nodiscard]] const Context& context() const;
 
   private:
     class Impl;

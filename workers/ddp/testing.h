@@ -30,6 +30,23 @@ void run_ranks(int ranks, const std::function<void(ProcessGroup&)>& fn, const Ra
                                                                 const std::function<void(ProcessGroup&)>& fn,
                                                                 const RankOptions& options = {});
 
+struct RecoveringOptions {
+    /// A rank as a process can be killed; its program must not use threads of the test.
+    enum class Workers : std::uint8_t { Threads, Processes } workers = Workers::Threads;
+    /// Called with the number of each generation before its workers go on.
+    std::function<void(std::uint64_t generation)> on_generation = {};
+    int most_generations = 100;
+    std::chrono::nanoseconds limit = std::chrono::seconds(30);  ///< of each wait of a recovery
+};
+
+/// Runs `program`, which makes a Recovery, for each rank of a one-node world, under an agent that recovers in
+/// place as ddprun does: a rank whose program throws, or whose process is killed, is started again in a new
+/// generation, and the others go on. Returns the number of generations once all have finished. Throws Error
+/// where ddprun would restart all ranks: more than half of them failed at once, or one had said that it
+/// cannot recover.
+int run_recovering(int ranks, const std::function<void(const Context&)>& program,
+                   const RecoveringOptions& options = {});
+
 /// The environment of one rank of a one-node world.
 ddprun::WorkerEnv environment_of(int rank, int ranks);
 

@@ -22,6 +22,13 @@ bool share_memory(const ConstBuffer& one, const ConstBuffer& other) {
     return one.bytes() > 0 && other.bytes() > 0 && a < b + other.bytes() && b < a + one.bytes();
 }
 
+/// Whether no rank gets out of the call before all ranks are in it.
+bool waits_for_all(SegmentOp operation) {
+    return operation == SegmentOp::AllReduce || operation == SegmentOp::AllGather ||
+           operation == SegmentOp::ReduceScatter || operation == SegmentOp::AllToAll ||
+           operation == SegmentOp::Barrier;
+}
+
 }  // namespace
 
 /// A thread inside one call: excludes a second thread meanwhile, and checks the arguments. Messages are
@@ -32,6 +39,10 @@ class ProcessGroup::Entry {
         if (group.is_in_forked_child())
             require_same_process(group.made_in_,
                                  fmt::format("rank {}: {}", group.identity_.world_rank, call));
+        if (is_in_commit_)
+            throw Error(fmt::format(
+                "rank {}: {} was called inside Recovery::commit; call it before: no rank may wait for another there",
+                group.identity_.world_rank, call));
         const char* other = nullptr;
         if (group.inside_.compare_exchange_strong(other, call, std::memory_order_acquire)) return;
         is_nested_ = group.coalesced_ != nullptr && group.coalescing_thread_ == std::this_thread::get_id();
@@ -159,11 +170,14 @@ class ProcessGroup::Entry {
     bool is_nested_ = false;  ///< inside coalesced()
 };
 
+constinit thread_local bool ProcessGroup::is_in_commit_ = false;
+
 ProcessGroup::ProcessGroup() : made_in_(fork_count()) {}
 
 bool ProcessGroup::is_in_forked_child() const { return made_in_ != fork_count(); }
 
 Work ProcessGroup::submit(Operation&& operation) {
+    if (waits_for_all(operation.call.operation)) ++all_rank_calls_;
     if (coalesced_ == nullptr) return start(std::span(&operation, 1));
     coalesced_->push_back(std::move(operation));
     return {};
@@ -358,6 +372,7 @@ Work ProcessGroup::barrier() {
 std::vector<std::string> ProcessGroup::all_gather_bytes(std::string_view mine) {
     const Entry entry(*this, "all_gather_bytes");
     entry.require_alone();
+    ++all_rank_calls_;
     return do_all_gather_bytes(mine, kBytesMark);
 }
 

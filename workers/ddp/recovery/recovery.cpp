@@ -1,40 +1,502 @@
 #include "ddp/recovery.h"
 
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <optional>
 #include <utility>
 
 #include "ddp/checkpoint.h"
+#include "ddp/lifeline.h"
+#include "ddp/optimizer.h"
+#include "ddp/recovery/kept.h"
+#include "ddp/recovery/transfer.h"
+#include "ddp/worker/lifeline_socket.h"
+#include "env/clock.h"
+#include "env/lifeline.h"
+#include "env/text.h"
 
+// A run is a loop over generations. In each one the ranks make a new group and exchange what they have
+// (begin); a rank that has not the newest state gets it; then the body runs. Where a collective of the body
+// fails, the rank destroys the group, says that it has let go, and waits for the next generation.
+// docs/recovery.md has the argument why no committed unit is lost; these are its parts here:
+//   - A failure reaches the body only as an exception of a collective, and commit() calls none: a process
+//     completes commit() or ends. Where an exception comes out of commit(), the state is torn, and run()
+//     passes every exception on.
+//   - Ranks differ by one commit at most, because each unit has a collective in which all wait for all.
+//   - Own values for c + 1 commits are in kept memory before that collective, so they are there if any rank
+//   has
+//     c + 1, whatever happens to this process. A rank may need its copy for c - 1, c or c + 1: three slots.
 namespace ddp {
+
+using ddprun::MonotonicClock;
+
+namespace {
+
+/// What a rank says of itself at the start of a generation.
+struct Hello {
+    Holder holder;
+    std::uint64_t layout = 0;      ///< hash of KeptState::layout
+    std::uint32_t world_size = 0;  ///< of its last generation; 0: a new process
+    std::uint32_t is_torn = 0;     ///< it has a part of a state
+};
+
+enum class Made : std::uint8_t { None, Alive, Used };
+/// Whether this process has a Recovery. Of a thread, because tests run ranks as threads.
+constinit thread_local Made recovery_made = Made::None;
+
+/// Why a failure restarts all ranks; "" where the world can recover in place.
+std::string refusal_of(const ddprun::WorkerEnv& env, const ProcessGroupOptions& options) {
+    const bool on_cpu =
+        options.backend == "cpu" || (options.backend == "auto" && options.device.kind == Device::Kind::Cpu);
+    if (!on_cpu)
+        return fmt::format("backend {}: recovery in place is for backend cpu",
+                           options.backend == "auto" ? "for a CUDA device" : options.backend);
+    if (env.local_world_size != env.world_size)
+        return "several nodes: recovery in place is for one node in this release";
+    return "";
+}
+
+bool has_agent(const ddprun::WorkerEnv& env) {
+    return env.kept_fd >= 0 && env.lifeline_fd >= 0 && env.segment_fd >= 0;
+}
+
+SamplerState position_in(const std::string& text) {
+    SamplerState state;
+    std::memcpy(&state.epoch, text.data(), sizeof state.epoch);
+    std::memcpy(&state.consumed, text.data() + sizeof state.epoch, sizeof state.consumed);
+    return state;
+}
+
+std::string text_of(const SamplerState& state) {
+    std::string text(sizeof state.epoch + sizeof state.consumed, '\0');
+    std::memcpy(text.data(), &state.epoch, sizeof state.epoch);
+    std::memcpy(text.data() + sizeof state.epoch, &state.consumed, sizeof state.consumed);
+    return text;
+}
+
+}  // namespace
 
 class Recovery::Impl {
   public:
+    Impl(const Context& given, ProcessGroupOptions group_options, Lifeline* program_lifeline)
+        : context(given),
+          options(std::move(group_options)),
+          lifeline(program_lifeline),
+          refusal(refusal_of(given.env(), options)),
+          memory(has_agent(given.env()) ? given.env().kept_fd : -1,
+                 static_cast<std::uint32_t>(given.env().local_rank)) {
+        if (!has_agent(given.env())) return;
+        ::fcntl(given.env().kept_fd, F_SETFD, FD_CLOEXEC);
+        socket = lifeline != nullptr ? socket_of(*lifeline)
+                                     : std::make_shared<LifelineSocket>(given.env().lifeline_fd);
+        report_state("in-place 0");
+    }
+
+    void run(const std::function<void(ProcessGroup&, const Start&)>& body) {
+        if (std::exchange(has_run, true))
+            fail("run() was called before; one run() covers the whole training");
+        state.copy(Kind::Moving, moving);
+        state.copy(Kind::Own, first_own);
+        for (;;) {
+            const std::exception_ptr failure = run_generation(body);
+            if (!recovers()) {
+                if (failure) std::rethrow_exception(failure);
+                return;
+            }
+            if (!failure && !wait_for_release()) return;
+            if (failure) await_generation(failure);
+            enter_generation();
+        }
+    }
+
+    void prepare() {
+        require_running("prepare");
+        if (!state.has(Kind::Own)) return;
+        state.copy(Kind::Own, own);
+        memory.store(commits + 1, own);
+        prepared_at = group->all_rank_calls_;
+    }
+
+    void commit(const std::function<void()>& change) {
+        require_running("commit");
+        require_complete_unit();
+        is_in_change = true;
+        ProcessGroup::is_in_commit_ = true;
+        const NotInCommit leaves;
+        if (change) change();
+        if (const std::string name = state.changed_since(Kind::Own, own); !name.empty())
+            fail(fmt::format(
+                "Own value '{}' changed after prepare(); prepare() comes after its last change in a unit",
+                name));
+        state.copy(Kind::Moving, moving);
+        if (checks) state.note_committed();
+        finish_unit();
+        is_in_change = false;
+    }
+
+    void add(KeptItem item) {
+        if (has_run) fail(fmt::format("keep(\"{}\") was called after run()", item.name));
+        state.add(std::move(item));
+    }
+    [[noreturn]] void fail(const std::string& why) const {
+        throw Error(fmt::format("rank {}: recovery: {}", context.rank(), why));
+    }
+    void refuse(const std::string& why) {
+        if (!refusal.empty()) return;
+        refusal = why;
+        report_state("");
+    }
+
     Context context;
     ProcessGroupOptions options;
     std::uint64_t commits = 0;
+
+  private:
+    struct NotInCommit {
+        ~NotInCommit() { ProcessGroup::is_in_commit_ = false; }
+    };
+
+    static std::shared_ptr<LifelineSocket> socket_of(const Lifeline& lifeline) { return lifeline.socket_; }
+    [[nodiscard]] bool recovers() const { return socket != nullptr && refusal.empty(); }
+
+    /// Tells the launcher: `joined`, or the reason why this process cannot recover.
+    void report_state(const std::string& joined) {
+        if (socket == nullptr) return;
+        socket->report(ddprun::lifeline::kReady, refusal.empty() ? joined : "restart " + refusal);
+    }
+
+    /// Runs the body in this generation. Returns the failure of a collective after which the next generation
+    /// can follow; null when the body has returned.
+    std::exception_ptr run_generation(const std::function<void(ProcessGroup&, const Start&)>& body) {
+        try {
+            const auto owned = ProcessGroup::create(context, options);
+            owned->refuse_recovery_ = [this](const std::string& why) { refuse(why); };
+            const InGeneration scope(*this, *owned);
+            const Start start = begin();
+            report_state(fmt::format("in-place {}", context.generation()));
+            begin_unit();
+            body(*owned, start);
+            require_unchanged();
+            return nullptr;
+        } catch (const PeerLostError&) {
+            if (is_in_change || !recovers()) throw;
+        } catch (const TimeoutError&) {
+            if (is_in_change || !recovers()) throw;
+        }
+        return std::current_exception();
+    }
+
+    class InGeneration {
+      public:
+        InGeneration(Impl& impl, ProcessGroup& of) : impl_(impl) { impl_.group = &of; }
+        ~InGeneration() { impl_.group = nullptr; }
+        InGeneration(const InGeneration&) = delete;
+        InGeneration& operator=(const InGeneration&) = delete;
+
+      private:
+        Impl& impl_;
+    };
+
+    /// Brings all ranks to the newest state.
+    Start begin() {
+        const std::vector<Hello> all = exchange();
+        std::vector<Holder> holders;
+        for (const Hello& one : all) holders.push_back(one.holder);
+        Start start{.generation = context.generation()};
+        for (const Hello& one : all) {
+            if (one.world_size != 0 && one.world_size != static_cast<std::uint32_t>(context.world_size()))
+                start.world_changed = true;
+        }
+        world_size = static_cast<std::uint32_t>(context.world_size());
+        const std::uint64_t newest = newest_state(holders);
+        if (newest == 0) return begin_new(all, start);
+        const bool has_it = is_whole && commits == newest;
+        start.commits = newest;
+        start.state = has_it ? Start::State::Own : Start::State::Peers;
+        if (has_it) state.restore(Kind::Moving, moving);
+        if (const auto rounds = plan_transfers(holders); !rounds.empty()) transfer(rounds, newest);
+        restore_own(newest);
+        if (checks) state.note_committed();
+        return start;
+    }
+
+    std::vector<Hello> exchange() {
+        const std::string layout = state.layout();
+        const Hello mine{.holder = {.commits = is_whole ? commits : memory.line().commits.load(),
+                                    .is_whole = is_whole,
+                                    .node = static_cast<std::uint32_t>(context.env().group_rank)},
+                         .layout = std::hash<std::string>()(layout),
+                         .world_size = world_size,
+                         .is_torn = is_torn};
+        std::vector<Hello> all;
+        for (const std::string& message :
+             group->all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+            if (message.size() != sizeof mine)
+                throw MismatchError("recovery: ranks run different builds of libddp");
+            std::memcpy(&all.emplace_back(), message.data(), sizeof mine);
+        }
+        for (const Hello& one : all) {
+            if (one.layout != mine.layout) throw_layouts(layout);
+        }
+        return all;
+    }
+
+    /// All ranks see that layouts differ, and show the first difference from rank 0.
+    [[noreturn]] void throw_layouts(const std::string& layout) {
+        const std::vector<std::string> all = group->all_gather_bytes(layout);
+        for (std::size_t rank = 1; rank < all.size(); ++rank) {
+            const auto one = ddprun::split(all[0], '\n'), other = ddprun::split(all[rank], '\n');
+            for (std::size_t at = 0; at < std::max(one.size(), other.size()); ++at) {
+                const auto line = [at](const auto& lines) {
+                    return at < lines.size() ? lines[at] : "nothing";
+                };
+                if (line(one) != line(other))
+                    throw MismatchError(fmt::format(
+                        "recovery: rank 0 keeps {}, rank {} keeps {}; call keep() equally on all ranks",
+                        line(one), rank, line(other)));
+            }
+        }
+        throw MismatchError("recovery: ranks run different builds of libddp");
+    }
+
+    /// No rank is whole. Right where no process has changed its state yet: all are new, or they have not
+    /// committed the first unit, which at most a lost rank has.
+    Start begin_new(const std::vector<Hello>& all, const Start& start) {
+        std::uint64_t lost = 0;
+        bool all_are_new = true, any_is_torn = false;
+        for (const Hello& one : all) {
+            lost = std::max(lost, one.holder.commits);
+            all_are_new = all_are_new && one.world_size == 0;
+            any_is_torn = any_is_torn || one.is_torn != 0;
+        }
+        if (any_is_torn || (lost > 1 && !all_are_new))
+            fail(fmt::format("no rank has the state of {} committed units; all ranks start again", lost));
+        state.restore(Kind::Moving, moving);
+        state.restore(Kind::Own, first_own);
+        memory.reset();
+        return start;
+    }
+
+    void transfer(const std::vector<TransferRound>& rounds, std::uint64_t newest) {
+        const int first = static_cast<int>(rounds.front().front().from);
+        const std::string texts = group->all_gather_bytes(group->rank() == first ? state.texts() : "")
+                                      .at(static_cast<std::size_t>(first));
+        const std::vector<Tensor> tensors = state.tensors();
+        for (const TransferRound& round : rounds) {
+            const bool receives = std::ranges::any_of(
+                round, [&](const Transfer& one) { return static_cast<int>(one.to) == group->rank(); });
+            if (receives) is_whole = false, is_torn = true;
+            run_round(*group, round, tensors);
+            if (receives) {
+                state.set_texts(texts);
+                state.announce_loaded();
+                state.copy(Kind::Moving, moving);
+                take_commits(newest);
+            }
+            group->barrier().wait();
+        }
+    }
+
+    void restore_own(std::uint64_t newest) {
+        if (!state.has(Kind::Own)) return;
+        if (!memory.has_copy(newest))
+            fail(fmt::format("the kept memory has no copy of the Own values after {} units", newest));
+        own = memory.copy_for(newest);
+        state.restore(Kind::Own, own);
+    }
+
+    void take_commits(std::uint64_t count) {
+        commits = count;
+        memory.line().commits.store(count, std::memory_order_release);
+        is_whole = true;
+        is_torn = false;
+    }
+
+    void require_running(const char* call) const {
+        if (group == nullptr) fail(fmt::format("{}() is called in the body of run()", call));
+        if (ProcessGroup::is_in_commit_) fail(fmt::format("{}() was called inside commit()", call));
+    }
+
+    void require_complete_unit() {
+        group->require_quiet();
+        const bool is_alone = group->size() == 1;
+        if (group->all_rank_calls_ == unit_began_at && !is_alone)
+            fail(fmt::format(
+                "unit {} had no collective in which all ranks wait for each other; a unit needs one "
+                "(all_reduce, all_gather, reduce_scatter, all_to_all, barrier) before commit()",
+                commits + 1));
+        if (state.has(Kind::Own) && !prepared_at)
+            fail(fmt::format(
+                "unit {} has no prepare(), and there are Own values; call it before the unit's last collective",
+                commits + 1));
+        if (state.has(Kind::Own) && prepared_at == group->all_rank_calls_ && !is_alone)
+            fail(fmt::format("prepare() of unit {} came after its last collective; call it before that",
+                             commits + 1));
+        require_unchanged();
+    }
+
+    void require_unchanged() const {
+        if (!checks) return;
+        if (const std::string changed = state.changed_committed(); !changed.empty())
+            fail(fmt::format(
+                "{} changed outside of commit() after {} units; change it inside, or keep it as Moving or Own",
+                changed, commits));
+    }
+
+    void begin_unit() {
+        unit_began = MonotonicClock::now();
+        unit_began_at = group->all_rank_calls_;
+        prepared_at.reset();
+    }
+
+    void finish_unit() {
+        ddprun::KeptLine& line = memory.line();
+        const auto useful = MonotonicClock::now() - unit_began;
+        line.useful_ns.store(line.useful_ns.load(std::memory_order_relaxed) + useful.count(),
+                             std::memory_order_relaxed);
+        line.generation.store(context.generation(), std::memory_order_relaxed);
+        take_commits(commits + 1);
+        begin_unit();
+    }
+
+    /// Waits until all ranks have finished. True: a rank was lost meanwhile, and a generation follows.
+    bool wait_for_release() {
+        socket->report(ddprun::lifeline::kFinished, fmt::format("{}", context.generation()));
+        socket->receive_until([&] { return is_released() || has_next() || socket->is_last(); },
+                              ddprun::kNever);
+        if (is_released()) return false;
+        if (has_next()) return true;
+        throw PeerLostError(
+            fmt::format("rank {}: recovery: the job ended before all ranks had finished", context.rank()));
+    }
+    [[nodiscard]] bool is_released() const { return socket->released() == context.generation(); }
+    [[nodiscard]] bool has_next() const {
+        return socket->generation() && socket->generation()->number > context.generation();
+    }
+
+    /// Says that this process has let go of its group, and waits for the next generation; throws `failure`
+    /// where none comes.
+    void await_generation(const std::exception_ptr& failure) {
+        std::string why;
+        try {
+            std::rethrow_exception(failure);
+        } catch (const std::exception& error) {
+            why = ddprun::excerpt(error.what(), 1000);
+        }
+        socket->report(ddprun::lifeline::kLetGo, fmt::format("{} {} {}", context.generation(), commits, why));
+        const auto deadline = ddprun::deadline_after(MonotonicClock::now(), memory.limit());
+        socket->receive_until([&] { return has_next() || socket->is_last(); }, deadline);
+        if (!has_next()) std::rethrow_exception(failure);
+    }
+
+    /// Goes over to the generation that was announced: its environment, and its segment under the number of
+    /// the old one's descriptor, which frees the old segment.
+    void enter_generation() {
+        LifelineSocket::Generation next = *std::move(socket->generation());
+        socket->generation().reset();
+        const ddprun::WorkerEnv& before = context.env();
+        ddprun::EnvironmentList variables = next.variables;
+        for (auto& variable : ddprun::to_environment(before)) variables.push_back(std::move(variable));
+        const auto env = ddprun::worker_env_from([&](std::string_view name) -> std::optional<std::string> {
+            for (const auto& [known, value] : variables) {
+                if (known == name) return value;
+            }
+            return std::nullopt;
+        });
+        if (!env) fail(fmt::format("generation {}: {}", next.number, env.error().what));
+        if (::dup3(next.segment.get(), env->segment_fd, O_CLOEXEC) < 0)
+            fail(fmt::format("generation {}: its segment: {}", next.number, std::strerror(errno)));
+        context = Context(*env, context.origin());
+        if (lifeline != nullptr) lifeline->follow(context);
+    }
+
+    Lifeline* lifeline;
+    KeptState state;
+    bool has_run = false;
+    std::string refusal;  ///< why a failure restarts all ranks; "": it does not
+    KeptMemory memory;
+    std::shared_ptr<LifelineSocket> socket;  ///< null without an agent that recovers in place
+    const bool checks = std::getenv("DDP_CHECK_RECOVERY") != nullptr &&
+                        std::strcmp(std::getenv("DDP_CHECK_RECOVERY"), "0") != 0;
+
+    bool is_whole = false;          ///< the state belongs to `commits`
+    bool is_torn = false;           ///< only a part of a state was received
+    bool is_in_change = false;      ///< inside commit(), or an exception came out of it
+    std::uint32_t world_size = 0;   ///< of the last generation; 0: this process is new
+    std::string moving, own;        ///< copies: of the last commit, and of the last prepare()
+    std::string first_own;          ///< copy of the Own values before the first unit
+    ProcessGroup* group = nullptr;  ///< null outside of a body
+    // Numbers of all-rank calls.
+    std::uint64_t unit_began_at = 0;
+    std::optional<std::uint64_t> prepared_at;
+    ddprun::TimePoint unit_began{};
 };
 
-Recovery::Recovery(const Context& context, ProcessGroupOptions options, Lifeline* /*lifeline*/)
-    : impl_(std::make_unique<Impl>(context, std::move(options))) {}
-Recovery::~Recovery() = default;
-
-void Recovery::keep(const Training&) {}
-void Recovery::keep(std::string, Stateful&, Kind) {}
-void Recovery::keep(std::string, std::vector<Tensor>, Kind) {}
-void Recovery::keep_bytes(std::string, void*, std::size_t, Kind) {}
-void Recovery::keep_text(std::string, std::function<std::string()>, std::function<void(const std::string&)>,
-                         Kind) {}
-
-void Recovery::run(const std::function<void(ProcessGroup&, const Start&)>& body) {
-    const auto group = ProcessGroup::create(impl_->context, impl_->options);
-    body(*group, {.generation = impl_->context.generation()});
+Recovery::Recovery(const Context& context, ProcessGroupOptions options, Lifeline* lifeline) {
+    if (recovery_made != Made::None)
+        throw Error(
+            fmt::format("rank {}: there is a Recovery already; a process has one, which keeps all state",
+                        context.rank()));
+    impl_ = std::make_unique<Impl>(context, std::move(options), lifeline);
+    recovery_made = has_agent(context.env()) ? Made::Used : Made::Alive;
 }
 
-void Recovery::prepare() {}
-void Recovery::commit(const std::function<void()>& change) {
-    if (change) change();
-    ++impl_->commits;
+Recovery::~Recovery() {
+    if (recovery_made == Made::Alive) recovery_made = Made::None;
 }
+
+void Recovery::keep(const Training& training) {
+    keep("model", training.model);
+    keep("optimizer", training.optimizer);
+    keep_text(
+        "sampler", [&sampler = training.sampler] { return text_of(sampler.state()); },
+        [&sampler = training.sampler](const std::string& text) { sampler.restore(position_in(text)); },
+        Kind::Moving);
+    for (const TrainingPart& part : training.parts) {
+        if (part.state != nullptr) keep(part.name, *part.state);
+    }
+}
+
+void Recovery::keep(std::string name, Stateful& object, Kind kind) {
+    std::vector<Tensor> tensors = object.state();
+    for (const Tensor& tensor : tensors) {
+        if (tensor.part_begin)
+            impl_->refuse("optimizer state is sharded: a failure restarts from the last checkpoint");
+    }
+    impl_->add({.name = std::move(name), .kind = kind, .tensors = std::move(tensors), .object = &object});
+}
+
+void Recovery::keep(std::string name, std::vector<Tensor> tensors, Kind kind) {
+    check_tensors(tensors);
+    impl_->add({.name = std::move(name), .kind = kind, .tensors = std::move(tensors)});
+}
+
+void Recovery::keep_bytes(std::string name, void* bytes, std::size_t size, Kind kind) {
+    Tensor tensor{"value", {static_cast<std::int64_t>(size)}, {bytes, size, DType::U8, {}}};
+    impl_->add({.name = std::move(name), .kind = kind, .tensors = {std::move(tensor)}});
+}
+
+void Recovery::keep_text(std::string name, std::function<std::string()> read,
+                         std::function<void(const std::string&)> write, Kind kind) {
+    impl_->add({.name = std::move(name),
+                .kind = kind,
+                .tensors = {},
+                .read = std::move(read),
+                .write = std::move(write)});
+}
+
+void Recovery::run(const std::function<void(ProcessGroup&, const Start&)>& body) { impl_->run(body); }
+void Recovery::prepare() { impl_->prepare(); }
+void Recovery::commit(const std::function<void()>& change) { impl_->commit(change); }
 std::uint64_t Recovery::commits() const { return impl_->commits; }
+const Context& Recovery::context() const { return impl_->context; }
 
 std::uint64_t step_seed(std::uint64_t seed, int rank, std::uint64_t commits) {
     // splitmix64 of each number in turn, so that neighbours give unrelated seeds.

@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <atomic>
 #include <utility>
 
 #include "ddp/shm/cpu_backend.h"
@@ -33,6 +34,12 @@ class CpuGroup final : public ProcessGroup {
     }
 
   private:
+    void require_quiet() override {
+        if (in_flight_.load(std::memory_order_acquire) > 0)
+            throw Error(
+                fmt::format("rank {}: a collective is in flight; wait for its Work first", world_rank_));
+        node_.steps.throw_if_broken();
+    }
     Work start(std::span<const Operation> operations) override {
         const auto run_all = [this](const auto& all) {
             for (const Operation& operation : all) backend_->run(operation);
@@ -119,6 +126,7 @@ class CpuGroup final : public ProcessGroup {
     template <class Collective>
     Work post(Collective collective) {
         auto state = std::make_shared<Work::State>();
+        in_flight_.fetch_add(1, std::memory_order_relaxed);
         progress_->post([this, state, collective = std::move(collective), limit = timeout()] {
             std::exception_ptr failure;
             try {
@@ -127,6 +135,7 @@ class CpuGroup final : public ProcessGroup {
             } catch (...) {
                 failure = std::current_exception();
             }
+            in_flight_.fetch_sub(1, std::memory_order_release);
             state->finish(std::move(failure));
         });
         return Work(std::move(state));
@@ -148,6 +157,7 @@ class CpuGroup final : public ProcessGroup {
     const Progress wanted_;
     OwnedByProcess<Backend> backend_;
     Node& node_ = backend_->node();
+    std::atomic<int> in_flight_ = 0;           ///< calls that the progress thread has not finished
     OwnedByProcess<ProgressThread> progress_;  // last: its thread ends before the backend that its tasks use
 };
 

@@ -9,9 +9,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "env/clock.h"
@@ -71,13 +73,15 @@ void prepare_stack_trace() {
 
 namespace {
 
-/// The handler borrows it for ever, so it is never freed. One per process, as signals are. No code reads it;
-/// `used` keeps the compiler from dropping it, and with it the pointer that a leak checker follows.
-[[gnu::used]] std::shared_ptr<SegmentMap>* kept_segment = nullptr;
-ddprun::RankLine* line = nullptr;
+/// The segment of the current generation, which the handler borrows, so it is not freed at the end of the
+/// process. One per process, as signals are.
+std::shared_ptr<SegmentMap>* segment_of_line = nullptr;
+std::atomic<ddprun::RankLine*> line = nullptr;
+std::atomic<int> handlers = 0;  ///< that run now
 int lifeline = -1;
 
 void on_request(int) {
+    handlers.fetch_add(1);
     const int saved = errno;
     char text[ddprun::lifeline::kMaxPacket];
     SignalText out(text, sizeof text);
@@ -87,39 +91,49 @@ void on_request(int) {
     const std::size_t size = out.size() + raw_stack_trace(text + out.size(), sizeof text - out.size());
     // A launcher that does not read misses it; sending must not block.
     if (::send(lifeline, text, size, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
-        line->stacks_sent.fetch_add(1, std::memory_order_release);
+        line.load()->stacks_sent.fetch_add(1, std::memory_order_release);
+    handlers.fetch_sub(1);
     errno = saved;
 }
 
-void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd) {
-    kept_segment = new std::shared_ptr<SegmentMap>(std::move(segment));
-    line = &(*kept_segment)->line(local_rank);
-    const int signal = SIGRTMIN + 5;
+/// False where the program handles the signal itself.
+bool install(int signal, int lifeline_fd) {
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
-    if (action.sa_handler != SIG_DFL) return;
+    if (action.sa_handler != SIG_DFL) return false;
     prepare_stack_trace();
     lifeline = lifeline_fd;
     action.sa_handler = on_request;
     action.sa_flags = SA_RESTART;
-    if (::sigaction(signal, &action, nullptr) != 0) return;
-    line->stack_signal.store(static_cast<std::uint32_t>(signal), std::memory_order_release);
+    return ::sigaction(signal, &action, nullptr) == 0;
 }
 
 }  // namespace
 
 void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd) {
-    static std::once_flag once;
-    std::call_once(once, [&] { install(std::move(segment), local_rank, lifeline_fd); });
+    static std::mutex mutex;
+    static std::uint64_t generation = 0;
+    const std::lock_guard lock(mutex);
+    if (line != nullptr && generation == segment->header().generation) return;
+    generation = segment->header().generation;
+    const int signal = SIGRTMIN + 5;
+    auto* const before = std::exchange(segment_of_line, new std::shared_ptr<SegmentMap>(std::move(segment)));
+    line = &(*segment_of_line)->line(local_rank);
+    static const bool is_installed = install(signal, lifeline_fd);
+    if (is_installed)
+        line.load()->stack_signal.store(static_cast<std::uint32_t>(signal), std::memory_order_release);
+    while (handlers.load() > 0) std::this_thread::yield();  // they may use the line of `before`
+    delete before;
 }
 
 HangDetectionPause::HangDetectionPause(std::chrono::nanoseconds limit) {
     if (line != nullptr)
-        line->awaited_until_ns.store((ddprun::MonotonicClock::now() + limit).time_since_epoch().count());
+        line.load()->awaited_until_ns.store(
+            (ddprun::MonotonicClock::now() + limit).time_since_epoch().count());
 }
 
 HangDetectionPause::~HangDetectionPause() {
-    if (line != nullptr) line->awaited_until_ns.store(0);
+    if (line != nullptr) line.load()->awaited_until_ns.store(0);
 }
 
 }  // namespace ddp

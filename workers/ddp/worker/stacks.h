@@ -28,8 +28,8 @@ void prepare_stack_trace();
 
 /// Lets the launcher request stacks of this process: a thread that gets SIGRTMIN+5 sends its stack through
 /// the lifeline (the inherited descriptor), and continues. The rank's line in the segment announces the
-/// signal. Lasts until the process ends; a second call does nothing, nor does one where the program handles
-/// that signal itself.
+/// signal. Lasts until the process ends; another call goes over to the segment of another generation. Without
+/// effect where the program handles that signal itself.
 void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd);
 
 /// While it lives, for `limit` at most, the launcher (`--hang-timeout`) takes no rank for hung: the others

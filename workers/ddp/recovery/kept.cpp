@@ -1,0 +1,267 @@
+#include "ddp/recovery/kept.h"
+
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "env/text.h"
+
+namespace ddp {
+
+using ddprun::KeptHeader;
+using ddprun::KeptLine;
+
+namespace {
+
+std::string_view bytes_of(const Tensor& tensor) {
+    return {static_cast<const char*>(tensor.memory.data), tensor.memory.bytes()};
+}
+
+/// A text in a copy begins with its length.
+void append_text(std::string& copy, const std::string& text) {
+    const std::uint64_t length = text.size();
+    copy.append(reinterpret_cast<const char*>(&length), sizeof length);
+    copy += text;
+}
+
+/// Reads a copy from its beginning.
+class CopyReader {
+  public:
+    explicit CopyReader(std::string_view copy) : rest_(copy) {}
+    std::string_view take(std::size_t bytes) {
+        // Copies are made and read by the same declarations.
+        if (bytes > rest_.size()) throw Error("recovery: a copy of the kept state is shorter than the state");
+        const std::string_view piece = rest_.substr(0, bytes);
+        rest_.remove_prefix(bytes);
+        return piece;
+    }
+    std::string take_text() {
+        std::uint64_t length = 0;
+        std::memcpy(&length, take(sizeof length).data(), sizeof length);
+        return std::string(take(length));
+    }
+
+  private:
+    std::string_view rest_;
+};
+
+bool is_shared(const KeptItem& item) { return item.kind != Recovery::Kind::Own; }
+
+std::uint64_t hash_of(std::string_view bytes) {
+    std::uint64_t hash = bytes.size();
+    const auto mix = [&hash](std::uint64_t word) {
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+        hash ^= hash >> 32;
+    };
+    std::uint64_t word = 0;
+    for (; bytes.size() >= sizeof word; bytes.remove_prefix(sizeof word)) {
+        std::memcpy(&word, bytes.data(), sizeof word);
+        mix(word);
+    }
+    word = 0;
+    if (!bytes.empty()) std::memcpy(&word, bytes.data(), bytes.size());
+    mix(word);
+    return hash;
+}
+
+}  // namespace
+
+void KeptState::add(KeptItem item) {
+    const auto refuse = [&](const std::string& why) {
+        throw InvalidInput(fmt::format("recovery: keep(\"{}\"): {}", ddprun::excerpt(item.name), why));
+    };
+    if (item.name.empty()) refuse("the state needs a name");
+    if (std::ranges::any_of(items_, [&](const KeptItem& other) { return other.name == item.name; }))
+        refuse("another state has this name");
+    if (std::ranges::any_of(item.tensors, [](const Tensor& one) { return one.memory.device != Device{}; }))
+        refuse("its memory is on a device; recovery in place is for host memory");
+    items_.push_back(std::move(item));
+}
+
+bool KeptState::has(Kind kind) const {
+    return std::ranges::any_of(items_, [&](const KeptItem& item) { return item.kind == kind; });
+}
+
+std::string KeptState::layout() const {
+    std::string lines;
+    for (const KeptItem& item : items_) {
+        const auto kind = static_cast<int>(item.kind);
+        if (item.read) lines += fmt::format("'{}' ({})\n", item.name, kind);
+        for (const Tensor& tensor : item.tensors)
+            lines += fmt::format("'{}' ({}), {} {}\n", item.name, kind, tensor.name, describe(tensor));
+    }
+    return lines;
+}
+
+void KeptState::copy(Kind kind, std::string& copy) const {
+    copy.clear();
+    for (const KeptItem& item : items_) {
+        if (item.kind != kind) continue;
+        for (const Tensor& tensor : item.tensors) copy += bytes_of(tensor);
+        if (item.read) append_text(copy, item.read());
+    }
+}
+
+void KeptState::restore(Kind kind, std::string_view copy) const {
+    CopyReader reader(copy);
+    for (const KeptItem& item : items_) {
+        if (item.kind != kind) continue;
+        for (const Tensor& tensor : item.tensors) {
+            const std::string_view bytes = reader.take(tensor.memory.bytes());
+            if (!bytes.empty()) std::memcpy(tensor.memory.data, bytes.data(), bytes.size());
+        }
+        if (item.write) item.write(reader.take_text());
+        if (item.object != nullptr) item.object->state_loaded();
+    }
+}
+
+std::string KeptState::changed_since(Kind kind, std::string_view copy) const {
+    CopyReader reader(copy);
+    for (const KeptItem& item : items_) {
+        if (item.kind != kind) continue;
+        for (const Tensor& tensor : item.tensors) {
+            if (reader.take(tensor.memory.bytes()) != bytes_of(tensor)) return item.name;
+        }
+        if (item.read && reader.take_text() != item.read()) return item.name;
+    }
+    return "";
+}
+
+std::string KeptState::texts() const {
+    std::string texts;
+    for (const KeptItem& item : items_) {
+        if (is_shared(item) && item.read) append_text(texts, item.read());
+    }
+    return texts;
+}
+
+void KeptState::set_texts(std::string_view texts) const {
+    CopyReader reader(texts);
+    for (const KeptItem& item : items_) {
+        if (is_shared(item) && item.write) item.write(reader.take_text());
+    }
+}
+
+std::vector<Tensor> KeptState::tensors() const {
+    std::vector<Tensor> all;
+    for (const KeptItem& item : items_) {
+        if (is_shared(item)) all.insert(all.end(), item.tensors.begin(), item.tensors.end());
+    }
+    return all;
+}
+
+void KeptState::announce_loaded() const {
+    for (const KeptItem& item : items_) {
+        if (is_shared(item) && item.object != nullptr) item.object->state_loaded();
+    }
+}
+
+std::vector<std::uint64_t> KeptState::hashes() const {
+    std::vector<std::uint64_t> hashes;
+    for (const KeptItem& item : items_) {
+        if (item.kind != Kind::Committed) continue;
+        for (const Tensor& tensor : item.tensors) hashes.push_back(hash_of(bytes_of(tensor)));
+        if (item.read) hashes.push_back(hash_of(item.read()));
+    }
+    return hashes;
+}
+
+void KeptState::note_committed() { noted_ = hashes(); }
+
+std::string KeptState::changed_committed() const {
+    if (noted_.empty()) return "";
+    const std::vector<std::uint64_t> now = hashes();
+    std::size_t at = 0;
+    for (const KeptItem& item : items_) {
+        if (item.kind != Kind::Committed) continue;
+        for (const Tensor& tensor : item.tensors) {
+            if (now[at] != noted_[at]) return fmt::format("'{}', {}", item.name, tensor.name);
+            ++at;
+        }
+        if (!item.read) continue;
+        if (now[at] != noted_[at]) return fmt::format("'{}'", item.name);
+        ++at;
+    }
+    return "";
+}
+
+std::byte* KeptMemory::map(int fd, std::uint64_t offset, std::size_t bytes) {
+    constexpr std::uint64_t kLargestPage = 65536;
+    const std::uint64_t before = offset % kLargestPage;
+    const int flags = MAP_NORESERVE | (fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
+    void* const address = ::mmap(nullptr, bytes + before, PROT_READ | PROT_WRITE, flags, fd,
+                                 static_cast<off_t>(offset - before));
+    if (address == MAP_FAILED) throw Error(fmt::format("kept memory: mmap: {}", std::strerror(errno)));
+    mappings_.push_back({address, bytes + before});
+    return static_cast<std::byte*>(address) + before;
+}
+
+KeptMemory::KeptMemory(int fd, std::uint32_t local_rank) {
+    if (fd < 0) {
+        line_ = new (map(-1, 0, sizeof(KeptLine))) KeptLine{};
+        slot_bytes_ = ddprun::kKeptSlotBytes;
+        slots_ = map(-1, 0, ddprun::kKeptSlots * slot_bytes_);
+        return;
+    }
+    struct stat status {};
+    const bool has_header =
+        ::fstat(fd, &status) == 0 && static_cast<std::uint64_t>(status.st_size) >= ddprun::kKeptLinesOffset;
+    const auto refuse = [&](const char* why) {
+        throw InvalidInput(fmt::format("DDPRUN_KEPT_FD={} is no kept memory: {}", fd, why));
+    };
+    if (!has_header) refuse("it is too short");
+    const auto& header = *reinterpret_cast<const KeptHeader*>(map(fd, 0, ddprun::kKeptLinesOffset));
+    if (header.magic.load(std::memory_order_acquire) != ddprun::kKeptMagic) refuse("wrong magic");
+    if (header.version != ddprun::kKeptVersion)
+        refuse("the launcher and the worker are of different releases");
+    const std::uint64_t slots = kept_slot_offset(header, local_rank, 0);
+    if (local_rank >= header.workers ||
+        slots + ddprun::kKeptSlots * header.slot_bytes > static_cast<std::uint64_t>(status.st_size))
+        refuse("its header contradicts its size");
+    limit_ = std::chrono::nanoseconds(header.limit_ns + header.heartbeat_ns);
+    line_ = reinterpret_cast<KeptLine*>(
+        map(fd, ddprun::kKeptLinesOffset + sizeof(KeptLine) * local_rank, sizeof(KeptLine)));
+    slot_bytes_ = header.slot_bytes;
+    if (slot_bytes_ > 0) slots_ = map(fd, slots, ddprun::kKeptSlots * slot_bytes_);
+}
+
+KeptMemory::~KeptMemory() {
+    for (const Mapping& one : mappings_) ::munmap(one.address, one.bytes);
+}
+
+void KeptMemory::reset() {
+    line_->commits.store(0);
+    line_->generation.store(0);
+    for (auto& slot_of : line_->slot_of) slot_of.store(0);
+}
+
+void KeptMemory::store(std::uint64_t commits, std::string_view copy) {
+    if (copy.size() > slot_bytes_)
+        throw Error(fmt::format(
+            "recovery: the Own values have {}, and the kept memory takes {} of each rank; keep less as Own",
+            ddprun::format_bytes(copy.size()), ddprun::format_bytes(slot_bytes_)));
+    const std::size_t index = commits % ddprun::kKeptSlots;
+    // The process may be killed between any two of these lines.
+    line_->slot_of[index].store(0, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    std::memcpy(slot(commits), copy.data(), copy.size());
+    line_->slot_bytes[index].store(copy.size(), std::memory_order_relaxed);
+    line_->slot_of[index].store(commits + 1, std::memory_order_release);
+}
+
+bool KeptMemory::has_copy(std::uint64_t commits) const {
+    return line_->slot_of[commits % ddprun::kKeptSlots].load(std::memory_order_acquire) == commits + 1;
+}
+
+std::string_view KeptMemory::copy_for(std::uint64_t commits) const {
+    const std::uint64_t bytes = line_->slot_bytes[commits % ddprun::kKeptSlots].load();
+    return {reinterpret_cast<const char*>(slot(commits)), bytes};
+}
+
+}  // namespace ddp

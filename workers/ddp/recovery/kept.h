@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ddp/recovery.h"
+#include "env/kept.h"
+#include "env/unique_fd.h"
+
+namespace ddp {
+
+/// An object or a value whose state recovery keeps.
+struct KeptItem {
+    std::string name;
+    Recovery::Kind kind = Recovery::Kind::Committed;
+    std::vector<Tensor> tensors;  ///< none where the state is a text
+    std::function<std::string()> read = {};
+    std::function<void(const std::string&)> write = {};
+    Stateful* object = nullptr;  ///< told when its tensors were filled
+};
+
+/// The declared state. A copy of the items of one kind is their tensors' bytes, and texts with their lengths.
+class KeptState {
+  public:
+    using Kind = Recovery::Kind;
+
+    /// Throws InvalidInput for a name that is empty or used, and for tensors that are not in host memory.
+    void add(KeptItem item);
+    [[nodiscard]] const std::vector<KeptItem>& items() const { return items_; }
+    [[nodiscard]] bool has(Kind kind) const;
+    /// Names, kinds, types and shapes: one line for each tensor or text.
+    [[nodiscard]] std::string layout() const;
+
+    /// Replaces `copy` by a copy of the items of this kind.
+    void copy(Kind kind, std::string& copy) const;
+    /// Restores the items of this kind from their copy.
+    void restore(Kind kind, std::string_view copy) const;
+    /// The name of the first item of this kind that differs from its copy; "" for none.
+    [[nodiscard]] std::string changed_since(Kind kind, std::string_view copy) const;
+
+    /// The texts of the Committed and Moving items, for another rank.
+    [[nodiscard]] std::string texts() const;
+    void set_texts(std::string_view texts) const;
+    /// The tensors of the Committed and Moving items.
+    [[nodiscard]] std::vector<Tensor> tensors() const;
+    /// Tells the objects of the Committed and Moving items that their tensors were filled.
+    void announce_loaded() const;
+
+    /// Remembers the Committed state.
+    void note_committed();
+    /// The first tensor or text that has changed since: "'model', w"; "" for none.
+    [[nodiscard]] std::string changed_committed() const;
+
+  private:
+    [[nodiscard]] std::vector<std::uint64_t> hashes() const;
+
+    std::vector<KeptItem> items_;
+    std::vector<std::uint64_t> noted_;
+};
+
+/// This rank's line and slots in the memory that outlives it (env/kept.h).
+class KeptMemory {
+  public:
+    /// Without a descriptor (-1): memory of this process. Throws InvalidInput for a descriptor that is no
+    /// kept memory of this release.
+    KeptMemory(int fd, std::uint32_t local_rank);
+    ~KeptMemory();
+    KeptMemory(const KeptMemory&) = delete;
+    KeptMemory& operator=(const KeptMemory&) = delete;
+
+    [[nodiscard]] ddprun::KeptLine& line() const { return *line_; }
+    /// The time within which the launcher recovers.
+    [[nodiscard]] std::chrono::nanoseconds limit() const { return limit_; }
+
+    /// Forgets commits and copies: a run begins.
+    void reset();
+    /// Keeps the copy that belongs to `commits`. Throws Error when it is too long for a slot.
+    void store(std::uint64_t commits, std::string_view copy);
+    [[nodiscard]] bool has_copy(std::uint64_t commits) const;
+    [[nodiscard]] std::string_view copy_for(std::uint64_t commits) const;
+
+  private:
+    std::byte* slot(std::uint64_t commits) const {
+        return slots_ + commits % ddprun::kKeptSlots * slot_bytes_;
+    }
+    std::byte* map(int fd, std::uint64_t offset, std::size_t bytes);
+
+    struct Mapping {
+        void* address;
+        std::size_t bytes;
+    };
+    std::vector<Mapping> mappings_;
+    ddprun::KeptLine* line_ = nullptr;
+    std::byte* slots_ = nullptr;
+    std::size_t slot_bytes_ = 0;
+    std::chrono::nanoseconds limit_{};
+};
+
+}  // namespace ddp

@@ -1,0 +1,288 @@
+#include "ddp/testing.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <thread>
+
+#include "ddp/worker/segment_map.h"
+#include "env/kept.h"
+#include "env/lifeline.h"
+
+namespace ddp::testing {
+
+namespace {
+
+using ddprun::UniqueFd;
+using Workers = RecoveringOptions::Workers;
+using Program = std::function<void(const Context&)>;
+
+[[noreturn]] void throw_system(const char* attempt) {
+    throw Error(fmt::format("testing: {}: {}", attempt, std::strerror(errno)));
+}
+
+UniqueFd duplicate(int fd) { return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 3)); }
+
+UniqueFd make_kept_memory(std::uint32_t workers, std::chrono::nanoseconds limit) {
+    UniqueFd fd(::memfd_create("ddp-kept", MFD_CLOEXEC));
+    const std::uint64_t slots = ddprun::kept_slots_offset(workers), slot_bytes = ddprun::kKeptSlotBytes;
+    if (!fd ||
+        ::ftruncate(fd.get(), static_cast<off_t>(slots + workers * ddprun::kKeptSlots * slot_bytes)) != 0)
+        throw_system("memfd_create");
+    void* const page =
+        ::mmap(nullptr, sizeof(ddprun::KeptHeader), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    if (page == MAP_FAILED) throw_system("mmap");
+    auto* const header = new (page) ddprun::KeptHeader{};
+    header->version = ddprun::kKeptVersion;
+    header->workers = workers;
+    header->limit_ns = limit.count();
+    header->slots_offset = slots;
+    header->slot_bytes = slot_bytes;
+    header->magic.store(ddprun::kKeptMagic);
+    ::munmap(page, sizeof(ddprun::KeptHeader));
+    return fd;
+}
+
+void send_packet(int socket, const std::string& packet, int descriptor = -1) {
+    iovec part{.iov_base = const_cast<char*>(packet.data()), .iov_len = packet.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (descriptor >= 0) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        cmsghdr* header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+    }
+    (void)!::sendmsg(socket, &message, MSG_NOSIGNAL);  // a worker that has gone is noticed by its end of file
+}
+
+class Agent {
+  public:
+    Agent(int ranks, const Program& program, const RecoveringOptions& options)
+        : program_(program),
+          options_(options),
+          kept_(make_kept_memory(static_cast<std::uint32_t>(ranks), options.limit)),
+          workers_(static_cast<std::size_t>(ranks)) {}
+    ~Agent() {
+        for (Worker& worker : workers_) {
+            worker.socket.reset();
+            if (worker.pid > 0) ::kill(worker.pid, SIGKILL);
+            (void)end(worker);
+        }
+    }
+    Agent(const Agent&) = delete;
+    Agent& operator=(const Agent&) = delete;
+
+    int run() {
+        begin_generation();
+        for (std::size_t rank = 0; rank < workers_.size(); ++rank) start(rank);
+        while (!all_are(&Worker::has_ended)) {
+            read_some();
+            if (all_are(&Worker::has_finished)) release();
+            recover();
+        }
+        return static_cast<int>(generation_);
+    }
+
+  private:
+    struct Worker {
+        UniqueFd socket;             ///< the agent's end
+        UniqueFd lifeline, segment;  ///< of a thread
+        std::thread thread;
+        pid_t pid = -1;
+        std::string failure;  ///< of a thread
+        std::string refusal;  ///< why it cannot recover
+        bool has_finished = false, has_ended = false, has_failed = false, has_joined = false;
+    };
+
+    bool all_are(bool Worker::*claim) const {
+        for (const Worker& worker : workers_) {
+            if (!(worker.*claim)) return false;
+        }
+        return true;
+    }
+
+    void begin_generation() {
+        const auto ranks = static_cast<std::uint32_t>(workers_.size());
+        segment_ =
+            make_segment({.local_world_size = ranks, .world_size = ranks, .generation = ++generation_});
+        map_ = std::make_unique<SegmentMap>(duplicate(segment_.get()));
+        if (options_.on_generation) options_.on_generation(generation_);
+    }
+
+    ddprun::WorkerEnv environment(std::size_t rank) const {
+        ddprun::WorkerEnv env = environment_of(static_cast<int>(rank), static_cast<int>(workers_.size()));
+        env.generation = generation_;
+        return env;
+    }
+
+    void start(std::size_t rank) {
+        Worker& worker = workers_[rank] = Worker{};
+        int ends[2];
+        if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) throw_system("socketpair");
+        worker.socket.reset(ends[0]);
+        worker.lifeline.reset(ends[1]);
+        worker.segment = duplicate(segment_.get());
+        ddprun::WorkerEnv env = environment(rank);
+        env.lifeline_fd = worker.lifeline.get();
+        env.segment_fd = worker.segment.get();
+        env.kept_fd = kept_.get();
+        if (options_.workers == Workers::Threads) {
+            worker.thread = std::thread([this, &worker, env] {
+                worker.failure = outcome(env);
+                worker.segment.reset();
+                worker.lifeline.reset();
+            });
+            return;
+        }
+        worker.pid = ::fork();
+        if (worker.pid == 0) {
+            const std::string failure = outcome(env);
+            if (!failure.empty()) ::dprintf(2, "rank %zu: %s\n", rank, failure.c_str());
+            ::_exit(failure.empty() ? 0 : 1);
+        }
+        worker.segment.reset();
+        worker.lifeline.reset();
+    }
+
+    /// The exception of the program; "" for none.
+    std::string outcome(const ddprun::WorkerEnv& env) const {
+        try {
+            program_(Context(env));
+            return "";
+        } catch (const std::exception& error) {
+            return *error.what() == '\0' ? "an exception" : error.what();
+        }
+    }
+
+    void read_some() {
+        std::vector<pollfd> entries;
+        for (const Worker& worker : workers_)
+            entries.push_back({.fd = worker.socket.get(), .events = POLLIN, .revents = 0});
+        ::poll(entries.data(), entries.size(), -1);
+        for (std::size_t rank = 0; rank < entries.size(); ++rank) {
+            if (entries[rank].revents != 0) read_packet(workers_[rank]);
+        }
+    }
+
+    void read_packet(Worker& worker) {
+        char packet[ddprun::lifeline::kMaxPacket];
+        const ssize_t n = ::recv(worker.socket.get(), packet, sizeof packet, MSG_DONTWAIT);
+        if (n <= 0) {
+            worker.socket.reset();
+            worker.has_ended = true;
+            worker.has_failed = !end(worker);
+            return;
+        }
+        const std::string text(packet + 1, static_cast<std::size_t>(n) - 1);
+        if (packet[0] == ddprun::lifeline::kFinished)
+            worker.has_finished = text == std::to_string(generation_);
+        if (packet[0] != ddprun::lifeline::kReady) return;
+        if (text.starts_with("restart ")) worker.refusal = text.substr(8);
+        worker.has_joined = text == fmt::format("in-place {}", generation_);
+    }
+
+    /// Waits for the worker's end. False: it failed.
+    static bool end(Worker& worker) {
+        if (worker.thread.joinable()) worker.thread.join();
+        if (worker.pid < 0) return worker.failure.empty();
+        int status = 0;
+        ::waitpid(worker.pid, &status, 0);
+        worker.pid = -1;
+        if (WIFSIGNALED(status)) worker.failure = fmt::format("signal {}", WTERMSIG(status));
+        else if (status != 0) worker.failure = fmt::format("exit code {}", WEXITSTATUS(status));
+        return status == 0;
+    }
+
+    void release() {
+        for (Worker& worker : workers_) {
+            if (!worker.has_ended)
+                send_packet(worker.socket.get(), ddprun::lifeline::kRelease + std::to_string(generation_));
+        }
+        is_released_ = true;
+    }
+
+    void recover() {
+        std::size_t failed = 0;
+        for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+            if (!workers_[rank].has_failed) continue;
+            ++failed;
+            map_->header().aborted.store(static_cast<std::uint32_t>(rank) + 1);
+        }
+        if (failed == 0) return;
+        if (all_are(&Worker::has_joined)) failed_in_a_row_ = 0;
+        failed_in_a_row_ += failed;
+        if (const std::string why = refusal(); !why.empty()) give_up(why);
+        begin_generation();
+        for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+            Worker& worker = workers_[rank];
+            worker.has_joined = worker.has_finished = false;
+            if (worker.has_failed) start(rank);
+            else send_generation(rank);
+        }
+    }
+
+    [[nodiscard]] std::string refusal() const {
+        if (is_released_) return "a rank failed after the end of the run";
+        if (2 * failed_in_a_row_ > workers_.size()) return "more than half of the ranks failed";
+        if (static_cast<int>(generation_) >= options_.most_generations) return "too many generations";
+        for (const Worker& worker : workers_) {
+            if (!worker.refusal.empty()) return worker.refusal;
+            if (worker.has_ended && !worker.has_failed) return "a rank has ended";
+        }
+        return "";
+    }
+
+    [[noreturn]] void give_up(const std::string& why) {
+        std::string failures;
+        for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+            Worker& worker = workers_[rank];
+            if (!worker.has_ended) send_packet(worker.socket.get(), {ddprun::lifeline::kGeneration});
+            if (!worker.has_ended) (void)end(worker);
+            if (!worker.failure.empty()) failures += fmt::format("; rank {}: {}", rank, worker.failure);
+        }
+        throw Error(why + failures);
+    }
+
+    void send_generation(std::size_t rank) const {
+        std::string packet(1, ddprun::lifeline::kGeneration);
+        for (const auto& [name, value] : ddprun::to_environment(environment(rank)))
+            packet += name + "=" + value + "\n";
+        send_packet(workers_[rank].socket.get(), packet, segment_.get());
+    }
+
+    const Program& program_;
+    const RecoveringOptions& options_;
+    UniqueFd kept_;
+    std::vector<Worker> workers_;
+    std::uint64_t generation_ = 0;
+    UniqueFd segment_;
+    std::unique_ptr<SegmentMap> map_;
+    std::size_t failed_in_a_row_ = 0;
+    bool is_released_ = false;
+};
+
+}  // namespace
+
+int run_recovering(int ranks, const std::function<void(const Context&)>& program,
+                   const RecoveringOptions& options) {
+    if (ranks < 1) throw InvalidInput(fmt::format("testing: a world of {} ranks", ranks));
+    return Agent(ranks, program, options).run();
+}
+
+}  // namespace ddp::testing

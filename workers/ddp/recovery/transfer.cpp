@@ -1,0 +1,76 @@
+#include "ddp/recovery/transfer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ddp {
+
+namespace {
+
+using Ranks = std::vector<std::uint32_t>;
+
+/// Takes the receiver nearest to `from` out of `waiting`, which is not empty.
+std::uint32_t take_nearest(Ranks& waiting, std::uint32_t from, std::span<const Holder> ranks) {
+    auto nearest = std::ranges::find_if(
+        waiting, [&](std::uint32_t rank) { return ranks[rank].node == ranks[from].node; });
+    if (nearest == waiting.end()) nearest = waiting.begin();
+    const std::uint32_t rank = *nearest;
+    waiting.erase(nearest);
+    return rank;
+}
+
+/// Rounds for `waiting`, who become holders.
+void serve(Ranks waiting, Ranks& holders, std::span<const Holder> ranks, std::vector<TransferRound>& rounds) {
+    while (!waiting.empty()) {
+        TransferRound round;
+        for (const std::uint32_t holder : holders) {
+            if (!waiting.empty()) round.push_back({holder, take_nearest(waiting, holder, ranks)});
+        }
+        for (const Transfer& one : round) holders.push_back(one.to);
+        rounds.push_back(std::move(round));
+    }
+}
+
+}  // namespace
+
+std::uint64_t newest_state(std::span<const Holder> ranks) {
+    std::uint64_t newest = 0;
+    for (const Holder& one : ranks) {
+        if (one.is_whole) newest = std::max(newest, one.commits);
+    }
+    return newest;
+}
+
+std::vector<TransferRound> plan_transfers(std::span<const Holder> ranks) {
+    const std::uint64_t newest = newest_state(ranks);
+    Ranks holders, empty, older;
+    for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+        const bool has_it = ranks[rank].is_whole && ranks[rank].commits == newest;
+        (has_it ? holders : ranks[rank].is_whole ? older : empty).push_back(rank);
+    }
+    if (holders.empty()) return {};
+    std::vector<TransferRound> rounds;
+    serve(empty, holders, ranks, rounds);
+    const std::size_t half = std::max<std::size_t>(older.size() / 2, 1);
+    for (std::size_t begin = 0; begin < older.size(); begin += half) {
+        const std::size_t end = std::min(begin + half, older.size());
+        serve({older.begin() + static_cast<std::ptrdiff_t>(begin),
+               older.begin() + static_cast<std::ptrdiff_t>(end)},
+              holders, ranks, rounds);
+    }
+    return rounds;
+}
+
+void run_round(ProcessGroup& group, const TransferRound& round, std::span<const Tensor> state) {
+    std::vector<Message> messages;
+    for (const Transfer& one : round) {
+        const bool gives = static_cast<int>(one.from) == group.rank();
+        if (!gives && static_cast<int>(one.to) != group.rank()) continue;
+        for (const Tensor& tensor : state)
+            messages.push_back({gives ? Message::Direction::Send : Message::Direction::Recv, tensor.memory,
+                                static_cast<int>(gives ? one.to : one.from)});
+    }
+    group.batch_send_recv(std::move(messages)).wait();
+}
+
+}  // namespace ddp

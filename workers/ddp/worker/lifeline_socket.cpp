@@ -1,0 +1,115 @@
+#include "ddp/worker/lifeline_socket.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "ddp/types.h"
+#include "env/lifeline.h"
+#include "env/text.h"
+
+namespace ddp {
+
+using ddprun::MonotonicClock;
+using ddprun::UniqueFd;
+
+namespace {
+
+UniqueFd inherited_descriptor(int fd) {
+    UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+    if (!own) throw InvalidInput(fmt::format("DDPRUN_LIFELINE_FD={}: {}", fd, std::strerror(errno)));
+    // The program's own children would keep it open, and read packets meant for this process.
+    ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return own;
+}
+
+UniqueFd descriptor_in(msghdr& message) {
+    const cmsghdr* header = CMSG_FIRSTHDR(&message);
+    if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
+        return {};
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    return UniqueFd(fd);
+}
+
+ddprun::EnvironmentList variables_in(const std::string& payload) {
+    ddprun::EnvironmentList list;
+    for (const auto line : ddprun::split(payload, '\n')) {
+        const std::size_t equals = line.find('=');
+        if (equals != line.npos) list.emplace_back(line.substr(0, equals), line.substr(equals + 1));
+    }
+    return list;
+}
+
+std::uint64_t number_in(std::string_view text) {
+    const auto number = ddprun::parse_int_between(text, 0, INT64_MAX);
+    return number ? static_cast<std::uint64_t>(*number) : 0;
+}
+
+}  // namespace
+
+LifelineSocket::LifelineSocket(int inherited) : fd_(inherited_descriptor(inherited)) {}
+
+void LifelineSocket::tell(char kind, const std::string& payload) {
+    const std::string packet = kind + payload;
+    (void)::send(fd_.get(), packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+bool LifelineSocket::report(char kind, const std::string& payload) {
+    const std::string packet = kind + payload;
+    for (;;) {
+        if (::send(fd_.get(), packet.data(), packet.size(), MSG_NOSIGNAL) >= 0) return true;
+        if (errno != EAGAIN && errno != EINTR) return false;
+        pollfd entry{.fd = fd_.get(), .events = POLLOUT, .revents = 0};
+        ::poll(&entry, 1, -1);
+    }
+}
+
+void LifelineSocket::receive() {
+    char packet[ddprun::lifeline::kMaxPacket];
+    while (fd_) {
+        iovec part{.iov_base = packet, .iov_len = sizeof packet};
+        alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+        msghdr message{};
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) return;
+        if (n <= 0) return fd_.reset();  // the agent has gone and will send nothing more
+        take(packet[0], {packet + 1, static_cast<std::size_t>(n) - 1}, descriptor_in(message));
+    }
+}
+
+void LifelineSocket::take(char kind, std::string payload, UniqueFd descriptor) {
+    if (kind == ddprun::lifeline::kPreempt) {
+        stop_request_ = std::move(payload);
+    } else if (kind == ddprun::lifeline::kRelease) {
+        released_ = number_in(payload);
+    } else if (kind == ddprun::lifeline::kGeneration && payload.empty()) {
+        is_last_ = true;
+    } else if (kind == ddprun::lifeline::kGeneration) {
+        Generation next{variables_in(payload), std::move(descriptor)};
+        for (const auto& [name, value] : next.variables) {
+            if (name == "DDPRUN_GENERATION") next.number = number_in(value);
+        }
+        generation_ = std::move(next);
+    }
+}
+
+bool LifelineSocket::wait(ddprun::TimePoint deadline) const {
+    const auto now = MonotonicClock::now();
+    if (now >= deadline) return false;
+    pollfd entry{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    ::poll(&entry, 1, ddprun::poll_milliseconds(now, deadline));
+    return true;
+}
+
+}  // namespace ddp
