@@ -97,6 +97,15 @@ struct RestartSpec {
     Duration backoff_max = std::chrono::seconds(60);
 };
 
+/// What follows the failure of some workers, where all have announced that they survive it.
+struct RecoverSpec {
+    enum class Mode : std::uint8_t {
+        Auto,     ///< the failed ones start again, the others go on
+        Restart,  ///< all workers start again
+    } mode = Mode::Auto;
+    Duration within = std::chrono::seconds(60);  ///< the limit of each wait of a recovery
+};
+
 /// Whether a batch job whose time ran out is put back into its queue.
 struct RequeueSpec {
     enum class Mode : std::uint8_t {
@@ -173,6 +182,7 @@ struct JobSpec {
     RendezvousSpec rendezvous;
     StartSpec start;
     RestartSpec restart;
+    RecoverSpec recover;
     Grow grow = Grow::Now;
     RequeueSpec requeue;
     OutputSpec output;

@@ -372,6 +372,15 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
                   "Restarts before giving up, as in 3, or 3/1h: 3 within any hour. Default 0.");
     options.value("--restart-backoff", "SPAN[:MAX]", by(draft, set_backoff),
                   "Wait before the second restart in a row, doubled each time up to MAX. Default 0:60s.");
+    options.choice(
+        "--recover", "HOW", spec.recover.mode,
+        {{"auto", RecoverSpec::Mode::Auto}, {"restart", RecoverSpec::Mode::Restart}},
+        "What follows a worker's failure: auto (where all workers have announced that they survive it, as those with ddp::Recovery "
+        "do, the failed one starts again in place and the others go on, which uses up no restart), or restart (all workers end, and "
+        "start again while --max-restarts allows it). Default auto.");
+    options.value(
+        "--recover-within", "SPAN", into(spec.recover.within, parse_span),
+        "The longest wait for workers in a recovery in place; then the late ones are killed. Default 60s.");
     options.value(
         "--gpu-memory-wait", "SPAN", into(spec.gpu_memory_wait, parse_span),
         "Wait at most so long before a restart until the GPU memory of the workers that have ended is free. 0: do not "

@@ -56,12 +56,20 @@ static void fields(Fields& f, StepsDone& m) {
     f("listens", m.listens);
     f("step", m.step);
 }
+static void fields(Fields& f, WorkersReady& m) {
+    f("generation", m.generation);
+    f("stage", m.stage);
+    f.usually("steps", m.steps, std::int64_t{-1});
+    f.usually("why", m.why, {});
+}
 static void fields(Fields& f, StartGeneration& m) {
     f.usually("agent_store", m.agent_store, false);
+    f.usually("failed_rank", m.failed_rank, -1);
     f("first_rank", m.first_rank);
     f("generation", m.generation);
     f("group_rank", m.group_rank);
     f("group_world_size", m.group_world_size);
+    f.usually("in_place", m.in_place, false);
     f("local_world_size", m.local_world_size);
     f("master_addr", m.master_addr);
     f("master_port", m.master_port);
@@ -79,6 +87,7 @@ static void fields(Fields& f, StopGeneration& m) {
     f.usually("stop_at", m.stop_at, std::uint64_t{0});
     f("why", m.why);
 }
+static void fields(Fields& f, Release& m) { f("generation", m.generation); }
 static void fields(Fields& f, StopProposal& m) {
     f("generation", m.generation);
     f("step", m.step);
@@ -181,6 +190,7 @@ Result<EncodedMessage> encode_message(JobMoved moved) { return encode_one(moved,
 
 Result<EncodedMessage> encode_message(FromAgent message) {
     if (auto* const exited = std::get_if<WorkerExited>(&message)) cut_to_limits(*exited);
+    if (auto* const ready = std::get_if<WorkersReady>(&message)) cut(ready->why, kReportTextBytes);
     return std::visit([](auto& one) { return encode_one(one, 0); }, message);
 }
 

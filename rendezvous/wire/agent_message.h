@@ -80,6 +80,15 @@ struct StepsDone {
     std::uint64_t highest = 0;  ///< the highest step for which a worker has asked
     bool operator==(const StepsDone&) const = default;
 };
+/// All workers of this node have come so far in recovery in place (docs/elastic.md), or one refuses it.
+struct WorkersReady {
+    static constexpr MessageType kType = MessageType::WorkersReady;
+    std::uint64_t generation = 0;
+    std::string stage;        ///< "announced", "joined" (this generation), "finished", "refused"
+    std::string why;          ///< of a refusal: "rank 3: backend mpi"
+    std::int64_t steps = -1;  ///< the most steps done by a worker of this node; -1: none counts them
+    bool operator==(const WorkersReady&) const = default;
+};
 /// Numbers that rank 0 told, for the job's curves (--tensorboard).
 struct WorkerScalars {
     static constexpr MessageType kType = MessageType::WorkerScalars;
@@ -104,6 +113,8 @@ struct StartGeneration {
     int restart_count = 0;
     bool agent_store = false;  ///< the server serves PyTorch's TCPStore at master_addr and master_port
     int place = 0;             ///< this node's place (membership.h); group ranks count the occupied places
+    bool in_place = false;     ///< workers that run go on; the others start again under their ranks
+    int failed_rank = -1;      ///< `in_place`: the rank whose end is the cause
     bool operator==(const StartGeneration&) const = default;
 };
 struct StopGeneration {
@@ -115,6 +126,12 @@ struct StopGeneration {
     std::string why;
     std::uint64_t stop_at = 0;  ///< the agreed step after which the workers stop by themselves; 0: none
     bool operator==(const StopGeneration&) const = default;
+};
+/// All workers have finished their work: those that wait for the others may end.
+struct Release {
+    static constexpr MessageType kType = MessageType::Release;
+    std::uint64_t generation = 0;
+    bool operator==(const Release&) const = default;
 };
 /// Proposes the step after which all workers stop (launcher/head/control/stop_agreement.h).
 struct StopProposal {
@@ -261,13 +278,13 @@ struct ModexReply {
 };
 
 /// The messages of an agent that has joined.
-using FromAgent =
-    std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer, FenceEntered,
-                 ModexRequest, ModexReply, StandbyListens, OutputPiece, StepsDone, WorkerScalars>;
+using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer,
+                               FenceEntered, ModexRequest, ModexReply, StandbyListens, OutputPiece, StepsDone,
+                               WorkerScalars, WorkersReady>;
 /// The messages of the controller to an agent.
 using ToAgent =
     std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver,
-                 ModexRequest, ModexReply, Legacy, Successor, OutputShown, StopProposal>;
+                 ModexRequest, ModexReply, Legacy, Successor, OutputShown, StopProposal, Release>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
 Result<JobMoved> decode_job_moved(Frame frame);

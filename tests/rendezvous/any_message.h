@@ -18,12 +18,12 @@ struct Unknown {
     bool operator==(const Unknown&) const = default;
 };
 
-using Message =
-    std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone,
-                 Done, Value, Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited,
-                 GenerationEnded, StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
-                 FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor,
-                 JobMoved, OutputPiece, OutputShown, StepsDone, StopProposal, WorkerScalars>;
+using Message = std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest,
+                             ClientGone, Done, Value, Absent, Sum, Exchanged, Erased, AgentHello,
+                             WorkersStarted, WorkerExited, GenerationEnded, StartGeneration, StopGeneration,
+                             Shutdown, Notice, Question, Answer, World, FenceEntered, FenceOver, ModexRequest,
+                             ModexReply, Legacy, StandbyListens, Successor, JobMoved, OutputPiece,
+                             OutputShown, StepsDone, StopProposal, WorkersReady, Release, WorkerScalars>;
 
 /// Converts a message of one family to an AnyMessage.
 template <class Family>

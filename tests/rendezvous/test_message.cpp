@@ -104,6 +104,9 @@ std::vector<Message> one_of_each() {
         OutputShown{262144},
         StepsDone{3, 812, true, 811},
         StopProposal{3, 812, "ddprun drain"},
+        StartGeneration{4, 1, 2, 4, 8, 4, 4, 8, "node00", 29500, 1, false, 0, true, 5},
+        WorkersReady{3, "refused", "rank 3: backend mpi", 812},
+        Release{3},
         WorkerScalars{3, Blob("300 1700000000.5 0.25 loss\n")},
     };
 }

@@ -692,6 +692,11 @@ class SimulatedJob {
     void perform(Agent& agent, const agent_action::ReportStarted&) {
         to_controller(agent, rdzv::WorkersStarted{agent.order.generation});
     }
+    void perform(Agent&, const agent_action::ReportStage&) {}
+    void perform(Agent&, const agent_action::ReportRefusal&) {}
+    void perform(Agent&, const agent_action::KillLate&) {}
+    void perform(Agent&, const agent_action::TellLast&) {}
+    void perform(Agent&, const agent_action::TellRelease&) {}
     void perform(Agent& agent, const agent_action::SignalWorker& action) {
         const pid_t pid = action.pid;
         if (action.signal == SIGKILL) {

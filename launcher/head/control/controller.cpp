@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "env/text.h"
@@ -36,6 +37,7 @@ JobPolicy policy_of(const ControllerConfig& config) {
     const JobSpec& spec = config.spec;
     JobPolicy policy;
     policy.restart = spec.restart;
+    policy.recover = spec.recover;
     policy.shutdown_timeout = spec.shutdown_timeout;
     policy.failure_grace = std::min(spec.failure_grace, spec.shutdown_timeout);
     policy.preempt_grace = spec.preempt_grace;
@@ -320,7 +322,19 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited) {
     const int node = node_of(peer);
-    if (node >= 0 && exited.generation == state_.generation) worker_exited(node, exited);
+    const bool is_late = state_.in_place && exited.generation < state_.generation;
+    if (node >= 0 && (exited.generation == state_.generation || is_late)) worker_exited(node, exited);
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& ready) {
+    using Stage = job_event::NodeReady::Stage;
+    const int node = node_of(peer);
+    if (node < 0 || ready.generation != state_.generation) return;
+    for (const auto& [name, stage] :
+         {std::pair{"announced", Stage::Announced}, std::pair{"joined", Stage::Joined},
+          std::pair{"finished", Stage::Finished}, std::pair{"refused", Stage::Refused}}) {
+        if (ready.stage == name) feed(job_event::NodeReady{node, stage, printable(ready.why), ready.steps});
+    }
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended) {
@@ -350,7 +364,11 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     if (was_the_cause_all_along(end))
         log_.warning("root cause, after all: {}; its error report is older than the first exit",
                      one_line(end));
-    feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end), report.steps});
+    feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end), report.steps,
+                                report.generation < state_.generation});
+    if (!state_.in_place) return;
+    std::ranges::move(ends_, std::back_inserter(answered_ends_));
+    ends_.clear();
 }
 
 /// True when this end of a worker, reported after a failure, came before it and is another failure than the
@@ -417,14 +435,49 @@ void Controller::perform(const job_action::StartGeneration& action) {
     agreement_ = {};  // of workers that have all ended
     held_stop_.reset();
     ends_.clear();
+    answered_ends_.clear();
     oldest_report_ = TimePoint::max();
     notes_.clear();
-    if (generation_handler_) generation_handler_(action.generation);
+    rdzv::StartGeneration order;
+    order.generation = action.generation;
+    order.restart_count = action.restart_count;
+    begin_generation(std::move(order));
+}
+
+void Controller::perform(const job_action::Recover& action) {
+    rdzv::StartGeneration order;
+    order.generation = action.generation;
+    order.restart_count = action.restart_count;
+    order.in_place = true;
+    order.failed_rank = action.failed_rank;
+    begin_generation(std::move(order));
+}
+
+void Controller::perform(const job_action::Recovered& action) {
+    answered_ends_.clear();
+    oldest_report_ = TimePoint::max();
+    if (recovered_handler_) recovered_handler_(action);
+}
+
+void Controller::perform(const job_action::Release&) { broadcast(rdzv::Release{state_.generation}); }
+
+void Controller::perform(const job_action::KillRank& action) {
+    for (const WorldNode& node : world()) {
+        if (action.rank >= node.first_rank && action.rank < node.first_rank + node.workers &&
+            node.is_connected)
+            send_(node.agent, rdzv::Notice{"kill", fmt::format("{} {}", action.rank, action.why)});
+    }
+}
+
+/// Sends the order to all nodes, each with its own ranks.
+void Controller::begin_generation(rdzv::StartGeneration order) {
+    const std::uint64_t generation = order.generation;
+    if (generation_handler_) generation_handler_(generation);
     const Result<MasterAddress> master = config_.master(nodes_.front().hello);
     if (!master) return give_up(master.error().what);
-    const Result<std::vector<rdzv::StartGeneration>> all = orders(action, *master);
+    const Result<std::vector<rdzv::StartGeneration>> all = orders(std::move(order), *master);
     if (!all) return give_up(all.error().what);
-    log_.set_generation(action.generation);
+    log_.set_generation(generation);
     for (std::size_t i = 0; i < nodes_.size(); ++i) send_(nodes_[i].peer, (*all)[i]);
     std::vector<rdzv::AgentId> world;
     for (const Node& node : nodes_) world.push_back(node.peer);
@@ -474,21 +527,18 @@ void Controller::give_up(const std::string& why) {
     perform(job_action::Finish{});
 }
 
-Result<std::vector<rdzv::StartGeneration>> Controller::orders(const job_action::StartGeneration& action,
+Result<std::vector<rdzv::StartGeneration>> Controller::orders(rdzv::StartGeneration order,
                                                               const MasterAddress& master) const {
     std::vector<rdzv::NodeSlots> members;
     for (const Node& node : nodes_) members.push_back({node.hello.host, node.hello.slots, node.hello.role});
     const Result<rdzv::RankTable> table = rdzv::RankTable::from(std::move(members));
     if (!table) return table.error();
 
-    rdzv::StartGeneration order;
-    order.generation = action.generation;
     order.group_world_size = table->nodes();
     order.world_size = table->world_size();
     order.master_addr = master.host;
     order.master_port = master.port;
     order.agent_store = master.is_store;
-    order.restart_count = action.restart_count;
 
     std::vector<rdzv::StartGeneration> all;
     for (int i = 0; i < table->nodes(); ++i) {
@@ -511,6 +561,9 @@ void Controller::broadcast(const rdzv::ToAgent& message) {
 }
 
 void Controller::perform(const job_action::StopGeneration& action) {
+    // A stop that nobody's failure caused is not to be explained by a failure that was being recovered.
+    if (action.failed_rank >= 0) ends_.insert(ends_.begin(), answered_ends_.begin(), answered_ends_.end());
+    answered_ends_.clear();
     if (agreement_.phase != StopAgreement::Phase::Closed && !held_stop_) {
         held_stop_.emplace(action, MonotonicClock::now());
         return;

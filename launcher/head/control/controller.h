@@ -74,6 +74,7 @@ class Controller {
     void agent_message(rdzv::AgentId peer, const rdzv::Notice& notice);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited);
+    void agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& ready);
     void agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended);
     void agent_message(rdzv::AgentId peer, const rdzv::StepsDone& done);
     void agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& standby);
@@ -122,6 +123,10 @@ class Controller {
     void on_generation(std::function<void(std::uint64_t)> handler) {
         generation_handler_ = std::move(handler);
     }
+    /// Called when all ranks have joined a generation in place.
+    void on_recovered(std::function<void(const job_action::Recovered&)> handler) {
+        recovered_handler_ = std::move(handler);
+    }
     /// Called with each event before the controller decides about it.
     void on_event(std::function<void(const JobEvent&)> handler) { event_handler_ = std::move(handler); }
 
@@ -145,6 +150,10 @@ class Controller {
     [[nodiscard]] Duration others_may_follow(const Error& why) const;
     [[nodiscard]] std::string what_awaits_newcomers() const;
     void perform(const job_action::StartGeneration& action);
+    void perform(const job_action::Recover& action);
+    void perform(const job_action::Recovered& action);
+    void perform(const job_action::Release& action);
+    void perform(const job_action::KillRank& action);
     void perform(const job_action::StopGeneration& action);
     void perform(const job_action::KillGeneration& action);
     void perform(const job_action::KillNode& action);
@@ -166,6 +175,7 @@ class Controller {
     void say_who_sits_where();
     void broadcast(const rdzv::ToAgent& message);
     void kill(const Node& node);
+    void begin_generation(rdzv::StartGeneration order);
     void worker_exited(int node, const rdzv::WorkerExited& report);
     [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
     [[nodiscard]] bool is_own(const rdzv::AgentHello& hello) const {
@@ -173,7 +183,7 @@ class Controller {
     }
     [[nodiscard]] int node_of(rdzv::AgentId peer) const;
     [[nodiscard]] int world_size() const;
-    [[nodiscard]] Result<std::vector<rdzv::StartGeneration>> orders(const job_action::StartGeneration& action,
+    [[nodiscard]] Result<std::vector<rdzv::StartGeneration>> orders(rdzv::StartGeneration order,
                                                                     const MasterAddress& master) const;
     void give_up(const std::string& why);
 
@@ -195,6 +205,8 @@ class Controller {
     std::vector<Node> nodes_;                           ///< of the running world, by group rank
     std::unordered_map<rdzv::AgentId, int> group_ranks_;
     std::vector<WorkerEnd> ends_;  ///< of the current generation, in order
+    /// The ends that a recovery in place answers, until it is over: the cause if it fails.
+    std::vector<WorkerEnd> answered_ends_;
     std::vector<std::string> notes_;
     std::uint64_t order_ = 0;
     TimePoint oldest_report_ = TimePoint::max();       ///< of the errors in `ends_`
@@ -210,6 +222,7 @@ class Controller {
     os::EventLoop::TimerId waiting_line_ = 0;
     TimePoint waiting_since_{};
     std::function<void(std::uint64_t)> generation_handler_;
+    std::function<void(const job_action::Recovered&)> recovered_handler_;
     std::function<void(const JobEvent&)> event_handler_;
 };
 

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "env/text.h"
 #include "launcher/exit_codes.h"
+#include "launcher/head/control/in_place.h"
 #include "launcher/signals.h"
 
 namespace ddprun {
@@ -83,12 +85,6 @@ void finish(JobState& state, JobActions& actions) {
 
 bool has_finished(const JobState::Node& node) { return node.ended && node.succeeded == node.workers; }
 
-/// True when a worker has succeeded: it is not run again for a new node, so this generation runs to its end.
-bool anybody_succeeded(const JobState& state) {
-    return std::any_of(state.nodes.begin(), state.nodes.end(),
-                       [](const JobState::Node& node) { return node.succeeded > 0; });
-}
-
 void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     ++state.generation;
     state.nodes_there = static_cast<int>(state.nodes.size());
@@ -105,6 +101,11 @@ void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     state.hung = false;
     state.failure.clear();
     state.failure_decided.reset();
+    state.in_place.reset();
+    state.cannot_recover.clear();
+    state.is_released = false;
+    state.history.stuck_recoveries = 0;
+    state.history.recovered_step = -1;
     set_timer(state, kNever, actions);
     actions.emplace_back(job_action::StartGeneration{state.generation, state.restarts_used});
 }
@@ -131,6 +132,7 @@ void continue_after_end(JobState& state, TimePoint now, JobActions& actions) {
 void stop_generation(JobState& state, int signal, Duration grace, int failed_rank, std::string why,
                      TimePoint now, JobActions& actions) {
     state.phase = JobPhase::Stopping;
+    state.in_place.reset();
     actions.emplace_back(job_action::StopGeneration{signal, grace, failed_rank, std::move(why)});
     continue_after_end(state, now, actions);
 }
@@ -149,8 +151,9 @@ void note_progress(JobState& state, bool made_progress, TimePoint now) {
 }
 
 /// Handles a failure of the running generation: decides on a restart and stops what still runs.
+/// `not_in_place`: why it is not recovered in place; "" nobody expects that.
 void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std::string& what, After retry,
-          const JobPolicy& policy, TimePoint now, JobActions& actions) {
+          const JobPolicy& policy, TimePoint now, JobActions& actions, const std::string& not_in_place = {}) {
     note_progress(state, facts.made_progress, now);
     const RestartDecision decision =
         decide_restart(policy.restart, state.history, facts, now, policy.random, state.time_up);
@@ -162,7 +165,9 @@ void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std
     }
     set_timer(state, decision.restart && decision.at > now ? decision.at : kNever, actions);
     const std::string meaning = facts.meaning.empty() ? "" : fmt::format(" ({})", facts.meaning);
-    warn(actions, fmt::format("root cause: {}{}; {}", what, meaning, decision.why));
+    const std::string refusal =
+        not_in_place.empty() ? "" : fmt::format("not recovered in place: {}; ", not_in_place);
+    warn(actions, fmt::format("root cause: {}{}; {}{}", what, meaning, refusal, decision.why));
     stop_generation(state, SIGTERM, policy.failure_grace, failed_rank, what, now, actions);
 }
 
@@ -189,7 +194,7 @@ void change_world(JobState& state, const std::string& why, Duration grace, TimeP
 /// Takes in the waiting nodes. After kStuckGenerations without progress they wait until this generation has
 /// made some: a node that comes and goes for ever must not stop the others each time.
 void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
-    if (state.waiting_nodes == 0 || anybody_succeeded(state)) return;
+    if (state.waiting_nodes == 0 || state.anybody_succeeded()) return;
     const TimePoint progress = state.generation_started + kProgressAge;
     if (state.history.without_progress >= kStuckGenerations && now < progress) {
         set_timer(state, progress, actions);
@@ -206,6 +211,102 @@ void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobA
     const std::string why = fmt::format("growing from {} to {} nodes", nodes,
                                         nodes + static_cast<std::size_t>(state.waiting_nodes));
     change_world(state, why, policy.preempt_grace, kNever, now, actions);
+}
+
+// ---- recovery in place
+
+/// "rank 5", "ranks 5, 6".
+std::string named(std::vector<int> ranks) {
+    std::sort(ranks.begin(), ranks.end());
+    return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks",
+                       join(ranks, ", ", [](int rank) { return std::to_string(rank); }));
+}
+
+void add_failed(std::vector<int>& failed, int rank) {
+    if (std::find(failed.begin(), failed.end(), rank) == failed.end()) failed.push_back(rank);
+}
+
+/// Begins the next generation, in which the workers that run go on.
+void recover(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now,
+             JobActions& actions) {
+    if (!state.in_place) state.in_place = {now, event.what, {}};
+    add_failed(state.in_place->failed, event.rank);
+    ++state.generation;
+    for (JobState::Node& node : state.nodes) node.joined = node.finished = false;
+    // An agent kills workers that are late; the rest of the time is for one whose kill does not help.
+    set_timer(state, deadline_after(now, 2 * policy.recover.within + kJoinPatience), actions);
+    actions.emplace_back(job_action::Recover{state.generation, state.restarts_used, event.rank});
+    const int others = state.ranks() - static_cast<int>(state.in_place->failed.size());
+    const std::string meaning = event.facts.meaning.empty() ? "" : fmt::format(" ({})", event.facts.meaning);
+    warn(actions, fmt::format("{}{}: {} rank{} on in place, rank {} starts again", event.what, meaning,
+                              others, others == 1 ? " goes" : "s go", event.rank));
+}
+
+/// Handles a worker's failure in the running generation.
+void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now,
+               JobActions& actions) {
+    RestartHistory& history = state.history;
+    std::vector<int> failed = state.in_place ? state.in_place->failed : std::vector<int>();
+    add_failed(failed, event.rank);
+    if (!event.is_late) {
+        const bool is_further = event.steps > history.recovered_step;
+        history.stuck_recoveries = is_further ? 0 : history.stuck_recoveries + 1;
+        history.recovered_step = std::max(history.recovered_step, event.steps);
+    }
+    const InPlaceDecision decision = decide_in_place(state, policy, event.facts, failed.size(), now);
+    if (decision.in_place && event.is_late) return add_failed(state.in_place->failed, event.rank);
+    if (decision.in_place) return recover(state, event, policy, now, actions);
+    const bool is_one_of_many = state.in_place && 2 * failed.size() > static_cast<std::size_t>(state.ranks());
+    const std::string what = is_one_of_many ? state.in_place->cause : event.what;
+    fail(state, event.facts, event.rank, what, After::Restart, policy, now, actions, decision.why);
+}
+
+void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    const JobState::InPlace done = *std::exchange(state.in_place, std::nullopt);
+    const Duration took = now - done.since;
+    const std::int64_t steps = state.history.recovered_step;
+    say(actions, fmt::format("recovered after {}: {} {} back{}", format_duration(took), named(done.failed),
+                             done.failed.size() == 1 ? "is" : "are",
+                             steps < 0 ? "" : fmt::format(", at step {}", steps)));
+    actions.emplace_back(job_action::Recovered{done.cause, done.failed, took, steps});
+    const bool grows = state.waiting_nodes > 0 && policy.grow == Grow::Now;
+    set_timer(state, grows ? deadline_after(now, kOneChange) : kNever, actions);
+}
+
+JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolicy& policy, TimePoint now) {
+    using enum job_event::NodeReady::Stage;
+    JobActions actions;
+    if (state.phase != JobPhase::Running) return actions;
+    JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
+    switch (event.stage) {
+        case Announced: node.can_recover = true; break;
+        case Refused:
+            node.can_recover = false;
+            if (state.cannot_recover.empty()) state.cannot_recover = event.why;
+            break;
+        case Joined: node.joined = true; break;
+        case Finished: node.finished = true; break;
+    }
+    const auto all = [&](bool JobState::Node::*has_come) {
+        return std::all_of(state.nodes.begin(), state.nodes.end(),
+                           [&](const JobState::Node& one) { return one.*has_come; });
+    };
+    if (event.stage == Joined && state.in_place) {
+        state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
+        if (all(&JobState::Node::joined)) end_recovery(state, policy, now, actions);
+    }
+    if (event.stage == Finished && all(&JobState::Node::finished)) {
+        state.is_released = true;
+        actions.emplace_back(job_action::Release{});
+    }
+    return actions;
+}
+
+/// Stops a generation in place that not all ranks have joined, although the agents have killed late ones.
+void give_up_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    const JobState::InPlace pending = *state.in_place;
+    fail(state, FailureFacts{}, pending.failed.back(), pending.cause, After::Restart, policy, now, actions,
+         fmt::format("not all ranks were ready {} later", format_duration(now - pending.since)));
 }
 
 JobActions on(JobState& state, const job_event::WorldFormed& event, const JobPolicy&, TimePoint now) {
@@ -231,14 +332,14 @@ JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPol
         state.history.furthest_step = event.steps;
         if (state.phase == JobPhase::Stopping) state.history.without_progress = 0;
     }
+    if (event.is_late && (!event.failed || !state.in_place)) return actions;
     if (!event.failed) {
         ++state.nodes[static_cast<std::size_t>(event.node)].succeeded;
         --state.unfinished;
         if (state.phase == JobPhase::Running && state.unfinished == 0) state.phase = JobPhase::Succeeded;
         return actions;
     }
-    if (state.phase != JobPhase::Running || event.by_us) return actions;
-    fail(state, event.facts, event.rank, event.what, After::Restart, policy, now, actions);
+    if (state.phase == JobPhase::Running && !event.by_us) lose_rank(state, event, policy, now, actions);
     return actions;
 }
 
@@ -333,8 +434,9 @@ JobActions on(JobState& state, const job_event::NodesWaiting& event, const JobPo
     const bool is_over = state.phase == JobPhase::Stopping || state.phase == JobPhase::BackingOff;
     if (is_over && state.after == After::Restart) state.after = After::Rejoin;
     const bool grows =
-        state.phase == JobPhase::Running && policy.grow == Grow::Now && !anybody_succeeded(state);
-    if (grows && state.timer == kNever) set_timer(state, deadline_after(now, kOneChange), actions);
+        state.phase == JobPhase::Running && policy.grow == Grow::Now && !state.anybody_succeeded();
+    if (grows && !state.in_place && state.timer == kNever)
+        set_timer(state, deadline_after(now, kOneChange), actions);
     return actions;
 }
 
@@ -471,9 +573,19 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
 JobActions on(JobState& state, const job_event::HangFound& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     if (state.phase != JobPhase::Running) return actions;
+    const InPlaceDecision decision = decide_in_place(state, policy, {}, 1, now);
+    const bool may_end_one = event.culprit >= 0 && state.hang_ended != state.generation;
+    if (decision.in_place && may_end_one) {  // its end is recovered as any other
+        state.hang_ended = state.generation;
+        actions.emplace_back(job_action::KillRank{event.culprit, event.what});
+        return actions;
+    }
+    const std::string not_in_place =
+        decision.in_place ? "it does not tell which rank is to start again" : decision.why;
     decide_on_failure(state, event.what, now);
     state.hung = true;
-    fail(state, FailureFacts{}, event.culprit, event.what, After::Restart, policy, now, actions);
+    fail(state, FailureFacts{}, event.culprit, event.what, After::Restart, policy, now, actions,
+         not_in_place);
     return actions;
 }
 
@@ -487,11 +599,23 @@ JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy& po
     if (now < state.timer) return actions;
     state.timer = kNever;
     if (state.phase == JobPhase::BackingOff) start_over(state, now, actions);
+    else if (state.phase == JobPhase::Running && state.in_place)
+        give_up_recovery(state, policy, now, actions);
     else if (state.phase == JobPhase::Running) grow_when_due(state, policy, now, actions);
     return actions;
 }
 
 }  // namespace
+
+bool JobState::anybody_succeeded() const {
+    return std::any_of(nodes.begin(), nodes.end(), [](const Node& node) { return node.succeeded > 0; });
+}
+
+int JobState::ranks() const {
+    int ranks = 0;
+    for (const Node& node : nodes) ranks += node.workers;
+    return ranks;
+}
 
 std::string permanent_failure(const FailureFacts& failure) {
     if (failure.never_ran) return "the program could not be started: a restart cannot help";

@@ -32,6 +32,9 @@ struct RestartHistory {
     int without_progress =
         0;  ///< generations in a row without progress, ended by failures or by nodes that came or went
     std::int64_t furthest_step = -1;  ///< of any worker; -1: no worker has told one
+    // Since all workers were last started.
+    int stuck_recoveries = 0;          ///< recoveries in a row without a further step
+    std::int64_t recovered_step = -1;  ///< the furthest step at the last of them; -1: none
 };
 
 /// After this many generations in a row without progress there are no more restarts, whatever the budget, and
@@ -41,6 +44,10 @@ inline constexpr int kStuckGenerations = 5;
 /// A generation that ran this long counts as having made progress. A generation that has less time left
 /// before the walltime ends is not started.
 inline constexpr Duration kProgressAge = std::chrono::seconds(60);
+
+/// How long the head waits after the agents' own limit (--recover-within) for all ranks to join a generation
+/// in place.
+inline constexpr Duration kJoinPatience = std::chrono::seconds(10);
 
 /// Nodes that come or leave within this span cause one new generation.
 inline constexpr Duration kOneChange = std::chrono::seconds(1);
@@ -75,6 +82,12 @@ std::string permanent_failure(const FailureFacts& failure);
 /// signalled node leaves too, until too few would be left or the head's own ddprun is signalled: then the
 /// leave becomes a stop, and the grace runs on. A generation that began in between is stopped with a whole
 /// grace as well.
+///
+/// Recovery in place (in_place.h): when all workers have announced that they survive the end of a generation,
+/// a failure begins the next generation at once, in which only the failed ranks start again. The phase stays
+/// Running, and no restart is used up. `in_place` is set until all ranks have joined. A rank that has ended
+/// before its node knew of the new generation (`is_late`) starts again with the others of that node. Ranks
+/// that have finished wait for `is_released`, so that a failure before it can be recovered.
 struct JobState {
     enum class Phase : std::uint8_t { Joining, Running, Succeeded, Stopping, BackingOff, Finished };
     /// What follows the end of a stopping generation.
@@ -85,7 +98,15 @@ struct JobState {
         bool ended = false;  ///< no worker is left on it
         bool lost = false;
         std::optional<std::uint64_t> leaving =
-            {};  ///< the number of its ddprun, which ends when no worker is left on it
+            {};                    ///< the number of its ddprun, which ends when no worker is left on it
+        bool can_recover = false;  ///< all its workers survive the end of a generation
+        bool joined = false;       ///< all its workers are in this generation's world
+        bool finished = false;     ///< all its workers have done their work
+    };
+    struct InPlace {
+        TimePoint since{};        ///< the first failure
+        std::string cause;        ///< it
+        std::vector<int> failed;  ///< ranks
     };
 
     Phase phase = Phase::Joining;
@@ -110,9 +131,19 @@ struct JobState {
     bool preempted = false;
     bool hung = false;  ///< the generation was stopped because it hung
     bool killing = false;
-    bool is_free = false;                      ///< the next generation uses up no restart
-    std::string failure;                       ///< a cause other than a worker: rendezvous, lost node, hang
+    std::optional<InPlace> in_place;  ///< a recovery that is under way
+    std::string cannot_recover;       ///< the first refusal of a worker; "" none
+    bool is_released = false;         ///< all ranks have finished
+    std::uint64_t hang_ended = 0;     ///< the generation in which a rank was last killed because it hung
+    bool is_free = false;             ///< the next generation uses up no restart
+    std::string failure;              ///< a cause other than a worker: rendezvous, lost node, hang
     std::optional<TimePoint> failure_decided;  ///< when; later ends of workers are its consequences
+
+    /// True when a worker has succeeded: it is not run again for a new node, so this generation runs to its
+    /// end.
+    [[nodiscard]] bool anybody_succeeded() const;
+    /// The workers of the world.
+    [[nodiscard]] int ranks() const;
 };
 
 namespace job_event {
@@ -132,6 +163,15 @@ struct WorkerEnded {
     bool by_us;
     std::string what;         ///< "rank 5 on node02, signal 9 (SIGKILL)"
     std::int64_t steps = -1;  ///< steps done; -1: the worker does not count them
+    bool is_late = false;     ///< it ended before its node knew of this generation
+};
+/// All workers of a node have come to this stage of recovery in place (rdzv::WorkersReady).
+struct NodeReady {
+    enum class Stage : std::uint8_t { Announced, Joined, Finished, Refused };
+    int node;
+    Stage stage;
+    std::string why = {};     ///< of a refusal
+    std::int64_t steps = -1;  ///< the most steps done by a worker of the node
 };
 struct NodeEnded {
     int node;
@@ -182,16 +222,37 @@ struct WalltimeKnown {
 struct TimerFired {};
 }  // namespace job_event
 
-using JobEvent = std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded,
-                              job_event::NodeEnded, job_event::NodeLost, job_event::NodesWaiting,
-                              job_event::Outnumbered, job_event::StopAsked, job_event::PreemptAsked,
-                              job_event::HangFound, job_event::WalltimeKnown, job_event::TimerFired>;
+using JobEvent =
+    std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded, job_event::NodeReady,
+                 job_event::NodeEnded, job_event::NodeLost, job_event::NodesWaiting, job_event::Outnumbered,
+                 job_event::StopAsked, job_event::PreemptAsked, job_event::HangFound,
+                 job_event::WalltimeKnown, job_event::TimerFired>;
 
 namespace job_action {
 /// Start this generation on every node.
 struct StartGeneration {
     std::uint64_t generation;
     int restart_count;
+};
+/// Start the generation in place: workers that run go on.
+struct Recover {
+    std::uint64_t generation;
+    int restart_count;
+    int failed_rank;
+};
+/// All ranks are in the generation in place.
+struct Recovered {
+    std::string cause;
+    std::vector<int> ranks;  ///< that have started again
+    Duration took;
+    std::int64_t steps;  ///< -1 not known
+};
+/// All ranks have finished: they may end.
+struct Release {};
+/// Kill a rank as a failed one.
+struct KillRank {
+    int rank;
+    std::string why;
 };
 /// Stop the workers of every node: signal, grace, then SIGKILL. `failed_rank`: >= 0 ends collectives at once.
 struct StopGeneration {
@@ -232,13 +293,15 @@ struct Finish {};
 }  // namespace job_action
 
 using JobAction =
-    std::variant<job_action::StartGeneration, job_action::StopGeneration, job_action::KillGeneration,
+    std::variant<job_action::StartGeneration, job_action::Recover, job_action::Recovered, job_action::Release,
+                 job_action::KillRank, job_action::StopGeneration, job_action::KillGeneration,
                  job_action::KillNode, job_action::NodeLeaves, job_action::Dismiss, job_action::NotifyPreempt,
                  job_action::SetTimer, job_action::Say, job_action::Rejoin, job_action::Finish>;
 
 /// The parts of the command line that the decisions need, and one random number per decision.
 struct JobPolicy {
     RestartSpec restart;
+    RecoverSpec recover;
     Duration shutdown_timeout = std::chrono::seconds(30);
     /// Grace of the survivors of a failure: they have nothing to save, and most hang in a collective.
     Duration failure_grace = std::chrono::seconds(5);

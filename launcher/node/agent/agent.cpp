@@ -58,11 +58,15 @@ void Agent::perform(const agent_action::SetDeadline& action) {
 // ---- orders of the controller
 
 void Agent::handle(const rdzv::StartGeneration& order) {
+    const bool has_workers =
+        state_.phase == AgentState::Phase::Running || state_.phase == AgentState::Phase::Starting;
+    if (order.in_place && has_workers && kept_) return recover(order);
     remember_last_workers();
     if (const Status prepared = prepare(order); !prepared) return fail_start(prepared.error().what);
     const bool await_gpus =
         !last_workers_.empty() && config_.spec.gpu_memory_wait > Duration::zero() && nvml::may_be_there();
-    feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size()), await_gpus});
+    feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size()), await_gpus,
+                                     kept_ ? config_.spec.recover.within : Duration::zero()});
 }
 
 /// Keeps the older workers where the last generation was stopped before it had any (while it waited for the
@@ -92,6 +96,9 @@ void Agent::handle(const rdzv::StopGeneration& order) {
     if (order.generation != order_.generation) return;
     stop_begins();
     if (segment_ && order.failed_rank >= 0) segment_->abort(order.failed_rank);
+    // The others wait for a worker that will not be started any more.
+    const bool ends_start = state_.is_recovering && state_.phase == AgentState::Phase::Starting;
+    if (segment_ && ends_start) segment_->abort(std::max(order_.failed_rank, 0));
     if (segment_) segment_->decide_stop(order.stop_at);
     if (const int alive = state_.alive(); alive > 0 && state_.phase == AgentState::Phase::Running) {
         log_.info("stopping {} worker{}: {}", alive, alive == 1 ? "" : "s", order.why);
@@ -128,6 +135,7 @@ void Agent::handle(const rdzv::Notice& notice) {
         return;
     }
     if (notice.kind == "waiting") return log_.info("{}", printable(notice.text));
+    if (notice.kind == "kill") return kill_failed(notice.text);
     if (notice.kind != "preempt") return;
     const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
     for (const Worker& worker : workers_) {
@@ -219,16 +227,20 @@ void Agent::read_lifeline(int local_rank) {
             worker.lifeline.reset();
             return;
         }
-        if (packet[0] == lifeline::kHeartbeat || packet[0] == lifeline::kReady) {
-            RankLine& line = segment_->line(local_rank);
-            line.progress_ns.store(MonotonicClock::now().time_since_epoch().count(),
-                                   std::memory_order_relaxed);
-            const Result<std::uint64_t> steps =
-                parse_uint(std::string_view(packet + 1, static_cast<std::size_t>(n) - 1));
-            if (steps) line.step.store(*steps, std::memory_order_relaxed);
-        } else if (packet[0] == lifeline::kStack && worker.stacks.size() < kMaxStacks) {
-            worker.stacks.append(packet + 1, static_cast<std::size_t>(n) - 1);
-        }
+        hear(local_rank, packet[0], {packet + 1, static_cast<std::size_t>(n) - 1});
+    }
+}
+
+void Agent::hear(int local_rank, char letter, std::string_view text) {
+    if (hear_of_recovery(local_rank, letter, text)) return;
+    Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+    if (letter == lifeline::kHeartbeat || letter == lifeline::kReady) {
+        RankLine& line = segment_->line(local_rank);
+        line.progress_ns.store(MonotonicClock::now().time_since_epoch().count(), std::memory_order_relaxed);
+        if (const Result<std::uint64_t> steps = parse_uint(text))
+            line.step.store(*steps, std::memory_order_relaxed);
+    } else if (letter == lifeline::kStack && worker.stacks.size() < kMaxStacks) {
+        worker.stacks.append(text);
     }
 }
 

@@ -13,6 +13,7 @@
 #include "launcher/head/report/explain.h"
 #include "launcher/node/agent/agent_state.h"
 #include "launcher/node/agent/file_watch.h"
+#include "launcher/node/agent/kept_file.h"
 #include "launcher/node/agent/segment_file.h"
 #include "launcher/node/fabric/nccl_words.h"
 #include "launcher/node/gpu/gpu_release.h"
@@ -58,6 +59,7 @@ class Agent {
 
     void handle(const rdzv::StartGeneration& order);
     void handle(const rdzv::StopGeneration& order);
+    void handle(const rdzv::Release& release);
     void handle(const rdzv::Notice& notice);
     void handle(const rdzv::StopProposal& proposal);
     /// Kills all workers without grace: after the second Ctrl-C, or when the controller is lost.
@@ -108,13 +110,19 @@ class Agent {
         UniqueFd lifeline;
         UniqueFd error_file;  ///< a memfd when there is no log directory
         std::string error_path;
-        std::string stacks;  ///< the stacks that the worker has sent
+        std::string stacks;         ///< the stacks that the worker has sent
+        std::string kill_why = {};  ///< why we killed it as a failed one; "" we did not
     };
 
     void feed(const AgentEvent& event);
     void perform(const agent_action::AwaitGpus& action);
     void perform(const agent_action::SpawnNext& action);
     void perform(const agent_action::ReportStarted& action);
+    void perform(const agent_action::ReportStage& action);
+    void perform(const agent_action::ReportRefusal& action);
+    void perform(const agent_action::KillLate& action);
+    void perform(const agent_action::TellLast& action);
+    void perform(const agent_action::TellRelease& action);
     void perform(const agent_action::SignalWorker& action);
     void perform(const agent_action::BuryGroup& action);
     void perform(const agent_action::ReapStranger& action);
@@ -126,18 +134,31 @@ class Agent {
 
     void remember_last_workers();
     Status prepare(const rdzv::StartGeneration& order);
+    Status make_kept_memory(int workers);
+    void recover(const rdzv::StartGeneration& order);
+    Status begin_in_place(const rdzv::StartGeneration& order);
+    void replace(Worker& worker, WorkerPlan plan);
+    [[nodiscard]] std::int64_t steps_of(int local_rank) const;
+    void send_generation(int local_rank);
+    void kill_failed(std::string_view rank_and_why);
+    void kill_failed(int local_rank, const std::string& why);
     void spawn_slice();
     Result<pid_t> spawn(int local_rank);
     Status connect_stdin(const WorkerPlan& plan, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
     Status connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
     Status give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& spec,
                             std::vector<UniqueFd>& childs);
+    void complete(const Worker& worker, WorkerEnv& env) const;
     std::vector<std::string> environment_of(const Worker& worker, const WorkerEnv& env) const;
     void add_pmix_variables(int local_index, std::vector<std::string>& environment) const;
     [[nodiscard]] StreamOwner owner_of(int local_rank) const;
     void listen_to_lifeline(int local_rank);
     void listen_to_nccl(WorkerPlan& plan);
     void read_lifeline(int local_rank);
+    void hear(int local_rank, char letter, std::string_view text);
+    bool hear_of_recovery(int local_rank, char letter, std::string_view text);
+    bool hear_ready(int local_rank, std::string_view text);
+    void hear_let_go(int local_rank, std::string_view text);
     void fail_start(const std::string& why);
     [[nodiscard]] bool reads_scalars() const;
     void send_scalars_later();
@@ -166,6 +187,8 @@ class Agent {
     rdzv::StartGeneration order_;
     std::vector<Worker> workers_;
     std::shared_ptr<SegmentFile> segment_;
+    std::unique_ptr<KeptFile> kept_;          ///< null: no recovery in place
+    TimePoint end_seen_{}, abort_set_{};      ///< of the last recovery, for the log
     std::unique_ptr<FileWatch> error_files_;  ///< null: error files are not watched
     os::EventLoop::TimerId watch_timer_ = 0;
     os::EventLoop::TimerId scalars_timer_ = 0;

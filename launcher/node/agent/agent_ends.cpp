@@ -143,11 +143,11 @@ void Agent::perform(const agent_action::ReportExit& action) {
     }
     if (worker.started != TimePoint{})
         report.after_start_ns = (MonotonicClock::now() - worker.started).count();
-    if (segment_) {
-        const RankLine& line = segment_->line(action.local_rank);
-        const std::uint64_t steps = line.step.load();
-        if (steps > 0 || line.joined.load() != 0) report.steps = static_cast<std::int64_t>(steps);
-    }
+    if (segment_) report.steps = steps_of(action.local_rank);
+    end_seen_ = MonotonicClock::now();
+    // The others wait for this worker, and it is not started again.
+    const bool is_awaited = state_.is_recovering && state_.phase == AgentState::Phase::Stopping;
+    if (segment_ && is_awaited) segment_->abort(rank);
     if (failed && !report.by_us) {
         const os::BlockingCall reads_logs(loop_.keepalive());
         output_.read_rest_of(rank);
@@ -156,6 +156,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
         if (is_wardens)
             report.meaning =
                 "its ddprun stood still for longer than --heartbeat-timeout: the warden killed the workers";
+        if (!worker.kill_why.empty()) report.meaning = worker.kill_why;
         report.last_stderr = output_.last_stderr(rank);
         report.error_file = readable_error_file(error_report);
         if (!report.stopped_failing && report.meaning.empty())

@@ -10,6 +10,7 @@
 #include "env/io/proc.h"
 #include "env/io/socket.h"
 #include "env/os/keepalive.h"
+#include "env/text.h"
 #include "launcher/node/agent/agent.h"
 #include "launcher/node/fabric/transport.h"
 #include "launcher/node/guard/descriptors.h"
@@ -54,6 +55,7 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     if (!segment) return segment.error();
     segment_ = std::move(*segment);
     if (reads_scalars()) segment_->scalars(0)->is_read.store(1, std::memory_order_release);
+    if (const Status kept = make_kept_memory(shape.local_world_size); !kept) return kept;
     if (config_.cgroup != nullptr) {
         if (const Status renewed = config_.cgroup->renew(); !renewed)
             log_.warning("{}: the workers start in our own cgroup", renewed.error().what);
@@ -191,8 +193,8 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     worker.lifeline = std::move(lifeline->ours);
     const InheritedNumbers numbers = inherited_numbers(config_.open_files);
     // With one ddprun per rank a node has several agents; their workers share memory without our segment.
-    const bool has_segment = !config_.spec.outer_rank;
-    if (has_segment) spec.descriptors.push_back({segment_->fd(), numbers.segment});
+    if (!config_.spec.outer_rank) spec.descriptors.push_back({segment_->fd(), numbers.segment});
+    if (kept_) spec.descriptors.push_back({kept_->fd(), numbers.kept});
     if (config_.passed_descriptor)
         spec.descriptors.push_back({*config_.passed_descriptor, *config_.passed_descriptor});
     spec.descriptors.push_back({lifeline->theirs.get(), numbers.lifeline});
@@ -201,6 +203,7 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
 
     if (const std::string directory = output_.attempt_directory(); !directory.empty()) {
         worker.error_path = fmt::format("{}/{}/error.json", directory, env.rank);
+        if (order_.in_place) ::unlink(worker.error_path.c_str());  // the report of the one that it replaces
     } else {
         // A nameless file: a worker opens it by our descriptor, and nothing is left behind if we are killed.
         Result<UniqueFd> file = system_.make_error_file();
@@ -208,14 +211,21 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
         worker.error_file = std::move(*file);
         worker.error_path = fmt::format("/proc/{}/fd/{}", own_number_in_proc(), worker.error_file.get());
     }
+    complete(worker, env);
+    return {};
+}
+
+/// Adds what the plan does not know.
+void Agent::complete(const Worker& worker, WorkerEnv& env) const {
+    const InheritedNumbers numbers = inherited_numbers(config_.open_files);
     env.error_file = worker.error_path;
     env.generation = order_.generation;
     env.store = fmt::format("unix:/proc/self/fd/{}", numbers.store);
     env.token = config_.token;
-    env.segment_fd = has_segment ? numbers.segment : -1;
+    env.segment_fd = config_.spec.outer_rank ? -1 : numbers.segment;
     env.segment = fmt::format("/proc/{}/fd/{}", own_number_in_proc(), segment_->fd());
     env.lifeline_fd = numbers.lifeline;
-    return {};
+    env.kept_fd = kept_ ? numbers.kept : -1;
 }
 
 std::vector<std::string> Agent::environment_of(const Worker& worker, const WorkerEnv& env) const {
@@ -270,6 +280,10 @@ void Agent::perform(const agent_action::ReportStarted&) {
     rdzv::WorkersStarted started{};
     started.generation = state_.generation;
     send_(started);
+    if (order_.in_place)
+        log_.debug("{} after the end of a worker was seen, all run again",
+                   format_duration(MonotonicClock::now() - end_seen_));
+    loop_.cancel(watch_timer_);
     watch_timer_ = loop_.call_after(kErrorWatchDelay, [this] { watch_error_files(); });
     if (reads_scalars()) send_scalars_later();
 }

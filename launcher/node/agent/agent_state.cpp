@@ -3,17 +3,23 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace ddprun {
 namespace {
 
 using AgentPhase = AgentState::Phase;
+using AgentStage = AgentState::Stage;
 using AgentActions = std::vector<AgentAction>;
 
 void set_deadline(AgentState& state, TimePoint when, AgentActions& actions) {
     if (state.deadline == when) return;
     state.deadline = when;
     actions.emplace_back(agent_action::SetDeadline{when});
+}
+
+bool is_running(const AgentState& state) {
+    return state.phase == AgentPhase::Starting || state.phase == AgentPhase::Running;
 }
 
 void kill_strays(AgentState& state, TimePoint now, AgentActions& actions) {
@@ -33,12 +39,13 @@ void begin_sweep(AgentState& state, TimePoint now, AgentActions& actions) {
 void sweep_if_all_ended(AgentState& state, TimePoint now, AgentActions& actions) {
     const bool spawning = state.phase == AgentPhase::Starting;
     if (state.phase == AgentPhase::Idle || state.phase == AgentPhase::Sweeping || spawning ||
-        state.alive() > 0)
+        state.awaits_head || state.alive() > 0)
         return;
     begin_sweep(state, now, actions);
 }
 
-/// Applies an event to every worker that runs, in rank order.
+/// Applies an event to every worker that runs, in rank order. A worker that replaces another gets the stop
+/// signal when it has joined: before, it could not save, and its peers wait for it.
 void tell_all(AgentState& state, WorkerEvent event, int signal, AgentActions& actions) {
     for (AgentState::Worker& worker : state.workers) {
         if (worker.pid == 0) continue;
@@ -46,6 +53,8 @@ void tell_all(AgentState& state, WorkerEvent event, int signal, AgentActions& ac
         worker.state = next.next;
         if (next.action == WorkerAction::None) continue;
         worker.asked_to_stop = true;
+        worker.stop_is_due = next.action == WorkerAction::SendStop && worker.is_new;
+        if (worker.stop_is_due) continue;
         actions.emplace_back(
             agent_action::SignalWorker{worker.pid, signal, signal == SIGKILL && !state.without_grace});
     }
@@ -55,9 +64,106 @@ AgentActions on(AgentState& state, const agent_event::StartRequested& event, Tim
     state = AgentState{};
     state.generation = event.generation;
     state.workers.resize(static_cast<std::size_t>(event.workers));
+    state.recover_within = event.recover_within;
     state.phase = event.await_gpus ? AgentPhase::AwaitingGpus : AgentPhase::Starting;
     if (event.await_gpus) return {agent_action::AwaitGpus{}};
     return {agent_action::SpawnNext{0}};
+}
+
+/// Spawns the first worker at or after `first` that does not run, or reports that all have started.
+AgentActions spawn_next(AgentState& state, int first, TimePoint now) {
+    for (int i = first; i < static_cast<int>(state.workers.size()); ++i) {
+        if (state.workers[static_cast<std::size_t>(i)].pid == 0) return {agent_action::SpawnNext{i}};
+    }
+    state.phase = AgentPhase::Running;
+    AgentActions actions{agent_action::ReportStarted{}};
+    sweep_if_all_ended(state, now, actions);
+    return actions;
+}
+
+AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, TimePoint now) {
+    if (!is_running(state)) return {};
+    state.generation = event.generation;
+    state.phase = AgentPhase::Starting;
+    state.reported = AgentStage::Announced;
+    state.is_recovering = true;
+    state.awaits_head = false;
+    for (AgentState::Worker& worker : state.workers) {
+        if (worker.state == WorkerState::Ended) worker = {.is_new = true};
+        worker.stage = std::min(worker.stage, AgentStage::Announced);
+        worker.has_let_go = false;
+    }
+    AgentActions actions;
+    set_deadline(state, deadline_after(now, state.recover_within), actions);
+    for (AgentAction& action : spawn_next(state, 0, now)) actions.push_back(std::move(action));
+    return actions;
+}
+
+/// Sends the stop signals that waited for a worker to join.
+void send_due_stops(AgentState& state, AgentActions& actions) {
+    for (AgentState::Worker& worker : state.workers) {
+        if (std::exchange(worker.stop_is_due, false) && worker.state != WorkerState::Ended)
+            actions.emplace_back(agent_action::SignalWorker{worker.pid, state.stop_signal});
+    }
+}
+
+AgentActions on(AgentState& state, const agent_event::StageReached& event, TimePoint) {
+    AgentState::Worker& worker = state.workers[static_cast<std::size_t>(event.local_rank)];
+    const bool is_of_now = event.stage == AgentStage::Announced || event.generation == state.generation;
+    if (state.recover_within == Duration::zero() || !is_of_now) return {};
+    worker.stage = std::max(worker.stage, event.stage);
+    AgentActions actions;
+    if (worker.stage >= AgentStage::Joined && std::exchange(worker.is_new, false) && worker.stop_is_due) {
+        worker.stop_is_due = false;
+        actions.emplace_back(agent_action::SignalWorker{worker.pid, state.stop_signal});
+    }
+    const AgentStage slowest =
+        std::min_element(state.workers.begin(), state.workers.end(), [](const auto& a, const auto& b) {
+            return a.stage < b.stage;
+        })->stage;
+    const bool has_recovered = slowest >= AgentStage::Joined && std::exchange(state.is_recovering, false);
+    if (!is_running(state)) {  // no failure is recovered any more, so nobody has to wait for the others
+        if (event.stage == AgentStage::Finished)
+            actions.emplace_back(agent_action::TellRelease{event.local_rank});
+        return actions;
+    }
+    if (has_recovered) set_deadline(state, kNever, actions);
+    while (state.reported < slowest) {
+        state.reported = static_cast<AgentStage>(static_cast<int>(state.reported) + 1);
+        actions.emplace_back(agent_action::ReportStage{state.reported});
+    }
+    return actions;
+}
+
+AgentActions on(AgentState& state, const agent_event::Refused& event, TimePoint) {
+    if (state.recover_within == Duration::zero() || std::exchange(state.refuses, true)) return {};
+    return {agent_action::ReportRefusal{event.local_rank, event.why}};
+}
+
+AgentActions on(AgentState& state, const agent_event::LetGo& event, TimePoint now) {
+    if (event.generation != state.generation) return {};  // the next one has begun already
+    state.workers[static_cast<std::size_t>(event.local_rank)].has_let_go = true;
+    AgentActions actions;
+    if (!is_running(state)) actions.emplace_back(agent_action::TellLast{event.local_rank});
+    else if (state.deadline == kNever && state.can_recover())
+        set_deadline(state, deadline_after(now, state.recover_within), actions);
+    return actions;
+}
+
+/// Kills the workers for which the others wait; the head decides what follows.
+AgentActions kill_late(AgentState& state, TimePoint now) {
+    agent_action::KillLate late;
+    for (std::size_t i = 0; i < state.workers.size(); ++i) {
+        const AgentState::Worker& worker = state.workers[i];
+        const bool has_come = state.is_recovering ? worker.stage >= AgentStage::Joined : worker.has_let_go;
+        if (worker.pid != 0 && worker.state != WorkerState::Ended && !has_come)
+            late.local_ranks.push_back(static_cast<int>(i));
+    }
+    AgentActions actions;
+    set_deadline(state, late.local_ranks.empty() ? kNever : deadline_after(now, state.recover_within),
+                 actions);
+    if (!late.local_ranks.empty()) actions.emplace_back(std::move(late));
+    return actions;
 }
 
 AgentActions on(AgentState& state, const agent_event::GpusFree&, TimePoint) {
@@ -68,24 +174,15 @@ AgentActions on(AgentState& state, const agent_event::GpusFree&, TimePoint) {
 
 AgentActions on(AgentState& state, const agent_event::Spawned& event, TimePoint now) {
     state.workers[static_cast<std::size_t>(event.local_rank)].pid = event.pid;
-    state.next_to_spawn = event.local_rank + 1;
-    AgentActions actions;
-    if (state.phase != AgentPhase::Starting)
-        return actions;  // stopped meanwhile; cannot happen between slices
-    if (state.next_to_spawn < static_cast<int>(state.workers.size())) {
-        actions.emplace_back(agent_action::SpawnNext{state.next_to_spawn});
-        return actions;
-    }
-    state.phase = AgentPhase::Running;
-    actions.emplace_back(agent_action::ReportStarted{});
-    sweep_if_all_ended(state, now, actions);
-    return actions;
+    if (state.phase != AgentPhase::Starting) return {};  // stopped meanwhile; cannot happen between slices
+    return spawn_next(state, event.local_rank + 1, now);
 }
 
 AgentActions on(AgentState& state, const agent_event::SpawnFailed& event, TimePoint now) {
     AgentState::Worker& worker = state.workers[static_cast<std::size_t>(event.local_rank)];
     worker.state = WorkerState::Ended;
     state.phase = AgentPhase::Running;
+    state.awaits_head = state.can_recover();
     AgentActions actions{agent_action::ReportExit{event.local_rank, {}, false, event.what}};
     sweep_if_all_ended(state, now, actions);
     return actions;
@@ -114,6 +211,9 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
         actions.emplace_back(agent_action::BuryGroup{worker.pid, farewell_signal(state, worker)});
         actions.emplace_back(agent_action::ReportExit{local_rank, event.exit, worker.asked_to_stop, {}});
     }
+    if (is_running(state) && (event.exit.signaled || event.exit.status != 0) && state.can_recover())
+        state.awaits_head = true;
+    send_due_stops(state, actions);
     sweep_if_all_ended(state, now, actions);
     return actions;
 }
@@ -127,15 +227,22 @@ AgentActions stop_waiting(AgentState& state) {
 AgentActions on(AgentState& state, const agent_event::StopRequested& event, TimePoint now) {
     if (state.phase == AgentPhase::AwaitingGpus) return stop_waiting(state);
     AgentActions actions;
-    if (state.phase != AgentPhase::Starting && state.phase != AgentPhase::Running) return actions;
+    if (!is_running(state)) return actions;
     state.phase = AgentPhase::Stopping;
     state.stop_signal = event.signal;
+    state.awaits_head = false;
     tell_all(state, WorkerEvent::StopRequested, event.signal, actions);
     // A stopped (SIGSTOP, SIGTSTP) worker would sleep through the grace.
     const std::size_t signalled = actions.size();
     for (std::size_t i = 0; i < signalled; ++i) {
         const pid_t pid = std::get<agent_action::SignalWorker>(actions[i]).pid;
         actions.emplace_back(agent_action::SignalWorker{pid, SIGCONT});
+    }
+    for (std::size_t i = 0; i < state.workers.size(); ++i) {
+        const AgentState::Worker& worker = state.workers[i];
+        if (worker.has_let_go) actions.emplace_back(agent_action::TellLast{static_cast<int>(i)});
+        if (worker.stage == AgentStage::Finished)
+            actions.emplace_back(agent_action::TellRelease{static_cast<int>(i)});
     }
     set_deadline(state, deadline_after(now, event.grace), actions);
     sweep_if_all_ended(state, now, actions);
@@ -145,6 +252,7 @@ AgentActions on(AgentState& state, const agent_event::StopRequested& event, Time
 AgentActions kill_all(AgentState& state, TimePoint now) {
     AgentActions actions;
     state.phase = AgentPhase::Killing;
+    state.awaits_head = false;
     tell_all(state, WorkerEvent::KillRequested, SIGKILL, actions);
     set_deadline(state, deadline_after(now, kKillPatience), actions);
     sweep_if_all_ended(state, now, actions);
@@ -180,10 +288,10 @@ AgentActions on(AgentState& state, const agent_event::DeadlinePassed&, TimePoint
         case AgentPhase::Stopping: return kill_all(state, now);
         case AgentPhase::Killing: return give_up(state, {});
         case AgentPhase::Sweeping: break;
-        case AgentPhase::Idle:
-        case AgentPhase::AwaitingGpus:
         case AgentPhase::Starting:
-        case AgentPhase::Running: return {};
+        case AgentPhase::Running: return kill_late(state, now);
+        case AgentPhase::Idle:
+        case AgentPhase::AwaitingGpus: return {};
     }
     if (state.kills_strays) return {agent_action::Sweep{SIGKILL}};
     AgentActions actions;

@@ -73,12 +73,23 @@ class ForwardedSignals {
 /// kStrayGrace, and are waited for, for a bounded time, before the generation counts as ended. Python's
 /// resource tracker is such a descendant: it ignores SIGTERM, and removes the worker's shared memory within
 /// milliseconds of its end.
+///
+/// Recovery in place: when all workers have announced that they survive the end of a generation, a failure
+/// ends nothing here; the head decides. RecoverRequested begins a new generation: Running goes back to
+/// Starting, which starts the workers that have ended. Workers that have not joined the new generation within
+/// `recover_within` are killed, which the head hears of as of any failure.
 struct AgentState {
     enum class Phase : std::uint8_t { Idle, AwaitingGpus, Starting, Running, Stopping, Killing, Sweeping };
+    /// How far a worker is in recovery in place (env/lifeline.h).
+    enum class Stage : std::uint8_t { None, Announced, Joined, Finished };
     struct Worker {
         pid_t pid = 0;  ///< 0: not spawned
         WorkerState state = WorkerState::Running;
         bool asked_to_stop = false;  ///< we signalled it before it ended, so its end is ours
+        Stage stage = Stage::None;
+        bool has_let_go = false;   ///< it has left the group of this generation
+        bool is_new = false;       ///< it replaces another one, and has not joined yet
+        bool stop_is_due = false;  ///< it gets the stop signal when it has joined
     };
 
     Phase phase = Phase::Idle;
@@ -88,11 +99,18 @@ struct AgentState {
     bool told_of_strays = false;
     std::uint64_t generation = 0;
     std::vector<Worker> workers;  ///< by local rank
-    int next_to_spawn = 0;
     int stop_signal = 0;
-    TimePoint deadline = kNever;  ///< of the grace, or of the sweep
+    TimePoint deadline = kNever;   ///< of the grace, of the sweep, or of a recovery
+    Duration recover_within{};     ///< zero: no recovery in place
+    Stage reported = Stage::None;  ///< the stage that all workers have reached, as the head knows
+    bool refuses = false;          ///< a worker has said that it does not survive the end of a generation
+    bool is_recovering = false;    ///< a generation in place has begun, and not all have joined it
+    bool awaits_head = false;      ///< a worker has failed, and the head has not said what follows
 
     [[nodiscard]] int alive() const;
+    [[nodiscard]] bool can_recover() const {
+        return recover_within > Duration::zero() && reported >= Stage::Announced && !refuses;
+    }
     /// The local rank of a pid of this generation; -1: not a worker.
     [[nodiscard]] int local_rank_of(pid_t pid) const;
 };
@@ -102,6 +120,26 @@ struct StartRequested {
     std::uint64_t generation;
     int workers;
     bool await_gpus = false;
+    Duration recover_within{};  ///< zero: workers are not asked whether they can recover in place
+};
+/// Starts the workers that have ended again, in a new generation; the others go on.
+struct RecoverRequested {
+    std::uint64_t generation;
+};
+/// A worker says how far it is; `generation` is the one that it has joined or finished.
+struct StageReached {
+    int local_rank;
+    AgentState::Stage stage;
+    std::uint64_t generation = 0;
+};
+struct Refused {
+    int local_rank;
+    std::string why;
+};
+/// A worker has left the group of a generation.
+struct LetGo {
+    int local_rank;
+    std::uint64_t generation;
 };
 /// The GPUs' memory is free, or the wait for it is over.
 struct GpusFree {};
@@ -130,9 +168,11 @@ struct Swept {
 };
 }  // namespace agent_event
 
-using AgentEvent = std::variant<agent_event::StartRequested, agent_event::GpusFree, agent_event::Spawned,
-                                agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
-                                agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
+using AgentEvent =
+    std::variant<agent_event::StartRequested, agent_event::RecoverRequested, agent_event::StageReached,
+                 agent_event::Refused, agent_event::LetGo, agent_event::GpusFree, agent_event::Spawned,
+                 agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
+                 agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
 
 namespace agent_action {
 /// Feed GpusFree when the GPUs' memory is free, or after a bounded time.
@@ -141,6 +181,26 @@ struct SpawnNext {
     int local_rank;
 };
 struct ReportStarted {};
+/// All workers have come to this stage.
+struct ReportStage {
+    AgentState::Stage stage;
+};
+struct ReportRefusal {
+    int local_rank;
+    std::string why;
+};
+/// Kill these workers as failed ones: the others wait for them.
+struct KillLate {
+    std::vector<int> local_ranks;
+};
+/// Tell a worker that no generation follows the one that it has left.
+struct TellLast {
+    int local_rank;
+};
+/// Tell a worker that has finished that it may end.
+struct TellRelease {
+    int local_rank;
+};
 /// Signal a worker with its group, or the worker alone: its children may then still end by themselves.
 struct SignalWorker {
     pid_t pid;
@@ -181,11 +241,11 @@ struct ReportEnded {
 };
 }  // namespace agent_action
 
-using AgentAction =
-    std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted,
-                 agent_action::SignalWorker, agent_action::BuryGroup, agent_action::ReapStranger,
-                 agent_action::ReportExit, agent_action::Sweep, agent_action::ReportStrays,
-                 agent_action::SetDeadline, agent_action::ReportEnded>;
+using AgentAction = std::variant<
+    agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted, agent_action::ReportStage,
+    agent_action::ReportRefusal, agent_action::KillLate, agent_action::TellLast, agent_action::TellRelease,
+    agent_action::SignalWorker, agent_action::BuryGroup, agent_action::ReapStranger, agent_action::ReportExit,
+    agent_action::Sweep, agent_action::ReportStrays, agent_action::SetDeadline, agent_action::ReportEnded>;
 
 /// How long a worker's descendants may go on after SIGTERM.
 inline constexpr Duration kStrayGrace = std::chrono::seconds(2);

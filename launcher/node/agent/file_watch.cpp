@@ -44,7 +44,8 @@ void FileWatch::read_events() {
         std::memcpy(&event, events + at, sizeof event);
         const char* const name = event.len == 0 ? "" : events + at + sizeof event;
         const auto file = files_.find(event.wd);
-        if (file != files_.end() && file->second.name == name) file->second.written();
+        if (file != files_.end() && (event.mask & IN_IGNORED) != 0) files_.erase(file);  // the file is gone
+        else if (file != files_.end() && file->second.name == name) file->second.written();
         at += static_cast<ssize_t>(sizeof event + event.len);
     }
 }

@@ -63,10 +63,10 @@ Status check_descriptor_limit(const OutputSpec& output, int workers, int open_no
 InheritedNumbers inherited_numbers(std::uint64_t worker_limit) {
     constexpr int kSegment = 250;
     constexpr int kLowest = 3;
-    constexpr int kCount = 3;
+    constexpr int kCount = 4;
     const bool has_room = worker_limit == 0 || worker_limit >= kSegment + kCount;
     const int first = has_room ? kSegment : std::max(kLowest, static_cast<int>(worker_limit) - kCount);
-    return {first, first + 1, first + 2};
+    return {first, first + 1, first + 2, first + 3};
 }
 
 std::vector<int> open_descriptors() {

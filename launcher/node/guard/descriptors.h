@@ -30,6 +30,7 @@ struct InheritedNumbers {
     int segment = 0;
     int lifeline = 0;
     int store = 0;
+    int kept = 0;
 };
 /// High numbers, out of the way of a shell's redirections, and below the worker's own limit (0: not known).
 /// Pure.

@@ -13,6 +13,13 @@ constexpr std::size_t kReportLines = 20;
 
 }  // namespace
 
+void RankMemory::begin(int rank, TimePoint now) {
+    Rank& one = ranks_[rank];
+    one.tail.clear();
+    one.tail_is_cut = false;
+    one.last_output = now;
+}
+
 void RankMemory::on_output(int rank, Streams stream, std::string_view chunk, TimePoint now) {
     Rank& one = ranks_[rank];
     one.last_output = now;
@@ -32,7 +39,8 @@ void RankMemory::remember(Rank& rank, std::string_view chunk) {
 }
 
 void RankMemory::add_direct_file(int rank, Streams stream, const std::string& path) {
-    ranks_[rank].direct_files.push_back(path);
+    std::vector<std::string>& files = ranks_[rank].direct_files;
+    if (std::find(files.begin(), files.end(), path) == files.end()) files.push_back(path);
     if (stream == Streams::Err) ranks_[rank].stderr_path = path;
 }
 

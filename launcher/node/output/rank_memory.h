@@ -14,8 +14,8 @@ namespace ddprun {
 /// Bounded per rank.
 class RankMemory {
   public:
-    /// The rank starts now, without output so far.
-    void begin(int rank, TimePoint now) { ranks_[rank].last_output = now; }
+    /// The rank starts now, without output so far; what an earlier process of the rank wrote is forgotten.
+    void begin(int rank, TimePoint now);
     void on_output(int rank, Streams stream, std::string_view chunk, TimePoint now);
     /// The rank writes this stream to a file itself, without on_output().
     void add_direct_file(int rank, Streams stream, const std::string& path);

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "launcher/head/control/job_state.h"
+
+namespace ddprun {
+
+struct InPlaceDecision {
+    bool in_place = false;
+    std::string why;  ///< why not; "" where nobody expects it, or where the decision on a restart says it
+};
+
+/// Decides whether a failure is recovered in place: the failed ranks start again, the others go on. `failed`:
+/// the ranks that have failed since all were last in one world. Pure.
+InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
+                                std::size_t failed, TimePoint now);
+
+/// One line for people: whether this job recovers in place, or why not.
+std::string describe_recovery(const JobState& state, RecoverSpec::Mode mode);
+
+}  // namespace ddprun

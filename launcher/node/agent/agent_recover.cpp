@@ -1,0 +1,250 @@
+// How the agent begins a generation in which the surviving workers go on (docs/elastic.md, "Recovery in
+// place").
+#include <fmt/core.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "env/lifeline.h"
+#include "env/text.h"
+#include "launcher/node/agent/agent.h"
+#include "launcher/node/plan/head_choice.h"
+
+namespace ddprun {
+namespace {
+
+using Stage = AgentState::Stage;
+
+const char* name_of(Stage stage) {
+    switch (stage) {
+        case Stage::None: return "none";
+        case Stage::Announced: return "announced";
+        case Stage::Joined: return "joined";
+        case Stage::Finished: return "finished";
+    }
+    return "none";
+}
+
+/// Takes the number at the beginning of `text`, and the space after it.
+Result<std::uint64_t> take_number(std::string_view& text) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const Result<std::uint64_t> number = parse_uint(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    return number;
+}
+
+/// Sends one packet without waiting, with a descriptor if that is not -1. False: the worker does not read, or
+/// has ended.
+bool send_packet(int lifeline, std::string_view packet, int descriptor = -1) {
+    iovec bytes{const_cast<char*>(packet.data()), packet.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &bytes;
+    message.msg_iovlen = 1;
+    if (descriptor >= 0) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        cmsghdr* const header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+    }
+    return ::sendmsg(lifeline, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+}
+
+bool is_of_one_process(std::string_view name) { return name == "DDPRUN_TOKEN" || name.ends_with("_FD"); }
+
+}  // namespace
+
+/// MPI does not outlive its peers, and with one ddprun per rank no agent has all workers of its node.
+Status Agent::make_kept_memory(int workers) {
+    kept_.reset();
+    const bool is_possible = config_.pmix == nullptr && !config_.spec.outer_rank;
+    if (!is_possible || config_.spec.recover.mode == RecoverSpec::Mode::Restart) return {};
+    Result<std::unique_ptr<KeptFile>> kept = KeptFile::create(system_, workers, config_.spec.recover.within,
+                                                              heartbeats_of(config_.spec.rendezvous).timeout);
+    if (!kept) return kept.error();
+    kept_ = *std::move(kept);
+    return {};
+}
+
+void Agent::recover(const rdzv::StartGeneration& order) {
+    abort_set_ = MonotonicClock::now();
+    segment_->abort(std::max(order.failed_rank, 0));
+    if (reads_scalars()) send_scalars();
+    if (const Status begun = begin_in_place(order); !begun) {
+        // The head stops the generation.
+        state_.generation = order.generation;
+        rdzv::WorkerExited failure{};
+        failure.generation = order.generation;
+        failure.rank = std::max(order.failed_rank, order.first_rank);
+        failure.status = 1;
+        failure.exec_failure = begun.error().what;
+        return static_cast<void>(send_(failure));
+    }
+    feed(agent_event::RecoverRequested{order.generation});
+}
+
+Status Agent::begin_in_place(const rdzv::StartGeneration& order) {
+    order_ = order;
+    first_failure_.reset();
+    Result<std::vector<WorkerPlan>> plans =
+        plan_workers(config_.spec, config_.program, config_.machine, order);
+    if (!plans) return plans.error();
+    // A new segment: a process that is in uninterruptible sleep must not write into the new world.
+    SegmentShape shape{static_cast<int>(plans->size()), order.world_size, order.first_rank, order.generation,
+                       config_.machine.cpus};
+    Result<std::unique_ptr<SegmentFile>> segment = SegmentFile::create(system_, shape);
+    if (!segment) return segment.error();
+    for (int i = 0; i < shape.local_world_size; ++i) {
+        const RankLine& before = segment_->line(i);
+        (*segment)->line(i).step.store(before.step.load());
+        (*segment)->line(i).samples.store(before.samples.load());
+    }
+    segment_ = std::move(*segment);
+    if (reads_scalars()) segment_->scalars(0)->is_read.store(1, std::memory_order_release);
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+        const AgentState::Worker& state = state_.workers[i];
+        if (state.pid == 0 || state.state == WorkerState::Ended) {
+            replace(workers_[i], std::move((*plans)[i]));
+        } else {
+            workers_[i].plan.env = (*plans)[i].env;
+            send_generation(static_cast<int>(i));
+        }
+    }
+    return {};
+}
+
+void Agent::replace(Worker& worker, WorkerPlan plan) {
+    if (worker.lifeline) loop_.unwatch(worker.lifeline.get());
+    worker = Worker{};
+    worker.plan = std::move(plan);
+    if (worker.plan.asks_network) listen_to_nccl(worker.plan);
+}
+
+/// Tells a worker that goes on of the new generation, with its segment.
+void Agent::send_generation(int local_rank) {
+    const Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+    WorkerEnv env = worker.plan.env;
+    complete(worker, env);
+    std::string packet(1, lifeline::kGeneration);
+    for (const auto& [name, value] : to_environment(env)) {
+        if (is_of_one_process(name)) continue;
+        if (packet.size() > 1) packet += '\n';
+        packet += name + '=' + value;
+    }
+    if (!worker.lifeline || !send_packet(worker.lifeline.get(), packet, segment_->fd()))
+        log_.debug("rank {} does not read its lifeline", order_.first_rank + local_rank);
+}
+
+// ---- what workers say
+
+/// False: the packet is not about recovery.
+bool Agent::hear_of_recovery(int local_rank, char letter, std::string_view text) {
+    if (letter == lifeline::kReady) return hear_ready(local_rank, text);
+    if (letter == lifeline::kLetGo) {
+        hear_let_go(local_rank, text);
+        return true;
+    }
+    if (letter != lifeline::kFinished) return false;
+    if (const Result<std::uint64_t> generation = take_number(text))
+        feed(agent_event::StageReached{local_rank, Stage::Finished, *generation});
+    return true;
+}
+
+bool Agent::hear_ready(int local_rank, std::string_view text) {
+    constexpr std::string_view kInPlace = "in-place ", kRestart = "restart ";
+    if (text.starts_with(kRestart)) {
+        feed(agent_event::Refused{local_rank, std::string(text.substr(kRestart.size()))});
+        return true;
+    }
+    if (!text.starts_with(kInPlace)) return false;
+    text.remove_prefix(kInPlace.size());
+    const Result<std::uint64_t> generation = take_number(text);
+    if (!generation) return true;
+    feed(agent_event::StageReached{local_rank, Stage::Announced});
+    if (*generation > 0) feed(agent_event::StageReached{local_rank, Stage::Joined, *generation});
+    return true;
+}
+
+void Agent::hear_let_go(int local_rank, std::string_view text) {
+    const Result<std::uint64_t> generation = take_number(text);
+    const Result<std::uint64_t> commits = take_number(text);
+    if (!generation || !commits) return;
+    const std::string when =
+        abort_set_ == TimePoint{}
+            ? ""
+            : ", " + format_duration(MonotonicClock::now() - abort_set_) + " after it was told";
+    log_.debug("rank {} has left generation {} at step {}{}: {}", order_.first_rank + local_rank, *generation,
+               *commits, when, printable(text));
+    feed(agent_event::LetGo{local_rank, *generation});
+}
+
+// ---- what the state decides
+
+void Agent::handle(const rdzv::Release& release) {
+    if (release.generation != order_.generation) return;
+    for (int i = 0; i < static_cast<int>(workers_.size()); ++i) perform(agent_action::TellRelease{i});
+}
+
+void Agent::perform(const agent_action::TellRelease& action) {
+    const Worker& worker = workers_[static_cast<std::size_t>(action.local_rank)];
+    if (worker.lifeline)
+        send_packet(worker.lifeline.get(), fmt::format("{}{}", lifeline::kRelease, order_.generation));
+}
+
+void Agent::perform(const agent_action::TellLast& action) {
+    const Worker& worker = workers_[static_cast<std::size_t>(action.local_rank)];
+    if (worker.lifeline) send_packet(worker.lifeline.get(), {&lifeline::kGeneration, 1});
+}
+
+/// The steps that a worker told or committed; -1: it does not count them.
+std::int64_t Agent::steps_of(int local_rank) const {
+    const RankLine& line = segment_->line(local_rank);
+    const std::uint64_t told = line.step.load();
+    const std::int64_t commits = kept_ ? kept_->commits(local_rank) : -1;
+    return told > 0 || line.joined.load() != 0 ? std::max(static_cast<std::int64_t>(told), commits) : commits;
+}
+
+void Agent::perform(const agent_action::ReportStage& action) {
+    rdzv::WorkersReady ready{order_.generation, name_of(action.stage), "", -1};
+    for (int i = 0; i < static_cast<int>(workers_.size()); ++i)
+        ready.steps = std::max(ready.steps, steps_of(i));
+    send_(ready);
+}
+
+void Agent::perform(const agent_action::ReportRefusal& action) {
+    const std::string why = fmt::format("rank {}: {}", order_.first_rank + action.local_rank, action.why);
+    send_(rdzv::WorkersReady{order_.generation, "refused", why, -1});
+}
+
+/// Where some workers have not even mapped the new segment, the others wait for these.
+void Agent::perform(const agent_action::KillLate& action) {
+    std::vector<int> late = action.local_ranks;
+    const auto has_come = [this](int local_rank) { return segment_->line(local_rank).joined.load() != 0; };
+    if (!std::all_of(late.begin(), late.end(), has_come)) std::erase_if(late, has_come);
+    const std::string why = fmt::format("it was not ready for generation {} within {} (--recover-within)",
+                                        order_.generation, format_duration(config_.spec.recover.within));
+    for (const int local_rank : late) kill_failed(local_rank, why);
+}
+
+/// Kills a worker at the head's request: "RANK WHY".
+void Agent::kill_failed(std::string_view rank_and_why) {
+    const Result<std::uint64_t> rank = take_number(rank_and_why);
+    const auto first = static_cast<std::uint64_t>(order_.first_rank);
+    if (rank && *rank >= first && *rank - first < workers_.size())
+        kill_failed(static_cast<int>(*rank - first), printable(rank_and_why));
+}
+
+void Agent::kill_failed(int local_rank, const std::string& why) {
+    const AgentState::Worker& worker = state_.workers[static_cast<std::size_t>(local_rank)];
+    if (worker.pid == 0 || worker.state == WorkerState::Ended) return;
+    log_.warning("killing rank {} (pid {}): {}", order_.first_rank + local_rank, worker.pid, why);
+    workers_[static_cast<std::size_t>(local_rank)].kill_why = "ddprun killed it: " + why;
+    (void)system_.signal_process(worker.pid, SIGKILL);
+}
+
+}  // namespace ddprun

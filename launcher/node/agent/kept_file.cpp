@@ -1,0 +1,41 @@
+#include "launcher/node/agent/kept_file.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+#include "env/io/file.h"
+
+namespace ddprun {
+
+Result<std::unique_ptr<KeptFile>> KeptFile::create(os::System& system, int workers, Duration limit,
+                                                   Duration heartbeat) {
+    const auto count = static_cast<std::uint32_t>(workers);
+    const std::uint64_t slots = kept_slots_offset(count), wanted = kKeptSlots * count * kKeptSlotBytes;
+    const std::uint64_t slot_bytes = room_in_memory_file(slots, wanted) == wanted ? kKeptSlotBytes : 0;
+    Result<UniqueFd> fd = system.make_segment(slots + kKeptSlots * count * slot_bytes);
+    if (!fd) return fd.error();
+    void* base = ::mmap(nullptr, slots, PROT_READ | PROT_WRITE, MAP_SHARED, fd->get(), 0);
+    if (base == MAP_FAILED) return Error::system("mmap the kept memory");
+
+    auto* header = new (base) KeptHeader{};
+    header->version = kKeptVersion;
+    header->workers = count;
+    header->limit_ns = limit.count();
+    header->heartbeat_ns = heartbeat.count();
+    header->slots_offset = slots;
+    header->slot_bytes = slot_bytes;
+    header->magic.store(kKeptMagic, std::memory_order_release);
+    return std::unique_ptr<KeptFile>(new KeptFile(std::move(*fd), base, slots));
+}
+
+KeptFile::~KeptFile() { ::munmap(base_, bytes_); }
+
+std::int64_t KeptFile::commits(int local_rank) const {
+    const auto* lines = reinterpret_cast<const KeptLine*>(static_cast<const char*>(base_) + kKeptLinesOffset);
+    const KeptLine& line = lines[local_rank];
+    if (line.generation.load(std::memory_order_acquire) == 0) return -1;
+    return static_cast<std::int64_t>(line.commits.load(std::memory_order_relaxed));
+}
+
+}  // namespace ddprun
