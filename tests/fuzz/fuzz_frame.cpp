@@ -34,12 +34,12 @@ void check_handshakes(const Message& message, ServerHandshake& server, ClientHan
     if (server.authenticated() || client.authenticated()) broken("authenticated without the token");
 }
 
-void check_store(Message message, Store& store, std::uint32_t request) {
-    auto* const asked = std::get_if<StoreRequest>(&message);
+void check_store(const Message& message, Store& store, std::uint32_t request) {
+    const auto* const asked = get_if<StoreRequest>(message);
     if (asked == nullptr) return;
     const std::size_t waiting = store.waiters();
     const TimePoint now{std::chrono::seconds(request)};
-    std::size_t answers = store.apply(request % 7, request, std::move(*asked), now).size();
+    std::size_t answers = store.apply(request % 7, request, *asked, now).size();
     if (answers + store.waiters() != waiting + 1) broken("a request was answered twice, or lost");
     if (request % 11 == 0) store.disconnect(request % 7);
     if (request % 13 == 0) (void)store.begin_generation(store.generation() + 1);

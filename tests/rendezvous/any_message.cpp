@@ -15,6 +15,24 @@ Result<Message> as_it_is(Result<M> message) {
     return Message(*std::move(message));
 }
 
+template <class... M>
+struct Messages {
+    /// The result of `use` with the message as what it is.
+    template <class Use>
+    static auto visit(const Use& use, const Message& message) {
+        std::optional<decltype(use(Unknown{}))> result;
+        static_cast<void>(
+            ((holds_alternative<M>(message) && (result = use(*get_if<M>(message)), true)) || ...));
+        return result.value();
+    }
+};
+using AllMessages =
+    Messages<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone, Done,
+             Value, Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationEnded,
+             StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceEntered,
+             FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor, JobMoved, OutputPiece,
+             OutputShown, StepsDone, StopProposal, WorkerScalars>;
+
 struct Encode {
     std::uint32_t request;
     Result<EncodedMessage> operator()(const Unknown& message) const {
@@ -50,15 +68,17 @@ std::string_view message_name(const Message& message) {
         else if constexpr (std::is_same_v<M, StoreRequest>) return message_name(one.op);
         else return std::string_view("unknown");
     };
-    return std::visit(name, message);
+    return AllMessages::visit(name, message);
 }
+
+void PrintTo(const Message& message, std::ostream* out) { *out << message_name(message); }
 
 std::optional<HandshakeMessage> as_handshake(const Message& message) {
     const auto narrow = []<class M>(const M& one) -> std::optional<HandshakeMessage> {
         if constexpr (std::is_constructible_v<HandshakeMessage, M>) return HandshakeMessage(one);
         else return std::nullopt;
     };
-    return std::visit(narrow, message);
+    return AllMessages::visit(narrow, message);
 }
 
 Result<Message> decode(Frame frame) {
@@ -80,7 +100,7 @@ Result<Message> decode(Frame frame) {
 }
 
 Result<std::string> encode(const Message& message, std::uint32_t request) {
-    Result<EncodedMessage> encoded = std::visit(Encode{request}, message);
+    Result<EncodedMessage> encoded = AllMessages::visit(Encode{request}, message);
     if (!encoded) return encoded.error();
     return std::move(*encoded).whole();
 }

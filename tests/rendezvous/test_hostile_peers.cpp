@@ -43,7 +43,7 @@ TEST(HostilePeer, ASilentPeerIsClosedAfterTheHandshakeDeadline) {
     RawPeer silent(server.endpoint());
     const std::optional<Message> last_words = silent.receive();
     ASSERT_TRUE(last_words);
-    EXPECT_EQ(std::get<Failure>(*last_words).code, Errc::Timeout);
+    EXPECT_EQ(get<Failure>(*last_words).code, Errc::Timeout);
     EXPECT_TRUE(silent.is_closed());
     EXPECT_TRUE(server.events.saw("no handshake within"));
     expect_alive(server);
@@ -92,12 +92,12 @@ TEST(HostilePeer, TheLongestSilentPeerIsClosedWithTheReason) {
     RawPeer one_too_many(server.endpoint());
     const std::optional<Message> last_words = silent.receive();
     ASSERT_TRUE(last_words) << "closed without a word";
-    EXPECT_EQ(std::get<Failure>(*last_words).code, Errc::Limit);
+    EXPECT_EQ(get<Failure>(*last_words).code, Errc::Limit);
     EXPECT_TRUE(silent.is_closed());
     ASSERT_TRUE(oldest.send(bytes_of(any(**handshake.receive(challenge)), 0)));
     const std::optional<Message> welcome = oldest.receive();
     ASSERT_TRUE(welcome) << "the oldest was closed, which had just spoken";
-    EXPECT_TRUE(std::holds_alternative<Welcome>(*welcome));
+    EXPECT_TRUE(holds_alternative<Welcome>(*welcome));
 }
 
 TEST(HostilePeer, UnprovenPeersDoNotTakeThePlacesOfProvenOnes) {
@@ -105,15 +105,14 @@ TEST(HostilePeer, UnprovenPeersDoNotTakeThePlacesOfProvenOnes) {
     limits.connections = 3;
     RunningServer server(limits);
     RawPeer first(server.endpoint()), second(server.endpoint());
-    ASSERT_TRUE(std::holds_alternative<Welcome>(first.shake_hands(kTestJob, Role::Worker)));
-    ASSERT_TRUE(std::holds_alternative<Welcome>(second.shake_hands(kTestJob, Role::Worker)));
+    ASSERT_TRUE(holds_alternative<Welcome>(first.shake_hands(kTestJob, Role::Worker)));
+    ASSERT_TRUE(holds_alternative<Welcome>(second.shake_hands(kTestJob, Role::Worker)));
     RawPeer stranger(server.endpoint());
     RawPeer third(server.endpoint());
-    EXPECT_TRUE(std::holds_alternative<Welcome>(third.shake_hands(kTestJob, Role::Worker)))
-        << "the stranger goes";
-    EXPECT_EQ(std::get<Failure>(*stranger.receive()).code, Errc::Limit);
+    EXPECT_TRUE(holds_alternative<Welcome>(third.shake_hands(kTestJob, Role::Worker))) << "the stranger goes";
+    EXPECT_EQ(get<Failure>(*stranger.receive()).code, Errc::Limit);
     RawPeer fourth(server.endpoint());
-    EXPECT_EQ(std::get<Failure>(*fourth.receive()).code, Errc::Limit) << "three who know the token are there";
+    EXPECT_EQ(get<Failure>(*fourth.receive()).code, Errc::Limit) << "three who know the token are there";
     for (RawPeer* const known : {&first, &second, &third}) {
         EXPECT_TRUE(known->send(bytes_of(set_request("k", "v"), 1)));
         EXPECT_EQ(*known->receive(), Message(Done{}));
@@ -127,9 +126,8 @@ TEST(HostilePeer, RefusedPeersThatStayConnectedCountAsUnproven) {
     std::vector<std::unique_ptr<RawPeer>> guessers;
     for (int i = 0; i < 20; ++i) {
         guessers.push_back(std::make_unique<RawPeer>(server.endpoint()));
-        EXPECT_EQ(
-            std::get<Failure>(guessers.back()->shake_hands({kTestJob.job_id, "a guess"}, Role::Worker)).code,
-            Errc::Refused);
+        EXPECT_EQ(get<Failure>(guessers.back()->shake_hands({kTestJob.job_id, "a guess"}, Role::Worker)).code,
+                  Errc::Refused);
     }
     server.with([](Server& s) {
         EXPECT_LE(s.connections(), 5U) << "each stays until it has read why, or its place is wanted";
@@ -165,7 +163,7 @@ TEST(HostilePeer, APeerOfAnotherMajorVersionIsToldTheServersVersion) {
     ASSERT_TRUE(newer.send(std::string("DDPR\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 20)));
     const std::optional<Message> last_words = newer.receive();
     ASSERT_TRUE(last_words);
-    EXPECT_NE(std::get<Failure>(*last_words).what.find("this is version 1"), std::string::npos);
+    EXPECT_NE(get<Failure>(*last_words).what.find("this is version 1"), std::string::npos);
     EXPECT_TRUE(newer.is_closed());
 }
 
@@ -178,13 +176,13 @@ TEST(HostilePeer, LengthsBeyondTheLimitsAreRefusedBeforeAndAfterTheHandshake) {
     };
     RawPeer stranger(server.endpoint());
     ASSERT_TRUE(stranger.send(announce(kStrangerLimits.json_bytes + 1, 0)));
-    EXPECT_EQ(std::get<Failure>(*stranger.receive()).code, Errc::Limit);
+    EXPECT_EQ(get<Failure>(*stranger.receive()).code, Errc::Limit);
     EXPECT_TRUE(stranger.is_closed());
 
     RawPeer peer(server.endpoint());
-    ASSERT_TRUE(std::holds_alternative<Welcome>(peer.shake_hands(kTestJob, Role::Worker)));
+    ASSERT_TRUE(holds_alternative<Welcome>(peer.shake_hands(kTestJob, Role::Worker)));
     ASSERT_TRUE(peer.send(announce(0xffffffff, 0xffffffff)));
-    EXPECT_EQ(std::get<Failure>(*peer.receive()).code, Errc::Limit);
+    EXPECT_EQ(get<Failure>(*peer.receive()).code, Errc::Limit);
     EXPECT_TRUE(peer.is_closed());
     expect_alive(server);
 }
@@ -195,7 +193,7 @@ TEST(HostilePeer, GarbageAfterTheHandshakeEndsOnlyThatConnection) {
     peer.shake_hands(kTestJob, Role::Worker);
     ASSERT_TRUE(peer.send(encode(Frame{16, 9, "{\"generation\":0,\"key\":", ""})));
     const Message answer = *peer.receive();
-    EXPECT_EQ(std::get<Failure>(answer).code, Errc::Protocol);
+    EXPECT_EQ(get<Failure>(answer).code, Errc::Protocol);
     EXPECT_TRUE(peer.is_closed());
     EXPECT_TRUE(server.events.saw("not valid JSON"));
     expect_alive(server);
@@ -228,7 +226,7 @@ TEST(HostilePeer, UnknownTypesAreAnsweredAndTheConnectionStaysOpen) {
     RawPeer peer(server.endpoint());
     peer.shake_hands(kTestJob, Role::Worker);
     ASSERT_TRUE(peer.send(encode(Frame{250, 4, "{}", "from a later version"})));
-    EXPECT_EQ(std::get<Failure>(*peer.receive()).code, Errc::NotFound);
+    EXPECT_EQ(get<Failure>(*peer.receive()).code, Errc::NotFound);
     ASSERT_TRUE(peer.send(bytes_of(set_request("k", "v"), 5)));
     EXPECT_EQ(*peer.receive(), Message(Done{}));
 }
@@ -238,7 +236,7 @@ TEST(HostilePeer, AWorkerCannotSendMessagesOfAnAgent) {
     RawPeer worker(server.endpoint());
     worker.shake_hands(kTestJob, Role::Worker);
     ASSERT_TRUE(worker.send(bytes_of(AgentHello{"node07", 0, 4, 1, "v", {}, {}, "default"}, 0)));
-    EXPECT_EQ(std::get<Failure>(*worker.receive()).code, Errc::Protocol);
+    EXPECT_EQ(get<Failure>(*worker.receive()).code, Errc::Protocol);
     EXPECT_TRUE(worker.is_closed());
     EXPECT_TRUE(server.events.saw("AgentHello from a worker"));
     for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("joined"), std::string::npos);

@@ -168,7 +168,7 @@ TEST(Message, IgnoresUnknownKeys) {
 TEST(Message, AcceptsAnAgentWithoutRoles) {
     Frame frame = frame_of(Message(AgentHello{"h", 0, 1, 2, "v", {}, {}, "trainer"}));
     frame.json.replace(frame.json.find(R"("role":"trainer",)"), 17, "");
-    EXPECT_EQ(std::get<AgentHello>(*decode(frame)).role, "default");
+    EXPECT_EQ(get<AgentHello>(*decode(frame)).role, "default");
 }
 
 struct Malformed {
@@ -220,7 +220,7 @@ TEST(Message, RefusesAnUnknownRole) {
 TEST(Message, KeepsAFailureWithACodeOfALaterVersion) {
     Frame frame = frame_of(Message(Failure{}));
     frame.json = R"({"code":"out_of_cheese","what":"no cheese"})";
-    EXPECT_EQ(std::get<Failure>(*decode(frame)).what, "no cheese");
+    EXPECT_EQ(get<Failure>(*decode(frame)).what, "no cheese");
 }
 
 TEST(Message, SendsStderrThatIsNotUtf8WithReplacements) {
@@ -228,7 +228,7 @@ TEST(Message, SendsStderrThatIsNotUtf8WithReplacements) {
     exited.last_stderr = {"caf\xe9"};
     const Result<Message> back = decode(frame_of(Message(exited)));
     ASSERT_TRUE(back);
-    EXPECT_EQ(std::get<WorkerExited>(*back).last_stderr, std::vector<std::string>{"caf\xef\xbf\xbd"});
+    EXPECT_EQ(get<WorkerExited>(*back).last_stderr, std::vector<std::string>{"caf\xef\xbf\xbd"});
 }
 
 TEST(Message, StaysWithinTheLimitsForAnyOutputOfAWorker) {
@@ -241,7 +241,7 @@ TEST(Message, StaysWithinTheLimitsForAnyOutputOfAWorker) {
     }
     const Result<std::string> bytes = encode(exited, 0);
     ASSERT_TRUE(bytes) << bytes.error().what;
-    const auto back = std::get<WorkerExited>(*decode(frame_of(*bytes)));
+    const auto back = get<WorkerExited>(*decode(frame_of(*bytes)));
     EXPECT_EQ(back.last_stderr.size(), kReportLines);
     EXPECT_EQ(back.last_stderr.back(), "the last line");
 }

@@ -143,15 +143,15 @@ TEST(Session, CannotBeTakenOverWithoutTheToken) {
                           Hello{Role::Agent, "thief", "", "", own.hello().nonce},
                           "ff0102030405060708090a0b0c0d0e0f");
     const std::optional<Message> refusal = shake(thief, guess);
-    ASSERT_TRUE(refusal && std::holds_alternative<Failure>(*refusal));
-    EXPECT_EQ(std::get<Failure>(*refusal).what, "wrong token for this job");
+    ASSERT_TRUE(refusal && holds_alternative<Failure>(*refusal));
+    EXPECT_EQ(get<Failure>(*refusal).what, "wrong token for this job");
 
     RawPeer heir(server.endpoint());
     ClientHandshake known(kTestJob, Hello{Role::Agent, "agent on node03", "", "", own.hello().nonce},
                           "ee0102030405060708090a0b0c0d0e0f");
     const std::optional<Message> welcome = shake(heir, known);
-    ASSERT_TRUE(welcome && std::holds_alternative<Welcome>(*welcome));
-    EXPECT_EQ(std::get<Welcome>(*welcome).session, (SessionCounts{1, 0})) << "the AgentHello has come";
+    ASSERT_TRUE(welcome && holds_alternative<Welcome>(*welcome));
+    EXPECT_EQ(get<Welcome>(*welcome).session, (SessionCounts{1, 0})) << "the AgentHello has come";
     EXPECT_TRUE(agent.is_closed()) << "the connection before it is over";
     EXPECT_FALSE(says(server.events, "lost "));
 }

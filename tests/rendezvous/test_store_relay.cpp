@@ -310,8 +310,8 @@ TEST(StoreRelay, AWorkerWithTooManyOpenRequestsIsNotRead) {
     ASSERT_TRUE(eager.send(requests));
     for (int i = 1; i <= 2000; ++i) {
         const std::optional<Message> sum = eager.receive();
-        ASSERT_TRUE(sum && std::holds_alternative<Sum>(*sum));
-        ASSERT_EQ(std::get<Sum>(*sum).sum, i) << "all of them, in order";
+        ASSERT_TRUE(sum && holds_alternative<Sum>(*sum));
+        ASSERT_EQ(get<Sum>(*sum).sum, i) << "all of them, in order";
     }
 }
 
@@ -322,8 +322,8 @@ TEST(StoreRelay, RefusesAWrongTokenAndAClaimToBeAnAgent) {
     EXPECT_TRUE(node.events.saw("log refusing worker 'a worker' (pid "));
     RawPeer agent(node.address());
     const Message last = agent.shake_hands(kTestJob, Role::Agent);
-    ASSERT_TRUE(std::holds_alternative<Failure>(last));
-    EXPECT_THAT(std::get<Failure>(last).what, HasSubstr("controller's port"));
+    ASSERT_TRUE(holds_alternative<Failure>(last));
+    EXPECT_THAT(get<Failure>(last).what, HasSubstr("controller's port"));
     RawPeer impostor(node.address());
     (void)impostor.shake_hands(kTestJob, Role::Worker);
     ASSERT_TRUE(impostor.send(bytes_of(StoreRequest{0, std::nullopt, store_op::TryGet{"k"}, 7}, 1)));
