@@ -1,10 +1,8 @@
 #include "reference_reduction.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <random>
 
 #include "tests/support/half_float.h"
 
@@ -49,6 +47,21 @@ Bytes reduce_plain(const std::vector<Bytes>& inputs, ReduceOp op) {
 
 bool wraps(ReduceOp op) { return op != ReduceOp::Max && op != ReduceOp::Min; }
 
+/// Random numbers by splitmix64; std::mt19937_64 would be most of the time of many tests.
+class Dice {
+  public:
+    explicit Dice(std::uint64_t seed) : state_(seed) {}
+    std::uint64_t operator()() {
+        std::uint64_t bits = state_ += 0x9e3779b97f4a7c15;
+        bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+        bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+        return bits ^ (bits >> 31);
+    }
+
+  private:
+    std::uint64_t state_;
+};
+
 template <class T, class Draw>
 void fill(Bytes& bytes, Draw draw) {
     for (std::size_t at = 0; at + sizeof(T) <= bytes.size(); at += sizeof(T)) {
@@ -61,17 +74,17 @@ void fill(Bytes& bytes, Draw draw) {
 
 Bytes random_values(DType type, std::size_t count, unsigned seed) {
     Bytes bytes(count * ddp::size_of(type));
-    std::mt19937_64 engine(seed);
+    Dice dice(seed);
     // Magnitudes from 2^-20 to 2^20: another order of additions gives other bits.
     const auto real = [&] {
-        const double mantissa = static_cast<double>(engine() >> 11) * 0x1p-53 * 2 - 1;
-        return std::ldexp(mantissa, static_cast<int>(engine() % 41) - 20);
+        const double mantissa = static_cast<double>(dice() >> 11) * 0x1p-53 * 2 - 1;
+        return mantissa * 0x1p-20 * static_cast<double>(std::uint64_t{1} << dice() % 41);
     };
     switch (type) {
         case DType::F32: fill<float>(bytes, real); break;
         case DType::F64: fill<double>(bytes, real); break;
-        case DType::I32: fill<std::uint32_t>(bytes, engine); break;
-        case DType::I64: fill<std::uint64_t>(bytes, engine); break;
+        case DType::I32: fill<std::uint32_t>(bytes, dice); break;
+        case DType::I64: fill<std::uint64_t>(bytes, dice); break;
         case DType::BF16:
             fill<std::uint16_t>(bytes, [&] { return to_bf16(static_cast<float>(real())); });
             break;
@@ -81,15 +94,14 @@ Bytes random_values(DType type, std::size_t count, unsigned seed) {
             break;
         case DType::U8:
         case DType::I8: return random_bytes(bytes.size(), seed);
-        case DType::Bool: fill<std::uint8_t>(bytes, [&] { return engine() % 2; }); break;
+        case DType::Bool: fill<std::uint8_t>(bytes, [&] { return dice() % 2; }); break;
     }
     return bytes;
 }
 
 Bytes random_bytes(std::size_t bytes, unsigned seed) {
     Bytes values(bytes);
-    std::mt19937_64 engine(seed);
-    for (std::byte& value : values) value = static_cast<std::byte>(engine());
+    fill<std::uint8_t>(values, Dice(seed));
     return values;
 }
 

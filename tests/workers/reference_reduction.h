@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstring>
 #include <iterator>
 #include <vector>
 
@@ -10,7 +11,14 @@
 /// Expected results of collectives, computed in the simple way: one element after the other, in rank order.
 namespace reference {
 
-using Bytes = std::vector<std::byte>;
+/// Compared by memcmp: std::vector would compare byte by byte, in the tests' code, which is not optimised.
+struct Bytes : std::vector<std::byte> {
+    using vector::vector;
+    friend bool operator==(const Bytes& one, const Bytes& other) {
+        return one.size() == other.size() &&
+               (one.empty() || std::memcmp(one.data(), other.data(), one.size()) == 0);
+    }
+};
 
 inline constexpr ddp::DType kTypes[] = {ddp::DType::F32, ddp::DType::F64,  ddp::DType::I32,
                                         ddp::DType::I64, ddp::DType::BF16, ddp::DType::F16,
