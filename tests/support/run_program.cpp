@@ -172,7 +172,7 @@ std::string said_of_its_own_job(const Outcome& outcome) {
     for (std::size_t at = 0; at < outcome.err.size();) {
         const std::size_t end = std::min(outcome.err.find('\n', at), outcome.err.size() - 1) + 1;
         const std::string line = outcome.err.substr(at, end - at);
-        if (line.find("a ddprun that was killed had left the cgroup") == std::string::npos) said += line;
+        if (line.find("a ddprun that was killed had left ") == std::string::npos) said += line;
         at = end;
     }
     return said;

@@ -3,16 +3,20 @@
 //   leave RANK            this rank ends with exit code 0 and without MPI_Finalize
 //   kill-once RANK FILE   this rank kills itself, unless the file exists; it makes it first
 //   hold                  says that it is up and waits for ever
+//   apart                 makes a directory of its own in TMPDIR, for the daemon that MPI starts without a
+//                         launcher: two daemons that make the same directories at the same time can fail
 // Otherwise it passes a number around a ring, adds up all ranks and says what it found.
 #define OMPI_SKIP_MPICXX 1
 #include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 namespace {
 
@@ -40,6 +44,10 @@ int ring() {
 }  // namespace
 
 int main(int argc, char** argv) {
+    if (argc > 1 && std::strcmp(argv[1], "apart") == 0) {
+        const std::string own = std::string(std::getenv("TMPDIR")) + "/" + std::to_string(::getpid());
+        if (::mkdir(own.c_str(), 0700) != 0 || ::setenv("TMPDIR", own.c_str(), 1) != 0) return 1;
+    }
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);

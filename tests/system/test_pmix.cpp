@@ -248,15 +248,20 @@ TEST_F(MpiWorkers, OfADdprunPerRankAreOneWorldToo) {
     EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
 }
 
-TEST_F(MpiWorkers, WithPmixOffAreOneEach) {
-    const TemporaryDirectory directory;  // for the daemons that Open MPI starts then
+/// Two workers without a PMIx server: each is a world of its own.
+Outcome run_one_each(const std::string& option, const std::string& variable) {
+    const TemporaryDirectory directory;
     RunOptions options = over_loopback();
     options.environment.push_back("TMPDIR=" + directory.path());
-    const Outcome outcome = run(ddprun_with({"--nproc-per-node=2", "--pmix=off"}, "MPI_PROBE", {}), options);
+    options.environment.push_back(variable);
+    Outcome outcome = run(ddprun_with({"--nproc-per-node=2", option}, "MPI_PROBE", {"apart"}), options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(sorted_lines(outcome.out),
                 ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
+    return outcome;
 }
+
+TEST_F(MpiWorkers, WithPmixOffAreOneEach) { run_one_each("--pmix=off", "PROBE=0"); }
 
 TEST_F(MpiWorkers, OfAScriptGetALineAboutTheMissingServer) {
     const char* const script = "exec env LD_PRELOAD=libmpi.so.40 sleep 600";
@@ -270,16 +275,9 @@ TEST_F(MpiWorkers, OfAScriptGetALineAboutTheMissingServer) {
 }
 
 TEST_F(MpiWorkers, WithoutLibpmixAreOneEachAndTheReasonIsLogged) {
-    const TemporaryDirectory directory;  // for the daemons that Open MPI starts then
-    RunOptions options = over_loopback();
-    options.environment.push_back("TMPDIR=" + directory.path());
-    options.environment.push_back("DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so.2");
-    const Outcome outcome = run(ddprun_with({"--nproc-per-node=2"}, "MPI_PROBE", {}), options);
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(sorted_lines(outcome.out),
-                ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("linked with libmpi.so"), HasSubstr("/nonexistent/libpmix.so.2"),
-                                   HasSubstr("--pmix off")));
+    EXPECT_THAT(run_one_each("--pmix=auto", "DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so.2").err,
+                AllOf(HasSubstr("linked with libmpi.so"), HasSubstr("/nonexistent/libpmix.so.2"),
+                      HasSubstr("--pmix off")));
 }
 
 // ---- PMIx itself
