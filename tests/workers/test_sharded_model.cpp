@@ -125,15 +125,16 @@ struct Training {
         Model model(group, specs, options(division));
         if (group.rank() == 0) fill(model);
         const auto stepper = optimizer(model);
-        for (int step = 0; step < steps; ++step) {
-            if (passes > 1) model.zero_gradients();
-            for (int number = 0; number < passes; ++number) pass(model, group.rank(), step, number);
-            // The first norms are above the limit, and the later ones below it.
-            if (clips) ddp::clip_grad_norm(model, step < 2 ? 1.0 : 1e6);
-            stepper->step();
-        }
+        for (int step = 0; step < steps; ++step) one_step(model, *stepper, group.rank(), step);
         EXPECT_EQ(stepper->steps(), static_cast<std::uint64_t>(steps));
         return model.verify_equal_parameters();
+    }
+    void one_step(Model& model, ddp::Optimizer& stepper, int rank, int step) const {
+        if (passes > 1) model.zero_gradients();
+        for (int number = 0; number < passes; ++number) pass(model, rank, step, number);
+        // The first norms are above the limit, and the later ones below it.
+        if (clips) ddp::clip_grad_norm(model, step < 2 ? 1.0 : 1e6);
+        stepper.step();
     }
 };
 
@@ -400,6 +401,116 @@ TEST(Model, RefusesWhatItsMemoryDoesNotAllow) {
             thrown_by([&] { ddp::make_sgd({ddp::tensor_of("w", borrowed, {3})}, {})->step(); }),
             "Error: optimizer: step() without gradients is for an optimizer over a Model: make_sgd(model, ...)");
     });
+}
+
+/// Models and optimizers of ranks whose groups end before them.
+struct Survivors {
+    explicit Survivors(Training what) : training(std::move(what)) {
+        for (int rank = 0; rank < 3; ++rank)
+            models.push_back(std::make_unique<Model>(training.specs, training.options({Shard::None})));
+        training.fill(*models[0]);
+        optimizers.resize(3);
+    }
+    /// Trains steps [from, to) in a group of its own; model m has rank (m + turn) % 3. A model that `fails`
+    /// ends the group inside the last step.
+    void train(int from, int to, int turn = 0, int fails = -1) {
+        run_ranks(3, [&](ProcessGroup& group) {
+            const int m = (group.rank() + 3 - turn) % 3;
+            Model& model = *models[static_cast<std::size_t>(m)];
+            auto& optimizer = optimizers[static_cast<std::size_t>(m)];
+            model.attach(group, from == 0);
+            if (!optimizer) optimizer = training.optimizer(model);
+            for (int step = from; step < to; ++step) {
+                if (m == fails && step + 1 == to) {
+                    model.mark_ready(training.specs.size() - 1);
+                    throw std::runtime_error("killed");
+                }
+                training.one_step(model, *optimizer, group.rank(), step);
+            }
+            const std::string found = model.verify_equal_parameters();
+            if (m == 0) digest = found;
+        });
+    }
+    [[nodiscard]] std::string undisturbed() const {
+        std::string expected;
+        run_ranks(3, [&](ProcessGroup& group) {
+            const std::string found = training.run(group, {Shard::None});
+            if (group.rank() == 0) expected = found;
+        });
+        return expected;
+    }
+    Training training;
+    std::vector<std::unique_ptr<Model>> models;
+    std::vector<std::unique_ptr<ddp::Optimizer>> optimizers;
+    std::string digest;
+};
+
+TEST(ModelWithoutAGroup, TrainsOverSeveralGroupsToTheBitsOfOne) {
+    for (const bool skips : {false, true}) {
+        Survivors all({.clips = true, .passes = 2, .skips = skips, .groups = true, .steps = 6});
+        const void* const place = all.models[1]->weights<float>(0).data();
+        all.train(0, 2);
+        all.train(2, 5, 1);
+        all.train(5, 6, 2);
+        EXPECT_EQ(all.digest, all.undisturbed());
+        EXPECT_EQ(all.models[1]->weights<float>(0).data(), place);
+    }
+}
+
+TEST(ModelWithoutAGroup, RepeatsTheStepInWhichItsGroupFailed) {
+    Survivors all({.clips = true, .passes = 2, .steps = 4});
+    EXPECT_THROW(all.train(0, 3, 0, 1), std::runtime_error);
+    EXPECT_THROW(all.train(2, 3, 0, 0), std::runtime_error);
+    all.train(2, 4);
+    EXPECT_EQ(all.digest, all.undisturbed());
+}
+
+TEST(ModelWithoutAGroup, HasWeightsAndOptimizersBeforeItsFirstGroup) {
+    Survivors all({.specs = kTwo, .steps = 3});
+    for (std::size_t m = 0; m < 3; ++m) all.optimizers[m] = all.training.optimizer(*all.models[m]);
+    all.train(0, 3);
+    EXPECT_EQ(all.digest, all.undisturbed());
+}
+
+TEST(ModelWithoutAGroup, TrainsInAGroupOfAnotherSize) {
+    Survivors all({.steps = 4});
+    all.train(0, 2);
+    run_ranks(2, [&](ProcessGroup& group) {
+        const auto m = static_cast<std::size_t>(group.rank());
+        all.models[m]->attach(group, false);
+        all.training.one_step(*all.models[m], *all.optimizers[m], group.rank(), 2);
+        EXPECT_NE(all.models[m]->verify_equal_parameters(), all.digest);
+    });
+}
+
+TEST(ModelWithoutAGroup, SaysWhatNeedsOne) {
+    Model model(kMixed), sharded(kTwo, {.shard = Shard::Optimizer});
+    for (Model* const each : {&model, &sharded}) {
+        EXPECT_EQ(thrown_by([&] { each->mark_ready(0); }),
+                  "Error: the model has no group yet: call attach() first");
+        EXPECT_EQ(
+            thrown_by([&] { ddp::make_adamw(*each, {}); }),
+            "Error: the optimizer copies 16-bit weights, and takes memory from the group of a sharded model or "
+            "a GPU: attach the model first");
+    }
+    EXPECT_EQ(model.weights<float>(0).back(), 0.0F);
+    EXPECT_EQ(thrown_by([&] { static_cast<void>(model.weights<float>(10)); }),
+              "InvalidInput: there is no parameter 10; the model has 10, counted from 0");
+    EXPECT_EQ(thrown_by([&] { static_cast<void>(sharded.weights<float>(0)); }),
+              "Error: the model has no group yet: call attach() first");
+}
+
+TEST(ModelWithoutAGroup, IsRefusedASecondOneWhereItIsSharded) {
+    std::vector<std::unique_ptr<Model>> models;
+    for (int rank = 0; rank < 2; ++rank)
+        models.push_back(std::make_unique<Model>(kTwo, ModelOptions{.shard = Shard::Gradients}));
+    const auto attach = [&](ProcessGroup& group) {
+        models[static_cast<std::size_t>(group.rank())]->attach(group);
+    };
+    run_ranks(2, attach);
+    for (const auto& failure : ddp::testing::failures_of_ranks(2, attach))
+        EXPECT_EQ(ddp::testing::message_of(failure),
+                  "optimizer state is sharded: a failure restarts from the last checkpoint");
 }
 
 class ModelsThatDiffer : public ddp::testing::OnNodes {

@@ -296,11 +296,11 @@ class DistributedDataParallel : public Stateful {
     [[nodiscard]] std::vector<Tensor> state() const override;
 
     /// See Reducer: it never moves.
-    [[nodiscard]] Buffer gradient(std::size_t parameter) const { return reducer_->gradient(parameter); }
+    [[nodiscard]] Buffer gradient(std::size_t parameter) const { return reducer().gradient(parameter); }
     template <class T>
     [[nodiscard]] std::span<T> gradient_as(std::size_t parameter) const;
-    [[nodiscard]] std::vector<Buffer> gradients() const { return reducer_->gradients(); }
-    void zero_gradients() { reducer_->zero_gradients(); }
+    [[nodiscard]] std::vector<Buffer> gradients() const { return reducer().gradients(); }
+    void zero_gradients() { reducer().zero_gradients(); }
     /// Throws the errors of Reducer::mark_ready, and Error inside a Join without begin_forward().
     void mark_ready(std::size_t parameter);
     /// Throws the errors of Reducer::finish, and with verify_every those of verify_equal_parameters.
@@ -333,12 +333,12 @@ class DistributedDataParallel : public Stateful {
         Reducer* reducer_;
         bool before_;
     };
-    NoSync no_sync(bool accumulate = true) { return {*reducer_, accumulate}; }
+    NoSync no_sync(bool accumulate = true) { return {reducer(), accumulate}; }
 
-    void set_hook(CommunicationHook hook) { reducer_->set_hook(std::move(hook)); }
-    [[nodiscard]] bool is_used(std::size_t parameter) const { return reducer_->is_used(parameter); }
-    [[nodiscard]] const BucketPlan& plan() const { return reducer_->plan(); }
-    [[nodiscard]] const ReducerStatistics& statistics() const { return reducer_->statistics(); }
+    void set_hook(CommunicationHook hook) { reducer().set_hook(std::move(hook)); }
+    [[nodiscard]] bool is_used(std::size_t parameter) const { return reducer().is_used(parameter); }
+    [[nodiscard]] const BucketPlan& plan() const { return reducer().plan(); }
+    [[nodiscard]] const ReducerStatistics& statistics() const { return reducer().statistics(); }
 
     /// Collective. The SHA-256 (in hexadecimal) of all parameters' bytes, one parameter after the other:
     /// equal to sha256sum of a safetensors file without its header. Equal on all ranks. Throws MismatchError
@@ -346,11 +346,16 @@ class DistributedDataParallel : public Stateful {
     std::string verify_equal_parameters();
 
   protected:
-    /// For a Model.
-    DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters, DdpOptions options,
-                            std::unique_ptr<const ReductionPlan> plan);
+    /// For a Model: has no group until attach_group(), which may be called again once that group is gone.
+    explicit DistributedDataParallel(DdpOptions options);
+    /// Collective. A null `plan` stands for that of the Reducer.
+    void attach_group(ProcessGroup& group, std::vector<Tensor> parameters,
+                      std::unique_ptr<const ReductionPlan> plan);
+    void set_parameters(std::vector<Tensor> parameters) { parameters_ = std::move(parameters); }
+    [[nodiscard]] bool has_group() const { return !group_.is_gone(); }
     [[nodiscard]] ProcessGroup& group() const { return *group_; }
-    [[nodiscard]] const Reducer& reducer() const { return *reducer_; }
+    /// Throws Error before attach_group().
+    [[nodiscard]] Reducer& reducer() const;
     /// Blocks while parameters are still being overwritten.
     virtual void wait_for_parameters() {}
     virtual void broadcast_parameters(int root);
@@ -363,11 +368,9 @@ class DistributedDataParallel : public Stateful {
 
     BorrowedGroup group_;
     std::vector<Tensor> parameters_;
-    std::vector<Tensor> buffers_;
-    std::unique_ptr<Reducer> reducer_;
+    const DdpOptions options_;
+    std::unique_ptr<Reducer> reducer_;                   ///< null before a group is attached
     std::unique_ptr<TensorBroadcast> buffer_broadcast_;  ///< null without buffers
-    const bool broadcasts_buffers_;
-    const std::uint64_t verify_every_;
     bool last_pass_synchronised_ = true;
     Join* join_ = nullptr;  ///< the open one, or null
 };

@@ -45,6 +45,8 @@ struct ModelOptions {
     /// use of a unit's weights. Otherwise step() waits.
     bool overlaps_gather = false;
     BucketLimits limits = {};
+    /// Of a model that is declared without a group; otherwise the group's.
+    Device device = {};
     // See ReducerOptions and DdpOptions.
     bool find_unused_parameters = false;
     bool static_graph = false;
@@ -75,15 +77,30 @@ struct MemoryUse {
 /// Under Shard::Gradients buckets share memory in time, where that saves any: write gradients (do not add to
 /// them) in the reverse of the declared order. The order within the next two incomplete buckets is free;
 /// mark_ready() throws Error, naming the parameter, for a gradient that comes earlier.
+///
+/// With Shard::None in host memory, a model outlives its group: weights and optimizers stay valid, and
+/// attach() connects them to the next group.
 class Model : public DistributedDataParallel {
   public:
     /// Collective. Throws MismatchError on all ranks when parameters or options differ between them, and
     /// InvalidInput for a parameter that cannot be trained.
     Model(ProcessGroup& group, std::vector<TensorSpec> parameters, ModelOptions options = {});
+    /// Without a group until attach(). Weights have memory already with Shard::None in host memory, so they
+    /// can be filled, and optimizers made unless parameters have 16 bits. Throws InvalidInput likewise.
+    explicit Model(std::vector<TensorSpec> parameters, ModelOptions options = {});
     ~Model() override;
 
+    /// Collective: gives the model a group, the first or the next one, which may differ in size. The last
+    /// one's end, or failure within a step, leaves weights and optimizers as they are; gradients are zero
+    /// then, may be at other addresses, and hooks must be set again. `broadcast`: weights and buffers become
+    /// those of rank 0; otherwise they are equal on all ranks already. Weights that have memory only from
+    /// here on are broadcast by the first optimizer. Throws as the constructor does, and InvalidInput for the
+    /// second group of a model whose memory belongs to its group.
+    void attach(ProcessGroup& group, bool broadcast = true);
+
     [[nodiscard]] Shard shard() const;
-    /// The whole weights of parameter i. Throws InvalidInput for another type or parameter.
+    /// The whole weights of parameter i; their address never changes. Throws InvalidInput for another type or
+    /// parameter.
     template <class T>
     [[nodiscard]] std::span<T> weights(std::size_t parameter) const;
     /// Collective, before the first step: overwrites weights and buffers with those of `root`. The first
@@ -110,7 +127,8 @@ class Model : public DistributedDataParallel {
     friend double clip_grad_norm(Model& model, double max_norm, NonFiniteNorm non_finite);
     struct Flat;
 
-    Model(ProcessGroup& group, std::unique_ptr<Flat> flat, const ModelOptions& options);
+    void connect(ProcessGroup& group);
+    [[nodiscard]] const Buffer& weights_of(std::size_t parameter, DType type) const;
     template <class Options>
     std::unique_ptr<Optimizer> optimizer_over(Options options);
     void step(Optimizer& optimizer);
@@ -140,8 +158,7 @@ double clip_grad_norm(Model& model, double max_norm, NonFiniteNorm non_finite = 
 
 template <class T>
 std::span<T> Model::weights(std::size_t parameter) const {
-    static_cast<void>(gradient_as<T>(parameter));  // refuses the same
-    const Buffer& memory = parameters()[parameter].memory;
+    const Buffer& memory = weights_of(parameter, dtype_of<T>());
     return {static_cast<T*>(memory.data), memory.count};
 }
 

@@ -273,6 +273,7 @@ class ProcessGroup {
 /// A reference to another owner's group, kept beyond one call. Each use after the group's end throws Error.
 class BorrowedGroup {
   public:
+    BorrowedGroup() = default;  ///< of no group yet
     BorrowedGroup(ProcessGroup& group) : group_(&group), life_(group.life_) {}
     [[nodiscard]] bool is_gone() const { return life_.expired(); }
     void require() const {
@@ -287,7 +288,7 @@ class BorrowedGroup {
   private:
     [[noreturn]] static void throw_gone();
 
-    ProcessGroup* group_;
+    ProcessGroup* group_ = nullptr;
     std::weak_ptr<const bool> life_;
 };
 

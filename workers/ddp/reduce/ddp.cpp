@@ -54,33 +54,40 @@ void verify_same_tensors(ProcessGroup& group, std::span<const Tensor> tensors) {
 
 DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters,
                                                  DdpOptions options)
-    : DistributedDataParallel(group, std::move(parameters), std::move(options), nullptr) {}
+    : DistributedDataParallel(std::move(options)) {
+    attach_group(group, std::move(parameters), nullptr);
+    if (!options_.broadcast_parameters) return;
+    DistributedDataParallel::broadcast_parameters(0);
+    broadcast_buffers(0);
+}
 
-DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters,
-                                                 DdpOptions options,
-                                                 std::unique_ptr<const ReductionPlan> plan)
-    : group_(group),
-      parameters_(std::move(parameters)),
-      buffers_(std::move(options.buffers)),
-      broadcasts_buffers_(options.broadcast_buffers),
-      verify_every_(options.verify_every) {
+DistributedDataParallel::DistributedDataParallel(DdpOptions options) : options_(std::move(options)) {}
+
+void DistributedDataParallel::attach_group(ProcessGroup& group, std::vector<Tensor> parameters,
+                                           std::unique_ptr<const ReductionPlan> plan) {
+    group_ = group;
+    parameters_ = std::move(parameters);
     check_tensors(state());
     check_parameters(parameters_);
     verify_same_tensors(group, state());
     if (parameters_.empty()) throw InvalidInput("the model has no parameter to train");
-    reducer_ = std::make_unique<Reducer>(group, parameters_, std::move(options.reducer), std::move(plan));
-    if (!buffers_.empty()) buffer_broadcast_ = std::make_unique<TensorBroadcast>(group, buffers_);
-    if (!options.broadcast_parameters) return;
-    DistributedDataParallel::broadcast_parameters(0);
-    broadcast_buffers(0);
+    reducer_ = std::make_unique<Reducer>(group, parameters_, options_.reducer, std::move(plan));
+    if (!options_.buffers.empty())
+        buffer_broadcast_ = std::make_unique<TensorBroadcast>(group, options_.buffers);
+    last_pass_synchronised_ = true;
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
 std::vector<Tensor> DistributedDataParallel::state() const {
     std::vector<Tensor> all = parameters_;
-    all.insert(all.end(), buffers_.begin(), buffers_.end());
+    all.insert(all.end(), options_.buffers.begin(), options_.buffers.end());
     return all;
+}
+
+Reducer& DistributedDataParallel::reducer() const {
+    if (!reducer_) throw Error("the model has no group yet: call attach() first");
+    return *reducer_;
 }
 
 void DistributedDataParallel::broadcast_parameters(int root) {
@@ -93,23 +100,24 @@ void DistributedDataParallel::mark_ready(std::size_t parameter) {
             "rank {}: call begin_forward() before each pass inside a Join: ranks without batches learn "
             "from it that there is one",
             group_->rank()));
-    reducer_->mark_ready(parameter);
+    reducer().mark_ready(parameter);
 }
 
 void DistributedDataParallel::finish() {
-    reducer_->finish();
+    reducer().finish();
     if (join_ != nullptr) {
         join_->pass_is_open_ = false;
         return;
     }
-    if (verify_every_ > 0 && !reducer_->accumulating() && statistics().steps % verify_every_ == 0)
+    if (options_.verify_every > 0 && !reducer_->accumulating() &&
+        statistics().steps % options_.verify_every == 0)
         verify_equal_parameters();
 }
 
 void DistributedDataParallel::begin_forward() {
     if (join_ != nullptr) return join_->begin_forward();
-    if (broadcasts_buffers_ && last_pass_synchronised_) broadcast_buffers();
-    last_pass_synchronised_ = !reducer_->accumulating();
+    if (options_.broadcast_buffers && last_pass_synchronised_) broadcast_buffers();
+    last_pass_synchronised_ = !reducer().accumulating();
 }
 
 void DistributedDataParallel::broadcast_buffers(int root) {

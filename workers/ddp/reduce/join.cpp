@@ -71,7 +71,8 @@ void Join::begin_pass(const JoinStatus& status) {
     status_ = status;
     if (!options_.divide_by_initial_world_size) model_.reducer_->set_active_ranks(status.active);
     // Rank 0 may have no batches left; a rank that still trains has the newest buffers.
-    if (model_.broadcasts_buffers_ && model_.last_pass_synchronised_) model_.broadcast_buffers(status.last);
+    if (model_.options_.broadcast_buffers && model_.last_pass_synchronised_)
+        model_.broadcast_buffers(status.last);
     model_.last_pass_synchronised_ = status.reduces;
 }
 

@@ -18,9 +18,9 @@ namespace ddp {
 
 /// The flat memory of a model.
 struct Model::Flat {
-    Shard shard;
-    bool overlaps_gather;
-    int ranks;  ///< that each have a slice of every bucket; 1: every rank has all
+    std::vector<TensorSpec> specs;
+    ModelOptions options;
+    int ranks = 1;  ///< that each have a slice of every bucket; 1: every rank has all
     enum class Weights : std::uint8_t {
         Copies,   ///< whole on every rank
         Shared,   ///< one copy for all ranks
@@ -29,10 +29,10 @@ struct Model::Flat {
     FlatLayout layout;
     std::vector<std::size_t> unit_of;  ///< of each bucket
     std::shared_ptr<std::byte> owned;  ///< null where the weights belong to the group
-    std::byte* weights;
-    std::vector<Buffer> slices;  ///< this rank's weights of each bucket
-    std::vector<bool> is_whole;  ///< buckets whose weights are gathered, or on their way; for OnDemand
-    std::size_t last_unit = 0;   ///< that was gathered
+    std::byte* weights = nullptr;      ///< null before the first group, where that gives the memory
+    std::vector<Buffer> slices;        ///< this rank's weights of each bucket
+    std::vector<bool> is_whole;        ///< buckets whose weights are gathered, or on their way; for OnDemand
+    std::size_t last_unit = 0;         ///< that was gathered
     std::size_t whole_bytes = 0, most_whole_bytes = 0;
     std::vector<Tensor> parameters;
     std::vector<Tensor> parts;     ///< those of this rank; the parameters with one rank
@@ -41,10 +41,12 @@ struct Model::Flat {
     std::size_t optimizer_bytes = 0;
     bool is_broadcast = false;
 
-    static std::unique_ptr<Flat> make(ProcessGroup& group, std::span<const TensorSpec> specs,
-                                      const ModelOptions& options);
-    void lay_out(std::span<const TensorSpec> specs, const BucketLimits& limits);
-    void allocate(ProcessGroup& group, const ModelOptions& options);
+    Flat(std::vector<TensorSpec> all, ModelOptions settings);
+    void lay_out();
+    void allocate(ProcessGroup* group);
+    [[nodiscard]] bool outlives_group() const {
+        return options.shard == Shard::None && options.device == Device{};
+    }
     [[nodiscard]] bool is_sharded() const { return ranks > 1; }
     [[nodiscard]] Extent slice(std::size_t bucket, int rank) const {
         return layout.slice(bucket, is_sharded() ? rank : 0, ranks);
@@ -69,7 +71,7 @@ struct Model::Flat {
 namespace {
 
 /// Parameters without memory yet.
-std::vector<Tensor> described(const ProcessGroup& group, std::span<const TensorSpec> specs) {
+std::vector<Tensor> described(std::span<const TensorSpec> specs, const Device& device) {
     std::vector<Tensor> tensors;
     for (const TensorSpec& spec : specs) {
         if (!is_reducible(spec.dtype, ReduceOp::Avg))
@@ -81,7 +83,7 @@ std::vector<Tensor> described(const ProcessGroup& group, std::span<const TensorS
                 throw InvalidInput(fmt::format("parameter '{}': {} is not a shape of a tensor in memory",
                                                spec.name, describe(spec.dtype, spec.shape)));
         }
-        tensors.push_back({spec.name, spec.shape, {nullptr, count, spec.dtype, group.device()}});
+        tensors.push_back({spec.name, spec.shape, {nullptr, count, spec.dtype, device}});
     }
     return tensors;
 }
@@ -105,6 +107,19 @@ void verify_same_model(ProcessGroup& group, std::span<const TensorSpec> specs, c
                    fmt::format("{}, {}", options.limits.first_bytes, options.limits.cap_bytes)},
                   {"the list of the parameters' units", units}});
 }
+
+std::vector<TensorSpec> same_on_all(ProcessGroup& group, std::vector<TensorSpec> specs,
+                                    const ModelOptions& options) {
+    verify_same_model(group, specs, options);
+    return specs;
+}
+
+ModelOptions on_device(const Device& device, ModelOptions options) {
+    options.device = device;
+    return options;
+}
+
+bool is_16_bits(const Tensor& tensor) { return size_of(tensor.memory.dtype) == 2; }
 
 std::unique_ptr<const ReductionPlan> reduction_of(const FlatLayout& layout, const ModelOptions& options,
                                                   int ranks) {
@@ -140,60 +155,54 @@ const char* name_of(Shard shard) {
     return "unknown shard";
 }
 
-/// Collective.
-std::unique_ptr<Model::Flat> Model::Flat::make(ProcessGroup& group, std::span<const TensorSpec> specs,
-                                               const ModelOptions& options) {
-    verify_same_model(group, specs, options);
+Model::Flat::Flat(std::vector<TensorSpec> all, ModelOptions settings)
+    : specs(std::move(all)), options(std::move(settings)), parameters(described(specs, options.device)) {
     if (options.share_weights && options.shard == Shard::None)
         throw InvalidInput(
             "share_weights: each rank steps its part of the weights, which needs another Shard than None");
-    if (options.shard == Shard::Parameters && group.device() != Device{})
+    if (options.shard == Shard::Parameters && options.device != Device{})
         throw InvalidInput("Shard::Parameters is not available on a GPU: use Shard::Gradients");
-    auto flat = std::make_unique<Flat>();
-    flat->shard = options.shard;
-    flat->overlaps_gather = options.overlaps_gather;
-    flat->ranks = options.shard == Shard::None ? 1 : group.size();
-    flat->parameters = described(group, specs);
-    flat->lay_out(specs, options.limits);
-    flat->allocate(group, options);
-    return flat;
+    if (outlives_group()) allocate(nullptr);
 }
 
-void Model::Flat::lay_out(std::span<const TensorSpec> specs, const BucketLimits& limits) {
+void Model::Flat::lay_out() {
     std::vector<GradientSpec> gradients;
     for (std::size_t i = 0; i < specs.size(); ++i) {
         const Buffer& memory = parameters[i].memory;
         gradients.push_back({memory.bytes(), memory.dtype, memory.device, specs[i].unit});
     }
     layout = ddp::lay_out(
-        gradients, plan_buckets(gradients, limits),
+        gradients, plan_buckets(gradients, options.limits),
         is_sharded() ? static_cast<std::size_t>(ranks) * FlatLayout::kChunk : FlatLayout::kAlignment);
     for (const auto& tensors : layout.plan) unit_of.push_back(specs[tensors.front()].unit);
     gathers.resize(layout.buckets.size());
     is_whole.resize(layout.buckets.size());
 }
 
-/// Collective where memory belongs to the group.
-void Model::Flat::allocate(ProcessGroup& group, const ModelOptions& options) {
+/// Collective where memory belongs to the group; null where it does not.
+void Model::Flat::allocate(ProcessGroup* group) {
+    if (options.shard != Shard::None) ranks = group->size();
+    lay_out();
+    const int rank = is_sharded() ? group->rank() : 0;
     const std::size_t bytes = std::max(layout.bytes, FlatLayout::kChunk * static_cast<std::size_t>(ranks));
     std::byte* apart = nullptr;  // this rank's slices, where they are not in the whole weights
-    if (is_sharded() && (options.share_weights || shard == Shard::Parameters)) {
-        const std::span<std::byte> mine = group.allocate_shared(bytes / static_cast<std::size_t>(ranks));
-        const std::span<std::byte> all = group.shared_by_all(mine);
+    if (is_sharded() && (options.share_weights || options.shard == Shard::Parameters)) {
+        const std::span<std::byte> mine = group->allocate_shared(bytes / static_cast<std::size_t>(ranks));
+        const std::span<std::byte> all = group->shared_by_all(mine);
         if (all.empty() && options.share_weights)
             throw InvalidInput(
-                fmt::format("share_weights: the ranks share no memory over {}", group.describe()));
+                fmt::format("share_weights: the ranks share no memory over {}", group->describe()));
         kind = all.empty() ? Weights::OnDemand : Weights::Shared;
         if (all.empty()) owned = reserve(bytes), apart = mine.data();
         weights = all.empty() ? owned.get() : all.data();
-    } else if (is_sharded() || group.device() != Device{}) {
-        weights = group.allocate_shared(bytes).data();
+    } else if (is_sharded() || options.device != Device{}) {
+        weights = group->allocate_shared(bytes).data();
     } else {
         owned = private_memory(bytes);
         weights = owned.get();
     }
     for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
-        const Extent own = slice(b, group.rank());
+        const Extent own = slice(b, rank);
         slices.push_back(at(apart != nullptr ? apart : weights + own.begin, own.bytes, b));
         if (apart != nullptr) apart += own.bytes;
     }
@@ -202,34 +211,66 @@ void Model::Flat::allocate(ProcessGroup& group, const ModelOptions& options) {
         Tensor& part = parts.emplace_back(parameters[i]);
         if (!is_sharded()) continue;
         const Extent& all = layout.tensors[i];
-        const Extent own = intersection(all, slice(layout.bucket_of[i], group.rank()));
+        const Extent own = intersection(all, slice(layout.bucket_of[i], rank));
         part.part_begin = (own.begin - all.begin) / size_of(part.memory.dtype);
-        part.memory = part_in(slices[layout.bucket_of[i]], i, group.rank());
+        part.memory = part_in(slices[layout.bucket_of[i]], i, rank);
     }
 }
 
-Model::Model(ProcessGroup& group, std::vector<TensorSpec> parameters, ModelOptions options)
-    : Model(group, Flat::make(group, parameters, options), options) {}
+Model::Model(std::vector<TensorSpec> parameters, ModelOptions options)
+    : DistributedDataParallel(DdpOptions{.reducer = {.limits = options.limits,
+                                                     .find_unused_parameters = options.find_unused_parameters,
+                                                     .static_graph = options.static_graph},
+                                         .broadcast_parameters = false,
+                                         .buffers = options.buffers,
+                                         .broadcast_buffers = options.broadcast_buffers,
+                                         .verify_every = options.verify_every}),
+      flat_(std::make_unique<Flat>(std::move(parameters), std::move(options))) {
+    set_parameters(flat_->parameters);
+}
 
-Model::Model(ProcessGroup& group, std::unique_ptr<Flat> flat, const ModelOptions& options)
-    : DistributedDataParallel(group, flat->parameters,
-                              {.reducer = {.limits = options.limits,
-                                           .find_unused_parameters = options.find_unused_parameters,
-                                           .static_graph = options.static_graph},
-                               .broadcast_parameters = false,
-                               .buffers = options.buffers,
-                               .broadcast_buffers = options.broadcast_buffers,
-                               .verify_every = options.verify_every},
-                              reduction_of(flat->layout, options, flat->ranks)),
-      flat_(std::move(flat)) {
+Model::Model(ProcessGroup& group, std::vector<TensorSpec> parameters, ModelOptions options)
+    : Model(same_on_all(group, std::move(parameters), options), on_device(group.device(), options)) {
+    connect(group);
+}
+
+Model::~Model() = default;
+
+void Model::attach(ProcessGroup& group, bool broadcast) {
+    if (flat_->weights != nullptr && flat_->options.shard != Shard::None)
+        throw InvalidInput("optimizer state is sharded: a failure restarts from the last checkpoint");
+    if (flat_->weights != nullptr && !flat_->outlives_group())
+        throw InvalidInput(
+            "weights on a GPU end with their group: a failure restarts from the last checkpoint");
+    verify_same_model(group, flat_->specs, flat_->options);
+    connect(group);
+    if (!flat_->outlives_group()) return;
+    if (broadcast) broadcast_weights();
+    flat_->is_broadcast = true;
+}
+
+void Model::connect(ProcessGroup& group) {
+    if (flat_->weights == nullptr) flat_->allocate(&group);
+    attach_group(group, flat_->parameters, reduction_of(flat_->layout, flat_->options, flat_->ranks));
+    flat_->averages.clear();
     for (std::size_t i = 0; i < flat_->parts.size(); ++i)
         flat_->averages.push_back(
             flat_->part_in(reducer().averaged(flat_->layout.bucket_of[i]), i, group.rank()));
 }
 
-Model::~Model() = default;
+Shard Model::shard() const { return flat_->options.shard; }
 
-Shard Model::shard() const { return flat_->shard; }
+const Buffer& Model::weights_of(std::size_t parameter, DType type) const {
+    if (!flat_->outlives_group()) static_cast<void>(gradient(parameter));  // throws without a group
+    if (parameter >= flat_->parameters.size())
+        throw InvalidInput(fmt::format("there is no parameter {}; the model has {}, counted from 0",
+                                       parameter, flat_->parameters.size()));
+    const Tensor& tensor = flat_->parameters[parameter];
+    if (tensor.memory.dtype != type)
+        throw InvalidInput(fmt::format("the weights of '{}' are {}, not {}", tensor.name,
+                                       name_of(tensor.memory.dtype), name_of(type)));
+    return tensor.memory;
+}
 
 MemoryUse Model::memory() const {
     const bool is_divided = flat_->kind != Flat::Weights::Copies;
@@ -370,7 +411,7 @@ void Model::step(Optimizer& optimizer) {
     }
     optimizer.step(averages);
     parts_changed();
-    if (flat_->kind == Flat::Weights::Copies && !flat_->overlaps_gather) wait_for_parameters();
+    if (flat_->kind == Flat::Weights::Copies && !flat_->options.overlaps_gather) wait_for_parameters();
 }
 
 void Optimizer::step() {
@@ -385,7 +426,11 @@ std::unique_ptr<Optimizer> Model::optimizer_over(Options options) {
     if (flat_->is_sharded() && (!options.device.copies.empty() || options.device.scaler != nullptr ||
                                 options.device.clipper != nullptr))
         throw InvalidInput("a sharded model takes no copies, GradScaler or GradClipper: leave Shard::None");
-    if (!flat_->is_broadcast) broadcast_weights();
+    if (flat_->weights == nullptr || (!has_group() && std::ranges::any_of(flat_->parameters, is_16_bits)))
+        throw Error(
+            "the optimizer copies 16-bit weights, and takes memory from the group of a sharded model or a GPU: "
+            "attach the model first");
+    if (!flat_->is_broadcast && has_group()) broadcast_weights();
     const StateMemory shared = [this](std::size_t bytes) -> std::shared_ptr<std::byte> {
         // Parts differ in size, and the group's memory is of one size on all ranks.
         std::size_t most = FlatLayout::kAlignment;
