@@ -62,7 +62,9 @@ Step measure_step() {
     const train::Samples samples = train::make_samples({kBatch, 784, 10}, 1);
     train::Learner learner(*group, device, options, {784, 1024, 1024, 1024, 10}, kSteps);
     const auto step = [&] {
-        learner.train_batch({samples.values.data(), samples.labels.data(), nullptr, kBatch});
+        learner.forward({samples.values.data(), samples.labels.data(), nullptr, kBatch});
+        learner.backward();
+        learner.step();
     };
     step();  // the first step allocates scratch memory
     const auto segment = rank.map();

@@ -274,8 +274,9 @@ class Worker {
         feed_->begin(subset_, all_rows(), {.batch_size = kBatch, .drop_last = true, .prefetch = 0});
     }
     void step() {
-        while (!learner_.train_batch(feed_->next())) {
-        }
+        do learner_.forward(feed_->next());
+        while (!learner_.backward());
+        learner_.step();
     }
     [[nodiscard]] double loss() { return learner_.take_score().loss_sum; }
 

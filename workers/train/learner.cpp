@@ -36,6 +36,15 @@ ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
             .step_every = std::max<std::uint64_t>(1, (steps - std::min(steps, options.warmup)) / 3)};
 }
 
+ddp::Model make_model(const World& world, const ComputeDevice& device, const Options& options,
+                      const std::vector<std::size_t>& widths) {
+    const ddp::ModelOptions how{
+        .shard = options.shard, .accumulates = options.accumulate > 1, .overlaps_gather = true};
+    const std::vector<ddp::TensorSpec> specs = Mlp::specs(widths, device.compute->dtype());
+    if (world.group == nullptr) return ddp::Model(specs, how);
+    return {*world.group, specs, how};
+}
+
 }  // namespace
 
 double learning_rate(const Options& options, int world_size) {
@@ -44,17 +53,17 @@ double learning_rate(const Options& options, int world_size) {
                                      static_cast<std::size_t>(world_size) * options.accumulate);
 }
 
-Learner::Learner(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options,
+Learner::Learner(const World& world, const ComputeDevice& device, const Options& options,
                  const std::vector<std::size_t>& widths, std::uint64_t steps)
-    : group_(group),
+    : world_(world),
       device_(device),
       options_(options),
-      model_(group, Mlp::specs(widths, device.compute->dtype()),
-             {.shard = options.shard, .accumulates = options.accumulate > 1, .overlaps_gather = true}),
-      // The optimizer broadcasts rank 0's weights, except those of which the model has rounded copies.
+      model_(make_model(world, device, options, widths)),
+      // The optimizer, or attach(), broadcasts rank 0's weights, except those of which the model has rounded
+      // copies.
       mlp_(widths,
-           group.rank() == 0 || device.compute->dtype() != ddp::DType::F32 ? std::optional(options.seed)
-                                                                           : std::nullopt,
+           world.rank == 0 || device.compute->dtype() != ddp::DType::F32 ? std::optional(options.seed)
+                                                                         : std::nullopt,
            *device.compute, &model_),
       scaler_(make_scaler(device, options)),
       clipper_(make_clipper(device, options, scaler_.get())),
@@ -63,10 +72,17 @@ Learner::Learner(ddp::ProcessGroup& group, const ComputeDevice& device, const Op
     if (scaler_) mlp_.set_loss_scale(scaler_->scale());
     mlp_.set_batches_per_step(options.accumulate);
     mlp_.reserve(std::max(options.batch_size, kEvaluationBatch));
+    if (world.group != nullptr) group_ = *world.group;
+}
+
+void Learner::attach(ddp::ProcessGroup& group, bool broadcast) {
+    model_.attach(group, broadcast);
+    group_ = group;
+    batches_in_step_ = 0;
 }
 
 std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
-    const double rate = learning_rate(options_, group_.size());
+    const double rate = learning_rate(options_, world_.size);
     const ddp::DeviceStepOptions on_device{
         .stream = device_.stream_handle(),
         .copies = mlp_.has_copies() ? memory_of(mlp_.parameters()) : std::vector<ddp::Buffer>{},
@@ -83,12 +99,16 @@ std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
     return is_adamw ? ddp::make_adamw(mlp_.weights(), adamw) : ddp::make_sgd(mlp_.weights(), sgd);
 }
 
-void Learner::forward_backward() {
-    mlp_.forward();
+/// The rest of a batch after its forward pass, up to averaged and clipped gradients.
+void Learner::reduce() {
+    const auto no_sync = model_.no_sync(!is_last_of_step());
     mlp_.backward({[this](std::size_t i) { return model_.gradient(i).data; },
                    [this](std::size_t i) { model_.mark_ready(i); },
                    is_between_steps() ? Into::Replace : Into::Add});
     model_.finish();
+    if (!is_last_of_step()) return;
+    if (scaler_) scaler_->check(model_.gradients());
+    clip();
 }
 
 void Learner::clip() {
@@ -96,39 +116,42 @@ void Learner::clip() {
     else if (options_.clip) ddp::clip_grad_norm(model_, *options_.clip);
 }
 
-void Learner::optimizer_step() {
-    forward_backward();
-    if (scaler_) scaler_->check(model_.gradients());
-    clip();
+void Learner::update() {
     if (mlp_.has_copies()) optimizer_->step(model_.gradients());
     else optimizer_->step();
     if (scaler_) scaler_->update();
 }
 
-void Learner::micro_batch() {
-    if (is_last_of_step()) return optimizer_step();
-    const auto no_sync = model_.no_sync();
-    forward_backward();
-}
-
 void Learner::replay() {
     auto& recorded = recorded_[is_last_of_step() ? 2 : is_between_steps() ? 0 : 1];
-    if (!recorded) recorded = device_.compute->record([this] { micro_batch(); });
-    group_.launch_graph([&] { recorded->run(); }).wait();
+    if (!recorded) {
+        recorded = device_.compute->record([this] {
+            mlp_.forward();
+            reduce();
+            if (is_last_of_step()) update();
+        });
+    }
+    group_->launch_graph([&] { recorded->run(); }).wait();
 }
 
-bool Learner::train_batch(const BatchSource& batch) {
+void Learner::forward(const BatchSource& batch) {
     mlp_.stage(batch);
-    if (options_.cuda_graph && steps_before_recording_ == 0) replay();
-    else micro_batch();
-    if (!is_last_of_step()) {
-        ++batches_in_step_;
-        return false;
-    }
+    if (!replays()) mlp_.forward();
+}
+
+bool Learner::backward() {
+    if (replays()) replay();
+    else reduce();
+    if (is_last_of_step()) return true;
+    ++batches_in_step_;
+    return false;
+}
+
+void Learner::step() {
+    if (!replays()) update();
     batches_in_step_ = 0;
     steps_before_recording_ = std::max(0, steps_before_recording_ - 1);
     rate_.step();
-    return true;
 }
 
 ddp::MemoryUse Learner::memory() const {

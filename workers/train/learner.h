@@ -22,24 +22,43 @@ namespace train {
 /// The optimizer's learning rate after the warm-up.
 double learning_rate(const Options& options, int world_size);
 
+/// The place of this process in the world, whose group is null until attach().
+struct World {
+    World(int of_rank, int ranks) : rank(of_rank), size(ranks) {}
+    World(ddp::ProcessGroup& all) : rank(all.rank()), size(all.size()), group(&all) {}
+    int rank, size;
+    ddp::ProcessGroup* group = nullptr;
+};
+
 /// The model of one rank and all parts of a training step. On a GPU a step only queues work.
+///
+///     learner.forward(batch);
+///     if (learner.backward()) learner.step();
 class Learner {
   public:
     static constexpr std::size_t kEvaluationBatch = 256;
     /// The first steps run uncaptured: scratch memory is allocated.
     static constexpr int kStepsBeforeRecording = 3;
 
-    /// Collective. Everything except `widths` is borrowed; `steps` is the length of the run. Throws libddp's
-    /// errors.
-    Learner(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options,
+    /// Collective if there is a group. Everything except `widths` is borrowed; `steps` is the length of the
+    /// run. Without a group the learner is on the CPU, and --shard is none. Throws libddp's errors.
+    Learner(const World& world, const ComputeDevice& device, const Options& options,
             const std::vector<std::size_t>& widths, std::uint64_t steps);
+    /// Collective: the first group of a learner that has none, or the next one. See ddp::Model::attach().
+    void attach(ddp::ProcessGroup& group, bool broadcast);
 
-    /// Collective: trains on this rank's next batch. True when it ended a step, which has --accumulate
-    /// batches. With --cuda-graph all batches must have the same size: after the first steps the captured one
-    /// is replayed.
-    bool train_batch(const BatchSource& batch);
+    /// Begins this rank's next batch. With --cuda-graph all batches must have the same size: after the first
+    /// steps the captured one is replayed, all of it in backward().
+    void forward(const BatchSource& batch);
+    /// Collective. True when gradients are averaged, and step() has to follow: a step has --accumulate
+    /// batches.
+    bool backward();
+    /// Changes the weights. Collective where they are sharded.
+    void step();
     /// True when the next batch begins a step.
     [[nodiscard]] bool is_between_steps() const { return batches_in_step_ == 0; }
+    /// True when the next batch, or the one between forward() and backward(), ends a step.
+    [[nodiscard]] bool is_last_of_step() const { return batches_in_step_ + 1 == options_.accumulate; }
     /// Adds loss and hits of a batch of at most max(batch size, kEvaluationBatch) rows to the score;
     /// parameters stay.
     void evaluate(const BatchSource& batch);
@@ -60,14 +79,14 @@ class Learner {
 
   private:
     std::unique_ptr<ddp::Optimizer> make_optimizer();
-    void forward_backward();
     void clip();
-    void optimizer_step();
-    void micro_batch();
+    void reduce();
+    void update();
     void replay();
-    [[nodiscard]] bool is_last_of_step() const { return batches_in_step_ + 1 == options_.accumulate; }
+    [[nodiscard]] bool replays() const { return options_.cuda_graph && steps_before_recording_ == 0; }
 
-    ddp::ProcessGroup& group_;
+    const World world_;
+    ddp::BorrowedGroup group_;
     const ComputeDevice& device_;
     const Options& options_;
     ddp::Model model_;

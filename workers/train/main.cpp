@@ -21,6 +21,7 @@
 #include "ddp/error_report.h"
 #include "ddp/lifeline.h"
 #include "ddp/process_group.h"
+#include "ddp/recovery.h"
 #include "env/hmac.h"
 #include "env/print.h"
 #include "env/text.h"
@@ -107,22 +108,17 @@ std::optional<StartupError> load(const Options& options, train::Samples& samples
     return std::nullopt;
 }
 
-std::optional<StartupError> prepare(const Options& options, const ddp::ProcessGroup& group,
-                                    train::Samples& samples) {
-    if (options.cuda_graph && group.choice().starts_with("staged"))
-        return StartupError{
-            ExitCode::Usage,
-            fmt::format("--cuda-graph: backend {} goes through the host, which no graph can hold; "
-                        "leave it out, or give each worker a device of its own",
-                        group.choice())};
-    if (group.device() != ddp::Device{} && options.shard == ddp::Shard::Parameters)
+std::optional<StartupError> prepare(const Options& options, const ddp::Context& context,
+                                    const ddp::Device& device, train::Samples& samples) {
+    if (device != ddp::Device{} && options.shard == ddp::Shard::Parameters)
         return StartupError{ExitCode::Usage, "--shard: parameters cannot be divided on a GPU; use gradients"};
-    if (group.device() != ddp::Device{} && options.shard != ddp::Shard::None && options.clip)
+    if (device != ddp::Device{} && options.shard != ddp::Shard::None && options.clip)
         return StartupError{ExitCode::Usage,
                             "--clip: divided gradients are not clipped on a GPU; use --shard none"};
     if (std::optional<StartupError> error = load(options, samples)) return error;
-    if (std::optional<StartupError> error = train::check_fit(options, samples, group.size())) return error;
-    return group.rank() == 0 ? check_outputs(options, samples) : std::nullopt;
+    if (std::optional<StartupError> error = train::check_fit(options, samples, context.world_size()))
+        return error;
+    return context.rank() == 0 ? check_outputs(options, samples) : std::nullopt;
 }
 
 /// Distinguishes this run's checkpoints from an older run's in the same folder. The run id alone does not: it
@@ -144,63 +140,121 @@ std::string place_of(const ddp::Device& device) {
     return device.kind == ddp::Device::Kind::Cuda ? fmt::format("CUDA device {}", device.index) : "the CPU";
 }
 
-/// Error: InvalidArgument where no group fits the options or the host: the user can correct it, so there is
-/// no stack trace, unlike after an exception.
-ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> form_group(const Options& options,
-                                                              const ddp::Context& context,
-                                                              const train::ComputeDevice& device) {
-    try {
-        return ddp::ProcessGroup::create(
-            context,
-            {.backend = options.backend, .device = device.choice.device, .stream = device.stream_handle()});
-    } catch (const ddp::InvalidInput& error) {
-        return ddprun::Error{ddprun::Errc::InvalidArgument, error.what(), 0};
+/// Leaves the training on all ranks.
+struct Ended {
+    train::AgreedError why;
+};
+
+/// One process of the training, through all generations.
+class Process {
+  public:
+    Process(const Options& options, const ddp::Context& context, const train::ComputeDevice& device)
+        : options_(options),
+          context_(context),
+          device_(device),
+          problem_(prepare(options, context, device.choice.device, samples_)),
+          common_(train::common_settings(options, samples_)),
+          lifeline_(context),
+          recovery_(
+              context,
+              {.backend = options.backend, .device = device.choice.device, .stream = device.stream_handle()},
+              &lifeline_) {
+        // Weights on a GPU, and divided ones, are memory of the group, which ends with it.
+        if (problem_ || device.gpu || options.shard != ddp::Shard::None) return;
+        kept_ = make_trainer({context.rank(), context.world_size()});
+        kept_->keep_in(recovery_);
     }
-}
+
+    /// Returns the reason where all ranks end early.
+    std::optional<train::AgreedError> run() {
+        try {
+            recovery_.run([this](ddp::ProcessGroup& group, const ddp::Start& start) { train(group, start); });
+        } catch (const Ended& ended) {
+            return ended.why;
+        } catch (const ddp::InvalidInput& error) {
+            if (has_group_) throw;
+            // No group fits the options or the host: the user can correct it, so there is no stack trace.
+            return train::AgreedError{{ExitCode::Usage, error.what()}, 0};
+        }
+        return std::nullopt;
+    }
+
+  private:
+    void train(ddp::ProcessGroup& group, const ddp::Start& start) {
+        has_group_ = true;
+        if (start.is_new()) begin(group);
+        if (kept_) kept_->attach(group, start.is_new());
+        const std::unique_ptr<train::Trainer> of_group = kept_ ? nullptr : make_trainer(group);
+        train::Trainer& trainer = kept_ ? *kept_ : *of_group;
+        const std::string run_id = run_identity(context_.env());
+        if (start.is_new()) resume(trainer, start, run_id);
+        try {
+            const train::Summary summary = trainer.run(run_id);
+            if (group.rank() == 0 && !options_.log_json.empty() && !summary.stopped)
+                ddp::replace_file(options_.log_json, train::to_json(summary));
+        } catch (const ddp::FileError& error) {
+            // The disk has become full since the outputs were checked. All ranks learn of a checkpoint that
+            // cannot be written.
+            throw Ended{{{ExitCode::CannotCreate, error.what()}, 0}};
+        }
+    }
+
+    void begin(ddp::ProcessGroup& group) {
+        if (!problem_ && options_.cuda_graph && group.choice().starts_with("staged"))
+            problem_ = StartupError{
+                ExitCode::Usage,
+                fmt::format("--cuda-graph: backend {} goes through the host, which no graph can hold; "
+                            "leave it out, or give each worker a device of its own",
+                            group.choice())};
+        if (const auto agreed = train::agree(group, problem_, common_)) throw Ended{*agreed};
+        if (group.rank() == 0)
+            print_line(fmt::format("train: on {} ({}); backend {}", place_of(device_.choice.device),
+                                   device_.choice.why, group.choice()));
+        lifeline_.ready();
+    }
+
+    std::unique_ptr<train::Trainer> make_trainer(const train::World& world) {
+        return std::make_unique<train::Trainer>(
+            world, device_, options_, std::move(samples_), print_line,
+            train::StopRequest{[this] { return lifeline_.preemption_requested(); },
+                               [this](std::uint64_t steps) { return lifeline_.should_stop(steps); }});
+    }
+
+    void resume(train::Trainer& trainer, const ddp::Start& start, const std::string& run_id) {
+        try {
+            if (options_.resume) trainer.resume(std::nullopt);
+            else if ((context_.restart_count() > 0 || start.generation > 1) && !run_id.empty())
+                trainer.resume(run_id);  // a worker died, or a node was lost or added: continue from this
+                                         // run's checkpoint
+        } catch (const ddp::InvalidInput& error) {
+            // Every rank throws it, with the same message.
+            throw Ended{{{ExitCode::DataError,
+                          fmt::format("{}; use another --checkpoint-dir, or the options it was written with",
+                                      error.what())},
+                         0}};
+        }
+    }
+
+    const Options& options_;
+    const ddp::Context& context_;
+    const train::ComputeDevice& device_;
+    train::Samples samples_;
+    std::optional<StartupError> problem_;
+    const train::CommonSettings common_;
+    ddp::Lifeline lifeline_;
+    ddp::Recovery recovery_;
+    std::unique_ptr<train::Trainer> kept_;  ///< null where a run ends with its group
+    bool has_group_ = false;
+};
 
 int run(const Options& options, const ddp::Context& context) {
     train::set_matrix_threads(matrix_threads());
     const ddprun::Result<train::ComputeDevice> device =
         train::open_compute_device(options, context.local_rank());
     if (!device) return report({ExitCode::Unavailable, device.error().what}, 0, context.rank());
-    ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> formed = form_group(options, context, *device);
-    if (!formed) return report({ExitCode::Usage, formed.error().what}, 0, context.rank());
-    const std::unique_ptr<ddp::ProcessGroup> group = *std::move(formed);
-    train::Samples samples;
-    const std::optional<StartupError> mine = prepare(options, *group, samples);
-    if (const auto agreed = train::agree(*group, mine, train::common_settings(options, samples)))
-        return report(agreed->error, agreed->reporter, group->rank());
-
-    if (group->rank() == 0)
-        print_line(fmt::format("train: on {} ({}); backend {}", place_of(device->choice.device),
-                               device->choice.why, group->choice()));
-    ddp::Lifeline lifeline(context);
-    lifeline.ready();
-    train::Trainer trainer(*group, *device, options, std::move(samples), print_line,
-                           {[&] { return lifeline.preemption_requested(); },
-                            [&](std::uint64_t steps) { return lifeline.should_stop(steps); }});
-    const std::string run_id = run_identity(context.env());
-    try {
-        if (options.resume) trainer.resume(std::nullopt);
-        else if ((context.restart_count() > 0 || context.generation() > 1) && !run_id.empty())
-            trainer.resume(
-                run_id);  // a worker died, or a node was lost or added: continue from this run's checkpoint
-    } catch (const ddp::InvalidInput& error) {
-        // Every rank throws it, with the same message.
-        return report({ExitCode::DataError,
-                       fmt::format("{}; use another --checkpoint-dir, or the options it was written with",
-                                   error.what())},
-                      0, group->rank());
-    }
-    try {
-        const train::Summary summary = trainer.run(run_id);
-        if (group->rank() == 0 && !options.log_json.empty() && !summary.stopped)
-            ddp::replace_file(options.log_json, train::to_json(summary));
-    } catch (const ddp::FileError& error) {
-        // The disk has become full since the outputs were checked. All ranks learn of a checkpoint that
-        // cannot be written.
-        return report({ExitCode::CannotCreate, error.what()}, 0, group->rank());
-    }
+    // The lifeline ends before a report: a rank that waits for another to report is ended by a signal.
+    const std::optional<train::AgreedError> why = Process(options, context, *device).run();
+    if (why) return report(why->error, why->reporter, context.rank());
     return static_cast<int>(ExitCode::Ok);
 }
 

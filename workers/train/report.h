@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,10 @@ struct EpochResult {
     std::optional<double> communication_share = std::nullopt;
     std::optional<double> waiting_share = std::nullopt;
 };
+
+/// To send it to another process.
+void to_json(nlohmann::json& json, const EpochResult& result);
+void from_json(const nlohmann::json& json, EpochResult& result);
 
 struct Summary {
     int world_size = 1;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "batch_feed.h"
+#include "ddp/objects.h"
 #include "ddp/sampler.h"
 #include "env/clock.h"
 
@@ -98,9 +99,9 @@ std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
     return options.checkpoint_dir.empty() ? "./checkpoints/" + samples.name : options.checkpoint_dir;
 }
 
-Trainer::Trainer(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options,
-                 Samples samples, Print print, StopRequest stop_request)
-    : group_(group),
+Trainer::Trainer(const World& world, const ComputeDevice& device, const Options& options, Samples samples,
+                 Print print, StopRequest stop_request)
+    : world_(world),
       device_(device),
       options_(options),
       samples_(std::move(samples)),
@@ -112,14 +113,44 @@ Trainer::Trainer(ddp::ProcessGroup& group, const ComputeDevice& device, const Op
                                       : std::nullopt),
       // The tail is dropped so that the number of steps depends only on the joint batch, not on the number of
       // workers.
-      sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      learner_(group, device, options, widths_of(options, samples_),
-               steps_in_all(options, training_.size(), group.size())),
+      sampler_(training_.size(), world.size, world.rank, {.seed = options.seed, .drop_last = true}),
+      learner_(world, device, options, widths_of(options, samples_),
+               steps_in_all(options, training_.size(), world.size)),
       checkpoints_(checkpoint_dir_for(options, samples_)),
-      stop_(group, std::move(stop_request)) {}
+      stop_request_(std::move(stop_request)) {
+    summary_.world_size = world.size;
+    if (world.group == nullptr) return;
+    group_ = *world.group;
+    stop_.emplace(*world.group, stop_request_);
+}
+
+void Trainer::keep_in(ddp::Recovery& recovery) {
+    using Kind = ddp::Recovery::Kind;
+    recovery_ = &recovery;
+    recovery.keep(training());
+    recovery.keep_value("steps", steps_);
+    recovery.keep_value("trained", trained_);
+    recovery.keep_value("saved_epoch", saved_epoch_);
+    recovery.keep_value("epochs", summary_.epochs);
+    recovery.keep_value("checkpoint", summary_.checkpoint);
+    recovery.keep_value("loss_sum", score_.loss_sum, Kind::Own);
+    recovery.keep_value("correct", score_.correct, Kind::Own);
+}
+
+void Trainer::attach(ddp::ProcessGroup& group, bool is_new) {
+    learner_.attach(group, is_new);
+    group_ = group;
+    stop_.emplace(group, stop_request_);
+    is_new_ = is_new;
+}
+
+void Trainer::commit(const std::function<void()>& change) {
+    if (recovery_ != nullptr) recovery_->commit(change);
+    else change();
+}
 
 void Trainer::print(const std::string& line) const {
-    if (group_.rank() == 0) print_(line);
+    if (world_.rank == 0) print_(line);
 }
 
 std::string Trainer::describe_compute() const {
@@ -130,16 +161,16 @@ std::string Trainer::describe_compute() const {
 
 void Trainer::announce() const {
     const std::vector<std::size_t> widths = widths_of(options_, samples_);
-    const auto ranks = static_cast<std::size_t>(group_.size());
+    const auto ranks = static_cast<std::size_t>(world_.size);
     print(fmt::format("train: {}: {} samples, {} more held out; perceptron {} ({} parameters, {})",
                       samples_.name, grouped(training_.size()), grouped(held_out_.size()),
                       fmt::join(widths, "-"), grouped(learner_.parameter_count()), describe_compute()));
     print(fmt::format("train: {} worker{} over {}; batch {} x {}{} = {}; {}, {}; seed {}", ranks,
-                      ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
+                      ranks == 1 ? "" : "s", group_->describe(), options_.batch_size, ranks,
                       options_.accumulate > 1 ? fmt::format(" x {}", options_.accumulate) : "",
                       samples_per_step(options_) * ranks, name_of(options_.optimizer),
-                      describe_learning_rate(options_, group_.size()), options_.seed));
-    const std::uint64_t steps = steps_in_all(options_, training_.size(), group_.size());
+                      describe_learning_rate(options_, world_.size), options_.seed));
+    const std::uint64_t steps = steps_in_all(options_, training_.size(), world_.size);
     if (options_.warmup > 0 && options_.warmup >= steps)
         print(fmt::format(
             "train: --warmup: {} steps are not fewer than the run's {}: the learning rate never reaches its full value",
@@ -164,14 +195,14 @@ std::string Trainer::find_checkpoint(const std::optional<std::string>& only_run)
 void Trainer::resume(const std::optional<std::string>& only_run) {
     // Only rank 0 looks: the others need not see its disk. "+path", or "-" and the error.
     std::string found;
-    if (group_.rank() == 0) {
+    if (world_.rank == 0) {
         try {
             found = "+" + find_checkpoint(only_run);
         } catch (const ddp::Error& error) {
             found = std::string("-") + error.what();
         }
     }
-    found = group_.all_gather_bytes(found)[0];
+    found = group_->all_gather_bytes(found)[0];
     if (found[0] == '-') throw ddp::InvalidInput(found.substr(1));
     const std::string path = found.substr(1);
     if (path.empty()) {
@@ -179,8 +210,9 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
                           checkpoints_.path()));
         return;
     }
-    const ddp::TrainingState state = ddp::load_checkpoint(group_, path, training());
+    const ddp::TrainingState state = ddp::load_checkpoint(*group_, path, training());
     steps_ = state.step;
+    saved_epoch_ = epoch();
     const bool is_inside = state.sampler.consumed > 0;
     print(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after",
                       epoch() + (is_inside ? 1 : 0)));
@@ -194,13 +226,13 @@ ddp::Training Trainer::training() {
 
 std::string Trainer::save(const std::string& run_id) {
     if (curves_) curves_->flush();
-    return checkpoints_.save(group_, training(),
+    return checkpoints_.save(*group_, training(),
                              {{"run_id", run_id}, {"optimizer", std::string(learner_.optimizer_name())}});
 }
 
 Trainer::Sums Trainer::sum_over_ranks(Sums mine) {
     Sums sums = {};
-    for (const Sums& theirs : gather_numbers(group_, mine)) {
+    for (const Sums& theirs : gather_numbers(*group_, mine)) {
         for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
     }
     return sums;
@@ -217,120 +249,160 @@ std::vector<std::size_t> Trainer::take_order() {
     return is_known ? std::exchange(order_ahead_, std::nullopt)->indices : sampler_.indices();
 }
 
-std::optional<EpochResult> Trainer::train_epoch() {
-    const ddprun::TimePoint start = MonotonicClock::now();
-    const double communication_before = group_.communication_seconds(),
-                 waiting_before = group_.waiting_seconds();
+Trainer::Pass Trainer::begin_pass() {
+    Pass pass{MonotonicClock::now(), group_->communication_seconds(), group_->waiting_seconds()};
     // Whole steps only: the same steps for any number of workers with the same joint batch.
     std::vector<std::size_t> order = take_order();
     order.resize(order.size() / samples_per_step(options_) * samples_per_step(options_));
     feed_->begin(
         training_, std::move(order),
-        {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
-    std::size_t trained = 0;
-    Score score;
-    if (curves_) curves_->begin(start);
+        {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(world_.size)});
+    if (curves_) curves_->begin(pass.begin);
+    return pass;
+}
+
+bool Trainer::train_epoch(Pass& pass) {
+    const std::size_t samples = samples_per_step(options_);
     for (;;) {
         const BatchSource batch = feed_->next();
         if (batch.count == 0) break;
-        if (learner_.is_between_steps() && stop_.passed(steps_)) return std::nullopt;
-        trained += batch.count;
-        const double learning_rate = learner_.current_learning_rate();
-        if (!learner_.train_batch(batch)) continue;
-        sampler_.advance(samples_per_step(options_));
-        ++steps_;
-        group_.report_progress(steps_, steps_ * samples_per_step(options_));
+        if (learner_.is_between_steps() && stop_->passed(steps_)) return false;
+        learner_.forward(batch);
         // On a GPU the step is only queued: its score is not known yet.
-        if (curves_ && !device_.gpu) score += note_step(learning_rate);
+        Score score;
+        if (learner_.is_last_of_step() && !device_.gpu) {
+            score_ += score = learner_.take_score();
+            if (recovery_ != nullptr) recovery_->prepare();
+        }
+        if (!learner_.backward()) continue;
+        const double learning_rate = learner_.current_learning_rate();
+        commit([&] {
+            learner_.step();
+            sampler_.advance(samples);
+            trained_ += samples;
+            ++steps_;
+        });
+        pass.trained += samples;
+        group_->report_progress(steps_, steps_ * samples);
+        if (curves_ && !device_.gpu) note_step(score, learning_rate);
     }
     // A GPU is still busy with queued steps: use the time.
     if (device_.gpu) prepare_next_order();
-    score += learner_.take_score();
-    const double seconds = seconds_since(start);
+    return true;
+}
+
+void Trainer::end_epoch(const Pass& pass) {
+    const EpochResult result = result_of(pass);
+    print(format_epoch(result, options_.epochs));
+    if (curves_) curves_->epoch(steps_, result, learner_.current_learning_rate());
+    if (!std::isfinite(result.loss))
+        throw ddp::Error(fmt::format("the loss is {} after epoch {}: training has diverged; try a lower --lr",
+                                     result.loss, result.epoch));
+    commit([&] {
+        sampler_.next_epoch();
+        trained_ = 0;
+        summary_.epochs.push_back(result);
+    });
+}
+
+EpochResult Trainer::result_of(const Pass& pass) {
+    if (device_.gpu) score_ = learner_.take_score();
+    const double seconds = seconds_since(pass.begin);
     // In parts of each rank's own time: after a checkpoint the other ranks' epoch begins with a wait that
     // rank 0 does not have.
-    const double waiting = (group_.waiting_seconds() - waiting_before) / seconds;
-    const double communication = (group_.communication_seconds() - communication_before) / seconds - waiting;
-    const auto [loss, correct, all, communicating, waited] =
-        sum_over_ranks({score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained),
-                        communication, waiting});
-    sampler_.next_epoch();
+    const double waiting = (group_->waiting_seconds() - pass.waiting) / seconds;
+    const double communication = (group_->communication_seconds() - pass.communicating) / seconds - waiting;
+    const auto [loss, correct, all, speed, communicating, waited] = sum_over_ranks(
+        {score_.loss_sum, static_cast<double>(score_.correct), static_cast<double>(trained_),
+         world_.rank == 0 ? static_cast<double>(pass.trained) / seconds : 0, communication, waiting});
+    score_ = {};
     // There are no samples when a run that stopped before the last batch is resumed by more ranks than
     // samples are left.
     const double samples = std::max(all, 1.0);
-    EpochResult result{epoch(),       loss / samples,   correct / samples, held_out_accuracy(),
-                       all / seconds, learner_.memory()};
-    if (group_.device() == ddp::Device{}) {
-        result.communication_share = communicating / group_.size();
-        result.waiting_share = waited / group_.size();
+    EpochResult result{epoch() + 1,         loss / samples,      correct / samples,
+                       held_out_accuracy(), speed * world_.size, learner_.memory()};
+    if (group_->device() == ddp::Device{}) {
+        result.communication_share = communicating / world_.size;
+        result.waiting_share = waited / world_.size;
     }
     return result;
 }
 
-Score Trainer::note_step(double learning_rate) {
+void Trainer::note_step(const Score& score, double learning_rate) {
     const std::size_t own = samples_per_step(options_);
-    const Score score = learner_.take_score();
-    curves_->step(steps_, MonotonicClock::now(), score, own, own * static_cast<std::size_t>(group_.size()),
+    curves_->step(steps_, MonotonicClock::now(), score, own, own * static_cast<std::size_t>(world_.size),
                   learning_rate);
-    return score;
 }
 
 double Trainer::held_out_accuracy() {
     // Every rank takes every size()th sample; a rank may get none.
     std::vector<std::size_t> mine;
-    for (auto i = static_cast<std::size_t>(group_.rank()); i < held_out_.size();
-         i += static_cast<std::size_t>(group_.size()))
-        mine.push_back(i);
+    const auto ranks = static_cast<std::size_t>(world_.size);
+    for (auto i = static_cast<std::size_t>(world_.rank); i < held_out_.size(); i += ranks) mine.push_back(i);
     feed_->begin(held_out_, std::move(mine),
                  {.batch_size = Learner::kEvaluationBatch, .drop_last = false, .prefetch = 0});
     for (BatchSource batch = feed_->next(); batch.count > 0; batch = feed_->next()) learner_.evaluate(batch);
     const auto correct = static_cast<double>(learner_.take_score().correct);
+    if (recovery_ != nullptr) recovery_->prepare();
     return sum_over_ranks({correct})[0] / static_cast<double>(held_out_.size());
 }
 
-void Trainer::stop_early(Summary& summary, const std::string& run_id) {
-    summary.stopped = true;
-    summary.checkpoint = save(run_id);
-    print(fmt::format("train: asked to stop in epoch {}: saved {}; --resume continues from there",
-                      epoch() + 1, summary.checkpoint));
+bool Trainer::is_checkpoint_due() const {
+    return epoch() > saved_epoch_ && (epoch() % options_.checkpoint_every == 0 || epoch() == options_.epochs);
 }
 
-Summary Trainer::run(const std::string& run_id) {
-    if (scaling_) scaling_->apply(samples_);
-    feed_ = make_feed(device_, samples_, options_);
-    if (group_.rank() == 0 && !options_.tensorboard.empty()) curves_.emplace(options_.tensorboard, print_);
+void Trainer::save_checkpoint(const std::string& run_id) {
+    if (recovery_ != nullptr) recovery_->prepare();
+    const std::string path = save(run_id);
+    commit([&] {
+        saved_epoch_ = epoch();
+        summary_.checkpoint = path;
+    });
+}
+
+void Trainer::stop_early(const std::string& run_id) {
+    summary_.stopped = true;
+    summary_.checkpoint = save(run_id);
+    print(fmt::format("train: asked to stop in epoch {}: saved {}; --resume continues from there",
+                      epoch() + 1, summary_.checkpoint));
+}
+
+/// The parts of a process that a new generation finds in place.
+void Trainer::begin_run() {
+    if (!feed_) {
+        if (scaling_) scaling_->apply(samples_);
+        feed_ = make_feed(device_, samples_, options_);
+        if (world_.rank == 0 && !options_.tensorboard.empty()) curves_.emplace(options_.tensorboard, print_);
+    }
+    if (!is_new_) return;
     announce();
-    Summary summary;
-    summary.world_size = group_.size();
-    const ddprun::TimePoint start = MonotonicClock::now();
     if (epoch() >= options_.epochs)
         print(
             fmt::format("train: {} epochs are done already; --epochs asks for {}", epoch(), options_.epochs));
-    while (epoch() < options_.epochs) {
-        const std::optional<EpochResult> result = train_epoch();
-        if (!result) {
-            stop_early(summary, run_id);
-            return summary;
+}
+
+Summary Trainer::run(const std::string& run_id) {
+    begin_run();
+    const ddprun::TimePoint start = MonotonicClock::now();
+    for (;;) {
+        if (is_checkpoint_due()) save_checkpoint(run_id);
+        if (epoch() >= options_.epochs) break;
+        Pass pass = begin_pass();
+        if (!train_epoch(pass)) {
+            stop_early(run_id);
+            return summary_;
         }
-        print(format_epoch(*result, options_.epochs));
-        if (curves_) curves_->epoch(steps_, *result, learner_.current_learning_rate());
-        summary.epochs.push_back(*result);
-        if (!std::isfinite(result->loss))
-            throw ddp::Error(
-                fmt::format("the loss is {} after epoch {}: training has diverged; try a lower --lr",
-                            result->loss, epoch()));
-        if (epoch() % options_.checkpoint_every == 0 || epoch() == options_.epochs)
-            summary.checkpoint = save(run_id);
+        end_epoch(pass);
     }
-    summary.held_out_accuracy = held_out_accuracy();
-    summary.digest = learner_.verify_equal_parameters();
-    summary.seconds = seconds_since(start);
+    summary_.held_out_accuracy = held_out_accuracy();
+    summary_.digest = learner_.verify_equal_parameters();
+    summary_.seconds = seconds_since(start);
     print(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
-                      100 * summary.held_out_accuracy, epoch(), summary.seconds));
-    print(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary.world_size,
-                      summary.world_size == 1 ? "" : "s", summary.digest));
-    if (!summary.checkpoint.empty()) print(fmt::format("train: checkpoint {}", summary.checkpoint));
-    return summary;
+                      100 * summary_.held_out_accuracy, epoch(), summary_.seconds));
+    print(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary_.world_size,
+                      summary_.world_size == 1 ? "" : "s", summary_.digest));
+    if (!summary_.checkpoint.empty()) print(fmt::format("train: checkpoint {}", summary_.checkpoint));
+    return summary_;
 }
 
 }  // namespace train

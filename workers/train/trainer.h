@@ -12,6 +12,7 @@
 #include "compute_device.h"
 #include "curves.h"
 #include "ddp/checkpoint.h"
+#include "ddp/recovery.h"
 #include "learner.h"
 #include "options.h"
 #include "report.h"
@@ -21,14 +22,24 @@
 namespace train {
 
 /// One training run of one rank; all ranks make the same calls. Throws libddp's errors.
+///
+/// A run that can be recovered in place is made without a group, keeps its state in a Recovery, and is
+/// attached to the group of each generation; run() then goes on where the kept state is.
 class Trainer {
   public:
     /// Prints a line for the user; called on rank 0 only.
     using Print = std::function<void(const std::string&)>;
 
-    /// Collective. Group, device and options are borrowed. The group's buffers are on that device.
-    Trainer(ddp::ProcessGroup& group, const ComputeDevice& device, const Options& options, Samples samples,
+    /// Collective if there is a group. Group, device and options are borrowed. The group's buffers are on
+    /// that device. Without a group see Learner.
+    Trainer(const World& world, const ComputeDevice& device, const Options& options, Samples samples,
             Print print, StopRequest stop_request = {});
+
+    /// Names the state that another process needs to continue, and commits each unit there. Borrowed.
+    void keep_in(ddp::Recovery& recovery);
+    /// Collective: before resume() and run() in each generation's group. `is_new`: the state is that of a
+    /// new run.
+    void attach(ddp::ProcessGroup& group, bool is_new);
 
     /// Collective. Continues from the newest checkpoint of the directory, if any; with `only_run`, only from
     /// one that the run of this id wrote. Throws InvalidInput, the same on all ranks, when the checkpoint is
@@ -39,16 +50,28 @@ class Trainer {
     Summary run(const std::string& run_id);
 
   private:
-    /// nullopt after an early stop.
-    std::optional<EpochResult> train_epoch();
-    void stop_early(Summary& summary, const std::string& run_id);
+    /// The part of an epoch that one group trains, for the figures of its speed.
+    struct Pass {
+        ddprun::TimePoint begin;
+        double communicating, waiting;  ///< seconds, until the pass began
+        std::size_t trained = 0;        ///< samples of this rank
+    };
+    Pass begin_pass();
+    /// Trains to the end of the epoch; false after an early stop.
+    bool train_epoch(Pass& pass);
+    void end_epoch(const Pass& pass);
+    [[nodiscard]] EpochResult result_of(const Pass& pass);
+    [[nodiscard]] bool is_checkpoint_due() const;
+    void save_checkpoint(const std::string& run_id);
+    void begin_run();
+    void stop_early(const std::string& run_id);
+    void commit(const std::function<void()>& change);
     /// Computes the order of the next epoch in advance.
     void prepare_next_order();
     std::vector<std::size_t> take_order();
-    /// The score of the step that has just ended, for the curves.
-    Score note_step(double learning_rate);
+    void note_step(const Score& score, double learning_rate);
     double held_out_accuracy();
-    using Sums = std::array<double, 5>;
+    using Sums = std::array<double, 6>;
     Sums sum_over_ranks(Sums mine);
     void announce() const;
     [[nodiscard]] std::string describe_compute() const;
@@ -58,7 +81,7 @@ class Trainer {
     [[nodiscard]] ddp::Training training();
     std::string save(const std::string& run_id);
 
-    ddp::ProcessGroup& group_;
+    const World world_;
     const ComputeDevice& device_;
     const Options& options_;
     Samples samples_;
@@ -70,14 +93,26 @@ class Trainer {
     std::unique_ptr<BatchFeed> feed_;
     Learner learner_;
     ddp::CheckpointDirectory checkpoints_;
-    StopVote stop_;
+    const StopRequest stop_request_;
+    ddp::Recovery* recovery_ = nullptr;  ///< null where the run cannot be recovered in place
+
+    // Of the present group.
+    ddp::BorrowedGroup group_;
+    std::optional<StopVote> stop_;
+    bool is_new_ = true;
     struct OrderAhead {
         std::uint64_t epoch;
         std::vector<std::size_t> indices;
     };
     std::optional<OrderAhead> order_ahead_;
-    std::uint64_t steps_ = 0;       ///< steps done, including those that fp16 skipped
     std::optional<Curves> curves_;  ///< on rank 0, with --tensorboard
+
+    // Kept, beside the learner's state and the sampler.
+    std::uint64_t steps_ = 0;        ///< steps done, including those that fp16 skipped
+    std::uint64_t trained_ = 0;      ///< samples of this rank in this epoch
+    std::uint64_t saved_epoch_ = 0;  ///< of the last checkpoint
+    Score score_;                    ///< of this rank in this epoch; on a GPU only at its end
+    Summary summary_;
 };
 
 /// The reason why `world_size` ranks cannot train on these options and samples.
