@@ -173,6 +173,8 @@ class CheckpointDirectory {
     /// when it is missing; removes the unfinished files of a killed writer. Throws FileError naming path and
     /// cause, the same on all ranks.
     ///
+    /// Once a rank is lost, `latest` does not change any more: the ranks that go on may save this step again.
+    ///
     /// An asynchronous save first waits for the save before it, and throws its error in place of saving. The
     /// copies take as much memory as the tensors that this rank writes, and are kept for the next save. The
     /// writing thread has the lowest priority.
@@ -198,7 +200,8 @@ class CheckpointDirectory {
   private:
     /// Makes an unfinished checkpoint, a hidden directory; returns its path.
     std::string begin(std::uint64_t step);
-    void publish(const CheckpointSave& save) const;
+    /// `may_go_on` is called before `latest` changes, and may throw.
+    void publish(const CheckpointSave& save, const std::function<void()>& may_go_on = {}) const;
     void write_in_background(std::unique_ptr<CheckpointSave> save);
     void remove_left_overs() const;
     void remove_old(const std::string& newest) const;

@@ -202,6 +202,8 @@ class ProcessGroup {
     /// Reports `step` training steps and `samples` samples as done to the launcher (two relaxed stores).
     virtual void report_progress(std::uint64_t step, std::uint64_t samples) = 0;
 
+    /// True once the launcher has ended this generation, where a backend can tell: calls throw PeerLostError.
+    [[nodiscard]] virtual bool is_over() const { return false; }
     /// Tells the Recovery (recovery.h) that runs over this group that a failure has to restart all ranks,
     /// because of state that a new process could not get. Without effect where there is none.
     void refuse_recovery(const std::string& why) const {

@@ -209,13 +209,14 @@ std::string CheckpointDirectory::begin(std::uint64_t step) {
     return hidden;
 }
 
-void CheckpointDirectory::publish(const CheckpointSave& save) const {
+void CheckpointDirectory::publish(const CheckpointSave& save, const std::function<void()>& may_go_on) const {
     for (const auto& [path, content] : save.texts) replace_file(path, content);
     sync_directory(save.hidden);
     const std::string name = name_of_hidden(save.hidden);
     move_into_place(save.hidden, path_, name);
     sync_directory(path_);
     remove_left_overs();  // removes the replaced checkpoint
+    if (may_go_on) may_go_on();
     replace_file(path_ + "/latest", name + "\n");
     remove_old(name);
 }

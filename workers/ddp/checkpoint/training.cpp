@@ -278,7 +278,11 @@ std::string CheckpointDirectory::save(ProcessGroup& group, const Training& train
         save->write(copies_);
     });
     run([&] {
-        if (save->publishes) publish(*save);
+        if (!save->publishes) return;
+        publish(*save, [&] {
+            if (group.is_over())
+                throw PeerLostError(fmt::format("checkpoint {}: a rank was lost while it was saved", path));
+        });
     });
     return path;
 }

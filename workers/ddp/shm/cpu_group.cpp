@@ -29,6 +29,7 @@ class CpuGroup final : public ProcessGroup {
     std::span<std::byte> shared_by_all(std::span<std::byte> mine) override {
         return static_cast<int>(node_.size) == size() ? node_.shared_by_all(mine) : std::span<std::byte>();
     }
+    bool is_over() const override { return node_.segment->header().aborted.load() != 0; }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
         node_.report_progress(step, samples);
     }
