@@ -1,16 +1,19 @@
 #include "ddp/recovery.h"
 
 #include <fmt/core.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
-#include <numeric>
+#include <iterator>
+#include <map>
 #include <random>
-#include <set>
+#include <thread>
 
 #include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
@@ -20,39 +23,76 @@
 #include "ddp/sampler.h"
 #include "ddp/schedule.h"
 #include "ddp/testing.h"
+#include "env/io/file.h"
 #include "failures.h"
 
 namespace ddp {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::run_recovering;
 using Workers = testing::RecoveringOptions::Workers;
+using Progress = ProcessGroupOptions::Progress;
 
-/// Points of y = 3 x - 1.
-class Points final : public Dataset {
-  public:
-    [[nodiscard]] std::size_t size() const override { return 96; }
-    [[nodiscard]] std::vector<std::size_t> field_bytes() const override { return {sizeof(float)}; }
-    void read(std::size_t index, std::span<const std::span<std::byte>> fields) const override {
-        const float x = static_cast<float>(index) / 96;
-        std::memcpy(fields[0].data(), &x, sizeof x);
-    }
+/// Where a training run can be interrupted.
+enum class Point : std::uint8_t {
+    UnitBegin,
+    Backward,      ///< before the unit's first collective
+    BeforePart,    ///< before a collective of a sub-group
+    BeforeFinish,  ///< before the unit's last collective
+    BeforeCommit,
+    InCommit,
+    AfterCommit,
+    Sending,  ///< in a recovery: a holder, before it sends
+    Received  ///< in a recovery: a receiver, before it is whole
 };
 
-/// Points in a training run at which a test can interrupt it.
-enum class Point { UnitBegin, Backward, BeforeFinish, BeforeCommit, InCommit, AfterCommit };
+struct Moment {
+    Point point;
+    int rank;
+    std::uint64_t generation, commits;
+    ProcessGroup* group;  ///< null in a recovery
+    Recovery& recovery;
+};
+using Interrupt = std::function<void(const Moment&)>;
 
-/// Called at every point with the rank, the generation and the number of commits.
-using Interrupt = std::function<void(Point, int rank, std::uint64_t generation, std::uint64_t commits)>;
+/// A list with a JSON form that tells when it is read.
+struct Losses {
+    std::vector<double> values;
+    std::function<void()> on_read = [] {};
+};
+void to_json(nlohmann::json& json, const Losses& losses) {
+    losses.on_read();
+    json = losses.values;
+}
+void from_json(const nlohmann::json& json, Losses& losses) { json.get_to(losses.values); }
+
+/// Calls back when it has received its state.
+class Witness final : public Stateful {
+  public:
+    explicit Witness(std::function<void()> on_loaded) : on_loaded_(std::move(on_loaded)) {}
+    [[nodiscard]] std::vector<Tensor> state() const override { return {tensor_of("n", memory_, {2})}; }
+    void state_loaded() override { on_loaded_(); }
+
+  private:
+    mutable std::vector<std::int64_t> memory_ = {0, 0};
+    std::function<void()> on_loaded_;
+};
+
+constexpr std::uint64_t kUnits = 8;
 
 /// A training run with state of every kind; every rank ends with the same weights.
-class Training3 {
+class TrainingRun {
   public:
-    Training3(const Context& context, Interrupt interrupt)
-        : context_(context), interrupt_(std::move(interrupt)), rng_(static_cast<unsigned>(context.rank())) {
+    TrainingRun(const Context& context, Interrupt interrupt, Progress progress)
+        : interrupt_(std::move(interrupt)),
+          rng_(static_cast<unsigned>(context.rank())),
+          recovery_(context, {.timeout = std::chrono::seconds(20), .progress = progress}) {
+        losses_.on_read = [this] { reach(Point::Sending, nullptr); };
         recovery_.keep("weights", parameters());
         recovery_.keep("optimizer", *optimizer_);
         recovery_.keep("schedule", rate_);
+        recovery_.keep("witness", witness_);
         recovery_.keep_value("losses", losses_);
         recovery_.keep_value("position", position_, Recovery::Kind::Moving);
         recovery_.keep_value("rng", rng_, Recovery::Kind::Own);
@@ -63,26 +103,27 @@ class Training3 {
         recovery_.run([this](ProcessGroup& group, const Start& start) { train(group, start); });
     }
 
-    /// Everything that a recovery must restore.
+    /// Everything that a recovery has to restore.
     [[nodiscard]] std::string digest() const {
         std::string digest;
         for (const float one : w_) digest += fmt::format("{:a} ", one);
-        const std::string noise = fmt::format("{:a}", noise_);
-        return fmt::format("{}{} losses, noise {}, rng {}, {} commits, position {}", digest, losses_.size(),
-                           noise, std::mt19937_64(rng_)(), recovery_.commits(), position_);
+        for (const double one : losses_.values) digest += fmt::format("{:a} ", one);
+        return digest + fmt::format("noise {:a}, rng {}, {} commits, position {}", noise_,
+                                    std::mt19937_64(rng_)(), recovery_.commits(), position_);
     }
 
   private:
     std::vector<Tensor> parameters() { return {tensor_of("w", w_, {4})}; }
-    void reach(Point point) {
-        interrupt_(point, context_.rank(), recovery_.context().generation(), recovery_.commits());
+    void reach(Point point, ProcessGroup* group) {
+        const Context& now = recovery_.context();
+        interrupt_({point, now.rank(), now.generation(), recovery_.commits(), group, recovery_});
     }
 
     void train(ProcessGroup& group, const Start& start) {
         DistributedDataParallel model(group, parameters(), {.broadcast_parameters = start.is_new()});
         const auto part = group.split(group.rank() % 2, 0);
-        while (losses_.size() < 12) {
-            reach(Point::UnitBegin);
+        while (losses_.values.size() < kUnits) {
+            reach(Point::UnitBegin, &group);
             model.zero_gradients();
             position_ += 3;  // as a loader does
             const double draw = std::uniform_real_distribution<double>(-1, 1)(rng_);
@@ -90,52 +131,52 @@ class Training3 {
             const auto gradient = model.gradient_as<float>(0);
             for (std::size_t i = 0; i < 4; ++i)
                 gradient[i] = w_[i] - static_cast<float>(static_cast<double>(i + position_) + 0.1 * draw);
-            reach(Point::Backward);
-            double loss = std::abs(draw);
+            reach(Point::Backward, &group);
+            double loss = draw;
             group.all_reduce(buffer_of(std::span(&loss, 1))).wait();
+            reach(Point::BeforePart, &group);
             part->barrier().wait();
             recovery_.prepare();
+            reach(Point::BeforeFinish, &group);
             model.mark_ready(0);
-            reach(Point::BeforeFinish);
             model.finish();
-            reach(Point::BeforeCommit);
+            reach(Point::BeforeCommit, &group);
             recovery_.commit([&] {
                 optimizer_->step(model.gradients());
-                reach(Point::InCommit);
+                reach(Point::InCommit, &group);
                 rate_.step();
-                losses_.push_back(loss);
+                losses_.values.push_back(loss);
             });
-            reach(Point::AfterCommit);
+            reach(Point::AfterCommit, &group);
         }
     }
 
-    Context context_;
     Interrupt interrupt_;
     std::vector<float> w_ = {0, 0, 0, 0};
     std::unique_ptr<Optimizer> optimizer_ = make_adamw(parameters(), {.learning_rate = 0.1});
     ScheduledRate rate_{*optimizer_, {.shape = Schedule::Shape::Cosine, .total_steps = 12}};
-    std::vector<double> losses_;
+    Witness witness_{[this] { reach(Point::Received, nullptr); }};
+    Losses losses_;
     std::uint64_t position_ = 0;
     std::mt19937_64 rng_;
     double noise_ = 0;
-    Recovery recovery_{context_, {.timeout = std::chrono::seconds(20)}};
+    Recovery recovery_;
 };
 
 struct Outcome {
     std::vector<std::string> digests;  ///< by rank
     int generations = 0;
-    bool operator==(const Outcome&) const = default;
 };
 
 /// Runs the training with processes that `interrupt` may kill.
-Outcome train_interrupted(int ranks, const Interrupt& interrupt) {
+Outcome train(int ranks, const Interrupt& interrupt, Progress progress = Progress::Inline) {
     const std::filesystem::path directory =
         std::filesystem::temp_directory_path() / fmt::format("test-recovery-{}", ::getpid());
     std::filesystem::create_directory(directory);
     Outcome outcome;
     outcome.generations = run_recovering(ranks,
                                          [&](const Context& context) {
-                                             Training3 training(context, interrupt);
+                                             TrainingRun training(context, interrupt, progress);
                                              training.run();
                                              std::ofstream(directory / std::to_string(context.rank()))
                                                  << training.digest();
@@ -150,20 +191,306 @@ Outcome train_interrupted(int ranks, const Interrupt& interrupt) {
     return outcome;
 }
 
-const Interrupt kUndisturbed = [](Point, int, std::uint64_t, std::uint64_t) {};
+const std::vector<std::string>& undisturbed(int ranks) {
+    static std::map<int, std::vector<std::string>> known;
+    std::vector<std::string>& digests = known[ranks];
+    if (digests.empty()) digests = train(ranks, [](const Moment&) {}).digests;
+    return digests;
+}
 
 void kill_this_process() { ::kill(::getpid(), SIGKILL); }
 
-TEST(Recovery, EndsWithTheBitsOfAnUndisturbedRunWhenARankIsKilledInAnAllReduce) {
-    const Outcome undisturbed = train_interrupted(3, kUndisturbed);
-    EXPECT_EQ(undisturbed.generations, 1);
-    const Outcome disturbed =
-        train_interrupted(3, [](Point point, int rank, std::uint64_t generation, std::uint64_t commits) {
-            if (point == Point::BeforeFinish && rank == 1 && generation == 1 && commits == 5)
-                kill_this_process();
+/// Calls `act` where a rank reaches a point for the first time, in generation 1.
+Interrupt at(Point point, int rank, std::uint64_t commits, std::function<void()> act = kill_this_process) {
+    return [=](const Moment& now) {
+        if (now.generation == 1 && now.point == point && now.rank == rank && now.commits == commits) act();
+    };
+}
+
+class Losing : public ::testing::TestWithParam<Point> {};
+
+TEST_P(Losing, AnyRankAtAnyUnitGivesTheBitsOfAnUndisturbedRun) {
+    const std::uint64_t before = GetParam() == Point::AfterCommit ? 1 : 0;
+    for (const int rank : {0, 2}) {
+        for (const std::uint64_t commits : {before, before + 4, before + kUnits - 1}) {
+            const Outcome disturbed = train(3, at(GetParam(), rank, commits));
+            EXPECT_EQ(disturbed.generations, 2);
+            EXPECT_EQ(disturbed.digests, undisturbed(3)) << "rank " << rank << " after " << commits;
+        }
+    }
+}
+std::string name_of_point(const ::testing::TestParamInfo<Point>& info) {
+    constexpr const char* kNames[] = {"UnitBegin",    "Backward", "BeforePart", "BeforeFinish",
+                                      "BeforeCommit", "InCommit", "AfterCommit"};
+    return kNames[static_cast<std::size_t>(info.param)];
+}
+INSTANTIATE_TEST_SUITE_P(Recovery, Losing,
+                         ::testing::Values(Point::UnitBegin, Point::Backward, Point::BeforePart,
+                                           Point::BeforeFinish, Point::BeforeCommit, Point::InCommit,
+                                           Point::AfterCommit),
+                         name_of_point);
+
+TEST(Recovery, GoesOnWithAProgressThread) {
+    for (const Point point : {Point::Backward, Point::BeforePart, Point::BeforeCommit})
+        EXPECT_EQ(train(3, at(point, 1, 3), Progress::Thread).digests, undisturbed(3));
+}
+
+/// Fails in a collective that rank 1 does not call.
+void fail_because_of_rank_1(const Moment& now) { now.group->barrier().wait(); }
+
+TEST(Recovery, RepeatsAUnitThatOnlyTheLostRankHadCommitted) {
+    const Outcome disturbed = train(3, [](const Moment& now) {
+        if (now.generation > 1) return;
+        if (now.point == Point::AfterCommit && now.rank == 1 && now.commits == 5) kill_this_process();
+        if (now.point == Point::BeforeCommit && now.rank != 1 && now.commits == 4)
+            fail_because_of_rank_1(now);
+    });
+    EXPECT_EQ(disturbed.digests, undisturbed(3));
+}
+
+TEST(Recovery, RepeatsTheFirstUnitThatOnlyTheLostRankHadCommitted) {
+    const Outcome disturbed = train(3, [](const Moment& now) {
+        if (now.generation > 1) return;
+        if (now.point == Point::AfterCommit && now.rank == 1) kill_this_process();
+        if (now.point == Point::BeforeCommit && now.rank != 1) fail_because_of_rank_1(now);
+    });
+    EXPECT_EQ(disturbed.digests, undisturbed(3));
+}
+
+TEST(Recovery, GivesTheNewestStateToSurvivorsThatAreOneUnitBehind) {
+    const Outcome disturbed = train(5, [](const Moment& now) {
+        if (now.generation > 1 || now.commits != 4 || now.point != Point::BeforeCommit) return;
+        if (now.rank == 1) kill_this_process();
+        if (now.rank > 1) fail_because_of_rank_1(now);
+    });
+    EXPECT_EQ(disturbed.digests, undisturbed(5));
+}
+
+TEST(Recovery, HasTheOwnValuesOfARankThatWasTwoUnitsAheadOfThem) {
+    const Outcome disturbed = train(3, [](const Moment& now) {
+        if (now.generation > 1) return;
+        if (now.point == Point::UnitBegin && now.rank == 1 && now.commits == 5) {
+            now.recovery.prepare();
+            kill_this_process();
+        }
+        if (now.point == Point::BeforeCommit && now.rank != 1 && now.commits == 4)
+            fail_because_of_rank_1(now);
+    });
+    EXPECT_EQ(disturbed.digests, undisturbed(3));
+}
+
+TEST(Recovery, OutlivesTheLossOfTwoRanksAtOnce) {
+    const Outcome disturbed = train(5, [](const Moment& now) {
+        if (now.generation == 1 && now.point == Point::BeforeFinish && now.rank > 2 && now.commits == 4)
+            kill_this_process();
+    });
+    EXPECT_EQ(disturbed.digests, undisturbed(5));
+}
+
+TEST(Recovery, OutlivesTheLossOfAReceiverInTheTransfer) {
+    const Outcome disturbed = train(4, [](const Moment& now) {
+        at(Point::BeforeFinish, 1, 4)(now);
+        if (now.generation == 2 && now.point == Point::Received && now.rank == 1) kill_this_process();
+    });
+    EXPECT_EQ(disturbed.generations, 3);
+    EXPECT_EQ(disturbed.digests, undisturbed(4));
+}
+
+TEST(Recovery, OutlivesTheLossOfTheSourceInTheTransfer) {
+    const Outcome disturbed = train(4, [](const Moment& now) {
+        at(Point::BeforeFinish, 1, 4)(now);
+        if (now.generation == 2 && now.point == Point::Sending && now.rank == 0) kill_this_process();
+    });
+    EXPECT_EQ(disturbed.generations, 3);
+    EXPECT_EQ(disturbed.digests, undisturbed(4));
+}
+
+TEST(Recovery, GoesOnFromTheOlderStateWhenTheOnlyNewestOneIsLostInTheTransfer) {
+    const Outcome disturbed = train(5, [](const Moment& now) {
+        if (now.generation == 2 && now.point == Point::Sending && now.rank == 0) kill_this_process();
+        if (now.generation > 1 || now.commits != 4 || now.point != Point::BeforeCommit) return;
+        if (now.rank == 1) kill_this_process();
+        if (now.rank > 1) fail_because_of_rank_1(now);
+    });
+    EXPECT_EQ(disturbed.generations, 3);
+    EXPECT_EQ(disturbed.digests, undisturbed(5));
+}
+
+TEST(Recovery, EndsWhenMoreThanHalfOfTheRanksAreLost) {
+    EXPECT_THAT(testing::thrown_by([] {
+                    train(3, [](const Moment& now) {
+                        if (now.point == Point::BeforeFinish && now.rank > 0 && now.commits == 4)
+                            kill_this_process();
+                    });
+                }),
+                HasSubstr("more than half of the ranks failed"));
+}
+
+TEST(Recovery, ReplacesARankWhoseProgramThrowsInsideCommit) {
+    // A PeerLostError too, because the state is torn.
+    EXPECT_EQ(train(3, at(Point::InCommit, 1, 4, [] { throw PeerLostError("the store has gone"); })).digests,
+              undisturbed(3));
+}
+
+TEST(Recovery, RunsWithRanksAsThreads) {
+    std::vector<std::string> digests(3);
+    const Interrupt interrupt =
+        at(Point::BeforeFinish, 1, 4, [] { throw std::runtime_error("out of luck"); });
+    const int generations = run_recovering(3, [&](const Context& context) {
+        TrainingRun training(context, interrupt, Progress::Inline);
+        training.run();
+        digests[static_cast<std::size_t>(context.rank())] = training.digest();
+    });
+    EXPECT_EQ(generations, 2);
+    EXPECT_EQ(digests, undisturbed(3));
+}
+
+/// Descriptors, mappings and resident bytes of this process.
+struct Belongings {
+    std::size_t descriptors, mappings, bytes;
+    static Belongings now() {
+        std::ifstream maps("/proc/self/maps"), size("/proc/self/statm");
+        std::size_t pages = 0, resident = 0;
+        size >> pages >> resident;
+        return {ddprun::names_in("/proc/self/fd").size(),
+                static_cast<std::size_t>(std::count(std::istreambuf_iterator<char>(maps), {}, '\n')),
+                resident * 4096};
+    }
+};
+
+TEST(Recovery, LeaksNothingIn200Generations) {
+    const std::uint64_t warm = 20, last = 200;
+    const Interrupt interrupt = [=](const Moment& now) {
+        static Belongings before;
+        if (now.point != Point::Backward || now.generation > last) return;
+        if (now.rank == 1) kill_this_process();
+        while (!now.group->is_over()) std::this_thread::yield();
+        if (now.generation == warm) before = Belongings::now();
+        if (now.generation < last) return;
+        const Belongings after = Belongings::now();
+        if (after.descriptors > before.descriptors || after.mappings > before.mappings + 8 ||
+            after.bytes > before.bytes + (1 << 20))
+            throw Error(fmt::format("{} descriptors, {} mappings, {} bytes became {}, {}, {}",
+                                    before.descriptors, before.mappings, before.bytes, after.descriptors,
+                                    after.mappings, after.bytes));
+    };
+    const int generations = run_recovering(2,
+                                           [&](const Context& context) {
+                                               TrainingRun training(context, interrupt, Progress::Inline);
+                                               training.run();
+                                           },
+                                           {.workers = Workers::Processes, .most_generations = 1000});
+    EXPECT_EQ(generations, static_cast<int>(last) + 1);
+}
+
+/// Why `program` cannot recover, as the agent hears it.
+std::string refusal_of(const std::function<void(const Context&)>& program) {
+    return testing::thrown_by([&] {
+        run_recovering(2, [&](const Context& context) {
+            program(context);
+            throw std::runtime_error("it failed");
         });
-    EXPECT_EQ(disturbed.generations, 2);
-    EXPECT_EQ(disturbed.digests, undisturbed.digests);
+    });
+}
+
+TEST(RecoveryRefusals, NameTheBackend) {
+    EXPECT_THAT(refusal_of([](const Context& context) { const Recovery one(context, {.backend = "mpi"}); }),
+                HasSubstr("Error: backend mpi: recovery in place is for backend cpu"));
+}
+
+TEST(RecoveryRefusals, NameShardedState) {
+    EXPECT_THAT(refusal_of([](const Context& context) {
+                    std::vector<float> half(2);
+                    Recovery recovery(context);
+                    recovery.keep("optimizer", {Tensor{"m", {4}, buffer_of(half), 2}});
+                }),
+                HasSubstr("Error: optimizer state is sharded: a failure restarts from the last checkpoint"));
+}
+
+TEST(RecoveryRefusals, MayComeFromWhatIsMadeOverTheGroup) {
+    EXPECT_THAT(refusal_of([](const Context& context) {
+                    Recovery recovery(context);
+                    recovery.run([](ProcessGroup& group, const Start&) {
+                        group.refuse_recovery("this hook keeps state of its own");
+                        throw std::runtime_error("it failed");
+                    });
+                }),
+                HasSubstr("Error: this hook keeps state of its own"));
+}
+
+/// Points of y = 3 x - 1.
+class Points final : public Dataset {
+  public:
+    [[nodiscard]] std::size_t size() const override { return 96; }
+    [[nodiscard]] std::vector<std::size_t> field_bytes() const override { return {sizeof(float)}; }
+    void read(std::size_t index, std::span<const std::span<std::byte>> fields) const override {
+        const float x = static_cast<float>(index) / 96;
+        std::memcpy(fields[0].data(), &x, sizeof x);
+    }
+};
+
+/// Weights that are kept as a Training, with a sampler that a loader advances.
+class LoaderRun {
+  public:
+    LoaderRun(const Context& context, std::function<void(int batch, const Context&)> interrupt)
+        : interrupt_(std::move(interrupt)),
+          sampler_(points_.size(), context.world_size(), context.rank(), {.seed = 1}),
+          recovery_(context) {
+        recovery_.keep({weights_, *optimizer_, sampler_});
+        recovery_.keep_value("epoch", epoch_);
+    }
+    std::string run() {
+        recovery_.run([this](ProcessGroup& group, const Start& start) { train(group, start); });
+        return fmt::format("{:a} {}", weights_.w[0], recovery_.commits());
+    }
+
+  private:
+    struct Weights final : Stateful {
+        std::vector<float> w = {0};
+        [[nodiscard]] std::vector<Tensor> state() const override {
+            return {{"w", {1}, {const_cast<float*>(w.data()), 1, DType::F32, {}}}};
+        }
+    };
+
+    void train(ProcessGroup& group, const Start& start) {
+        DistributedDataParallel model(group, weights_.state(), {.broadcast_parameters = start.is_new()});
+        for (; sampler_.epoch() < 3; sampler_.next_epoch()) {
+            Loader loader(points_, sampler_, {.batch_size = 4});
+            while (const Batch* batch = loader.next()) {
+                interrupt_(static_cast<int>(recovery_.commits()), recovery_.context());
+                model.zero_gradients();
+                for (const float x : batch->field<float>(0))
+                    model.gradient_as<float>(0)[0] += weights_.w[0] * x - 3 * x * x;
+                model.mark_ready(0);
+                model.finish();
+                recovery_.commit([&] { optimizer_->step(model.gradients()); });
+            }
+        }
+    }
+
+    std::function<void(int, const Context&)> interrupt_;
+    const Points points_;
+    Weights weights_;
+    std::unique_ptr<Optimizer> optimizer_ =
+        make_sgd(weights_.state(), {.learning_rate = 0.01, .momentum = 0.9});
+    DistributedSampler sampler_;
+    std::uint64_t epoch_ = 0;
+    Recovery recovery_;
+};
+
+TEST(Recovery, SeesEachSampleOnceWithALoader) {
+    const auto run = [](int lost_at) {
+        std::vector<std::string> digests(3);
+        run_recovering(3, [&](const Context& context) {
+            LoaderRun loader(context, [=](int commits, const Context& now) {
+                if (now.generation() == 1 && now.rank() == 1 && commits == lost_at) throw Error("lost");
+            });
+            digests[static_cast<std::size_t>(context.rank())] = loader.run();
+        });
+        return digests;
+    };
+    const auto undisturbed = run(-1);
+    for (const int lost_at : {3, 8, 15}) EXPECT_EQ(run(lost_at), undisturbed);
 }
 
 }  // namespace

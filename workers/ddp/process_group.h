@@ -206,7 +206,7 @@ class ProcessGroup {
     [[nodiscard]] virtual bool is_over() const { return false; }
     /// Tells the Recovery (recovery.h) that runs over this group that a failure has to restart all ranks,
     /// because of state that a new process could not get. Without effect where there is none.
-    void refuse_recovery(const std::string& why) const {
+    void refuse_recovery(const char* why) const {
         if (refuse_recovery_) refuse_recovery_(why);
     }
 
@@ -265,7 +265,7 @@ class ProcessGroup {
     std::vector<Operation>* coalesced_ = nullptr;  ///< collects the calls inside coalesced()
     std::thread::id coalescing_thread_;
     std::uint64_t all_rank_calls_ = 0;  ///< collectives in which every rank waits for every rank
-    std::function<void(const std::string&)> refuse_recovery_;
+    std::function<void(const char*)> refuse_recovery_;
     static constinit thread_local bool is_in_commit_;  ///< the thread is inside Recovery::commit
     const std::uint32_t made_in_;                      ///< process id of the creator (worker/fork.h)
     const std::shared_ptr<const bool> life_ =

@@ -14,6 +14,7 @@
 
 namespace ddp {
 
+class DistributedSampler;
 class Lifeline;
 struct Training;
 
@@ -83,6 +84,8 @@ class Recovery {
     void keep(std::string name, Stateful& object, Kind kind = Kind::Committed);
     /// Keeps the memory of tensors, for example the parameters that a DistributedDataParallel borrows.
     void keep(std::string name, std::vector<Tensor> tensors, Kind kind = Kind::Committed);
+    /// Keeps the position of a sampler, which is Moving.
+    void keep(std::string name, DistributedSampler& sampler);
     /// `T` is arithmetic, or another type without padding and pointers (the engines of <random>), or has a
     /// JSON form by ddp/objects.h.
     template <class T>
@@ -116,6 +119,8 @@ class Recovery {
     void commit(const std::function<void()>& change = {});
     /// The number of units committed since the state was New.
     [[nodiscard]] std::uint64_t commits() const;
+    /// Why a failure restarts all ranks; "" where the lost rank alone is replaced.
+    [[nodiscard]] const std::string& refusal() const;
     /// The current generation's, for a Store.
     [[nodiscard]] const Context& context() const;
 

@@ -19,7 +19,7 @@ using ddprun::KeptLine;
 
 namespace {
 
-std::string_view bytes_of(const Tensor& tensor) {
+std::string_view memory_of(const Tensor& tensor) {
     return {static_cast<const char*>(tensor.memory.data), tensor.memory.bytes()};
 }
 
@@ -51,7 +51,7 @@ class CopyReader {
     std::string_view rest_;
 };
 
-bool is_shared(const KeptItem& item) { return item.kind != Recovery::Kind::Own; }
+bool is_of_all(const KeptItem& item) { return item.kind != Recovery::Kind::Own; }
 
 std::uint64_t hash_of(std::string_view bytes) {
     std::uint64_t hash = bytes.size();
@@ -103,7 +103,7 @@ void KeptState::copy(Kind kind, std::string& copy) const {
     copy.clear();
     for (const KeptItem& item : items_) {
         if (item.kind != kind) continue;
-        for (const Tensor& tensor : item.tensors) copy += bytes_of(tensor);
+        for (const Tensor& tensor : item.tensors) copy += memory_of(tensor);
         if (item.read) append_text(copy, item.read());
     }
 }
@@ -126,7 +126,7 @@ std::string KeptState::changed_since(Kind kind, std::string_view copy) const {
     for (const KeptItem& item : items_) {
         if (item.kind != kind) continue;
         for (const Tensor& tensor : item.tensors) {
-            if (reader.take(tensor.memory.bytes()) != bytes_of(tensor)) return item.name;
+            if (reader.take(tensor.memory.bytes()) != memory_of(tensor)) return item.name;
         }
         if (item.read && reader.take_text() != item.read()) return item.name;
     }
@@ -136,7 +136,7 @@ std::string KeptState::changed_since(Kind kind, std::string_view copy) const {
 std::string KeptState::texts() const {
     std::string texts;
     for (const KeptItem& item : items_) {
-        if (is_shared(item) && item.read) append_text(texts, item.read());
+        if (is_of_all(item) && item.read) append_text(texts, item.read());
     }
     return texts;
 }
@@ -144,21 +144,21 @@ std::string KeptState::texts() const {
 void KeptState::set_texts(std::string_view texts) const {
     CopyReader reader(texts);
     for (const KeptItem& item : items_) {
-        if (is_shared(item) && item.write) item.write(reader.take_text());
+        if (is_of_all(item) && item.write) item.write(reader.take_text());
     }
 }
 
 std::vector<Tensor> KeptState::tensors() const {
     std::vector<Tensor> all;
     for (const KeptItem& item : items_) {
-        if (is_shared(item)) all.insert(all.end(), item.tensors.begin(), item.tensors.end());
+        if (is_of_all(item)) all.insert(all.end(), item.tensors.begin(), item.tensors.end());
     }
     return all;
 }
 
 void KeptState::announce_loaded() const {
     for (const KeptItem& item : items_) {
-        if (is_shared(item) && item.object != nullptr) item.object->state_loaded();
+        if (is_of_all(item) && item.object != nullptr) item.object->state_loaded();
     }
 }
 
@@ -166,7 +166,7 @@ std::vector<std::uint64_t> KeptState::hashes() const {
     std::vector<std::uint64_t> hashes;
     for (const KeptItem& item : items_) {
         if (item.kind != Kind::Committed) continue;
-        for (const Tensor& tensor : item.tensors) hashes.push_back(hash_of(bytes_of(tensor)));
+        for (const Tensor& tensor : item.tensors) hashes.push_back(hash_of(memory_of(tensor)));
         if (item.read) hashes.push_back(hash_of(item.read()));
     }
     return hashes;

@@ -40,7 +40,7 @@ using ddprun::MonotonicClock;
 namespace {
 
 /// What a rank says of itself at the start of a generation.
-struct Hello {
+struct Introduction {
     Holder holder;
     std::uint64_t layout = 0;      ///< hash of KeptState::layout
     std::uint32_t world_size = 0;  ///< of its last generation; 0: a new process
@@ -51,6 +51,10 @@ enum class Made : std::uint8_t { None, Alive, Used };
 /// Whether this process has a Recovery. Of a thread, because tests run ranks as threads.
 constinit thread_local Made recovery_made = Made::None;
 
+bool has_agent(const ddprun::WorkerEnv& env) {
+    return env.kept_fd >= 0 && env.lifeline_fd >= 0 && env.segment_fd >= 0;
+}
+
 /// Why a failure restarts all ranks; "" where the world can recover in place.
 std::string refusal_of(const ddprun::WorkerEnv& env, const ProcessGroupOptions& options) {
     const bool on_cpu =
@@ -60,11 +64,7 @@ std::string refusal_of(const ddprun::WorkerEnv& env, const ProcessGroupOptions& 
                            options.backend == "auto" ? "for a CUDA device" : options.backend);
     if (env.local_world_size != env.world_size)
         return "several nodes: recovery in place is for one node in this release";
-    return "";
-}
-
-bool has_agent(const ddprun::WorkerEnv& env) {
-    return env.kept_fd >= 0 && env.lifeline_fd >= 0 && env.segment_fd >= 0;
+    return has_agent(env) ? "" : "no ddprun that recovers in place has started this program";
 }
 
 SamplerState position_in(const std::string& text) {
@@ -88,8 +88,8 @@ class Recovery::Impl {
     Impl(const Context& given, ProcessGroupOptions group_options, Lifeline* program_lifeline)
         : context(given),
           options(std::move(group_options)),
-          lifeline(program_lifeline),
           refusal(refusal_of(given.env(), options)),
+          lifeline(program_lifeline),
           memory(has_agent(given.env()) ? given.env().kept_fd : -1,
                  static_cast<std::uint32_t>(given.env().local_rank)) {
         if (!has_agent(given.env())) return;
@@ -143,12 +143,14 @@ class Recovery::Impl {
 
     void add(KeptItem item) {
         if (has_run) fail(fmt::format("keep(\"{}\") was called after run()", item.name));
+        if (std::ranges::any_of(item.tensors, [](const Tensor& one) { return one.part_begin.has_value(); }))
+            refuse("optimizer state is sharded: a failure restarts from the last checkpoint");
         state.add(std::move(item));
     }
     [[noreturn]] void fail(const std::string& why) const {
         throw Error(fmt::format("rank {}: recovery: {}", context.rank(), why));
     }
-    void refuse(const std::string& why) {
+    void refuse(const char* why) {
         if (!refusal.empty()) return;
         refusal = why;
         report_state("");
@@ -157,6 +159,7 @@ class Recovery::Impl {
     Context context;
     ProcessGroupOptions options;
     std::uint64_t commits = 0;
+    std::string refusal;  ///< why a failure restarts all ranks; "": it does not
 
   private:
     struct NotInCommit {
@@ -164,7 +167,7 @@ class Recovery::Impl {
     };
 
     static std::shared_ptr<LifelineSocket> socket_of(const Lifeline& lifeline) { return lifeline.socket_; }
-    [[nodiscard]] bool recovers() const { return socket != nullptr && refusal.empty(); }
+    [[nodiscard]] bool recovers() const { return refusal.empty(); }
 
     /// Tells the launcher: `joined`, or the reason why this process cannot recover.
     void report_state(const std::string& joined) {
@@ -177,7 +180,7 @@ class Recovery::Impl {
     std::exception_ptr run_generation(const std::function<void(ProcessGroup&, const Start&)>& body) {
         try {
             const auto owned = ProcessGroup::create(context, options);
-            owned->refuse_recovery_ = [this](const std::string& why) { refuse(why); };
+            owned->refuse_recovery_ = [this](const char* why) { refuse(why); };
             const InGeneration scope(*this, *owned);
             const Start start = begin();
             report_state(fmt::format("in-place {}", context.generation()));
@@ -206,11 +209,11 @@ class Recovery::Impl {
 
     /// Brings all ranks to the newest state.
     Start begin() {
-        const std::vector<Hello> all = exchange();
+        const std::vector<Introduction> all = exchange();
         std::vector<Holder> holders;
-        for (const Hello& one : all) holders.push_back(one.holder);
+        for (const Introduction& one : all) holders.push_back(one.holder);
         Start start{.generation = context.generation()};
-        for (const Hello& one : all) {
+        for (const Introduction& one : all) {
             if (one.world_size != 0 && one.world_size != static_cast<std::uint32_t>(context.world_size()))
                 start.world_changed = true;
         }
@@ -227,22 +230,22 @@ class Recovery::Impl {
         return start;
     }
 
-    std::vector<Hello> exchange() {
+    std::vector<Introduction> exchange() {
         const std::string layout = state.layout();
-        const Hello mine{.holder = {.commits = is_whole ? commits : memory.line().commits.load(),
-                                    .is_whole = is_whole,
-                                    .node = static_cast<std::uint32_t>(context.env().group_rank)},
-                         .layout = std::hash<std::string>()(layout),
-                         .world_size = world_size,
-                         .is_torn = is_torn};
-        std::vector<Hello> all;
+        const Introduction mine{.holder = {.commits = is_whole ? commits : memory.line().commits.load(),
+                                           .is_whole = is_whole,
+                                           .node = static_cast<std::uint32_t>(context.env().group_rank)},
+                                .layout = std::hash<std::string>()(layout),
+                                .world_size = world_size,
+                                .is_torn = is_torn};
+        std::vector<Introduction> all;
         for (const std::string& message :
              group->all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
             if (message.size() != sizeof mine)
                 throw MismatchError("recovery: ranks run different builds of libddp");
             std::memcpy(&all.emplace_back(), message.data(), sizeof mine);
         }
-        for (const Hello& one : all) {
+        for (const Introduction& one : all) {
             if (one.layout != mine.layout) throw_layouts(layout);
         }
         return all;
@@ -268,10 +271,10 @@ class Recovery::Impl {
 
     /// No rank is whole. Right where no process has changed its state yet: all are new, or they have not
     /// committed the first unit, which at most a lost rank has.
-    Start begin_new(const std::vector<Hello>& all, const Start& start) {
+    Start begin_new(const std::vector<Introduction>& all, const Start& start) {
         std::uint64_t lost = 0;
         bool all_are_new = true, any_is_torn = false;
-        for (const Hello& one : all) {
+        for (const Introduction& one : all) {
             lost = std::max(lost, one.holder.commits);
             all_are_new = all_are_new && one.world_size == 0;
             any_is_torn = any_is_torn || one.is_torn != 0;
@@ -420,7 +423,6 @@ class Recovery::Impl {
     Lifeline* lifeline;
     KeptState state;
     bool has_run = false;
-    std::string refusal;  ///< why a failure restarts all ranks; "": it does not
     KeptMemory memory;
     std::shared_ptr<LifelineSocket> socket;  ///< null without an agent that recovers in place
     const bool checks = std::getenv("DDP_CHECK_RECOVERY") != nullptr &&
@@ -455,10 +457,7 @@ Recovery::~Recovery() {
 void Recovery::keep(const Training& training) {
     keep("model", training.model);
     keep("optimizer", training.optimizer);
-    keep_text(
-        "sampler", [&sampler = training.sampler] { return text_of(sampler.state()); },
-        [&sampler = training.sampler](const std::string& text) { sampler.restore(position_in(text)); },
-        Kind::Moving);
+    keep("sampler", training.sampler);
     for (const TrainingPart& part : training.parts) {
         if (part.state != nullptr) keep(part.name, *part.state);
     }
@@ -466,16 +465,18 @@ void Recovery::keep(const Training& training) {
 
 void Recovery::keep(std::string name, Stateful& object, Kind kind) {
     std::vector<Tensor> tensors = object.state();
-    for (const Tensor& tensor : tensors) {
-        if (tensor.part_begin)
-            impl_->refuse("optimizer state is sharded: a failure restarts from the last checkpoint");
-    }
     impl_->add({.name = std::move(name), .kind = kind, .tensors = std::move(tensors), .object = &object});
 }
 
 void Recovery::keep(std::string name, std::vector<Tensor> tensors, Kind kind) {
     check_tensors(tensors);
     impl_->add({.name = std::move(name), .kind = kind, .tensors = std::move(tensors)});
+}
+
+void Recovery::keep(std::string name, DistributedSampler& sampler) {
+    keep_text(
+        std::move(name), [&sampler] { return text_of(sampler.state()); },
+        [&sampler](const std::string& text) { sampler.restore(position_in(text)); }, Kind::Moving);
 }
 
 void Recovery::keep_bytes(std::string name, void* bytes, std::size_t size, Kind kind) {
@@ -496,6 +497,7 @@ void Recovery::run(const std::function<void(ProcessGroup&, const Start&)>& body)
 void Recovery::prepare() { impl_->prepare(); }
 void Recovery::commit(const std::function<void()>& change) { impl_->commit(change); }
 std::uint64_t Recovery::commits() const { return impl_->commits; }
+const std::string& Recovery::refusal() const { return impl_->refusal; }
 const Context& Recovery::context() const { return impl_->context; }
 
 std::uint64_t step_seed(std::uint64_t seed, int rank, std::uint64_t commits) {

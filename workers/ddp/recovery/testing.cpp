@@ -239,12 +239,12 @@ class Agent {
 
     [[nodiscard]] std::string refusal() const {
         if (is_released_) return "a rank failed after the end of the run";
-        if (2 * failed_in_a_row_ > workers_.size()) return "more than half of the ranks failed";
-        if (static_cast<int>(generation_) >= options_.most_generations) return "too many generations";
         for (const Worker& worker : workers_) {
             if (!worker.refusal.empty()) return worker.refusal;
             if (worker.has_ended && !worker.has_failed) return "a rank has ended";
         }
+        if (2 * failed_in_a_row_ > workers_.size()) return "more than half of the ranks failed";
+        if (static_cast<int>(generation_) >= options_.most_generations) return "too many generations";
         return "";
     }
 

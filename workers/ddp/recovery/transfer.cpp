@@ -1,16 +1,17 @@
 #include "ddp/recovery/transfer.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 namespace ddp {
 
 namespace {
 
-using Ranks = std::vector<std::uint32_t>;
+using RankList = std::vector<std::uint32_t>;
 
 /// Takes the receiver nearest to `from` out of `waiting`, which is not empty.
-std::uint32_t take_nearest(Ranks& waiting, std::uint32_t from, std::span<const Holder> ranks) {
+std::uint32_t take_nearest(RankList& waiting, std::uint32_t from, std::span<const Holder> ranks) {
     auto nearest = std::ranges::find_if(
         waiting, [&](std::uint32_t rank) { return ranks[rank].node == ranks[from].node; });
     if (nearest == waiting.end()) nearest = waiting.begin();
@@ -20,7 +21,8 @@ std::uint32_t take_nearest(Ranks& waiting, std::uint32_t from, std::span<const H
 }
 
 /// Rounds for `waiting`, who become holders.
-void serve(Ranks waiting, Ranks& holders, std::span<const Holder> ranks, std::vector<TransferRound>& rounds) {
+void serve(RankList waiting, RankList& holders, std::span<const Holder> ranks,
+           std::vector<TransferRound>& rounds) {
     while (!waiting.empty()) {
         TransferRound round;
         for (const std::uint32_t holder : holders) {
@@ -43,7 +45,7 @@ std::uint64_t newest_state(std::span<const Holder> ranks) {
 
 std::vector<TransferRound> plan_transfers(std::span<const Holder> ranks) {
     const std::uint64_t newest = newest_state(ranks);
-    Ranks holders, empty, older;
+    RankList holders, empty, older;
     for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
         const bool has_it = ranks[rank].is_whole && ranks[rank].commits == newest;
         (has_it ? holders : ranks[rank].is_whole ? older : empty).push_back(rank);
@@ -62,15 +64,18 @@ std::vector<TransferRound> plan_transfers(std::span<const Holder> ranks) {
 }
 
 void run_round(ProcessGroup& group, const TransferRound& round, std::span<const Tensor> state) {
-    std::vector<Message> messages;
+    // A pair is a group of its own: its broadcast is more than twice as fast as messages.
+    int color = -1;
+    bool gives = false;
     for (const Transfer& one : round) {
-        const bool gives = static_cast<int>(one.from) == group.rank();
-        if (!gives && static_cast<int>(one.to) != group.rank()) continue;
-        for (const Tensor& tensor : state)
-            messages.push_back({gives ? Message::Direction::Send : Message::Direction::Recv, tensor.memory,
-                                static_cast<int>(gives ? one.to : one.from)});
+        const bool is_from = static_cast<int>(one.from) == group.rank();
+        if (!is_from && static_cast<int>(one.to) != group.rank()) continue;
+        color = static_cast<int>(one.from);
+        gives = is_from;
     }
-    group.batch_send_recv(std::move(messages)).wait();
+    const auto pair = group.split(color, gives ? 0 : 1);
+    if (pair == nullptr) return;
+    for (const Tensor& tensor : state) pair->broadcast(tensor.memory, 0).wait();
 }
 
 }  // namespace ddp

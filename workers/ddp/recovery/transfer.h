@@ -33,7 +33,7 @@ std::uint64_t newest_state(std::span<const Holder> ranks);
 /// Ranks of the same node are preferred. Empty when all have it, or nobody is whole. Pure.
 std::vector<TransferRound> plan_transfers(std::span<const Holder> ranks);
 
-/// Runs this rank's part of a round. Blocks; throws the group's errors.
+/// Collective, blocking: a round of transfers of these tensors. Throws the group's errors.
 void run_round(ProcessGroup& group, const TransferRound& round, std::span<const Tensor> state);
 
 }  // namespace ddp

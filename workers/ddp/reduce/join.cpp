@@ -29,6 +29,7 @@ Join::Join(DistributedDataParallel& model, JoinOptions options) : model_(model),
     if (model_.join_ != nullptr) throw InvalidInput("the model is in a Join already: finish that one first");
     model_.check_join(true);
     model_.join_ = this;
+    model_.group_->refuse_recovery("Join: ranks that have no batches left are at no common unit");
 }
 
 Join::~Join() {

@@ -217,6 +217,11 @@ void Model::Flat::allocate(ProcessGroup* group) {
     }
 }
 
+namespace {
+constexpr const char* kShardedRefusal =
+    "optimizer state is sharded: a failure restarts from the last checkpoint";
+}
+
 Model::Model(std::vector<TensorSpec> parameters, ModelOptions options)
     : DistributedDataParallel(DdpOptions{.reducer = {.limits = options.limits,
                                                      .find_unused_parameters = options.find_unused_parameters,
@@ -237,8 +242,7 @@ Model::Model(ProcessGroup& group, std::vector<TensorSpec> parameters, ModelOptio
 Model::~Model() = default;
 
 void Model::attach(ProcessGroup& group, bool broadcast) {
-    if (flat_->weights != nullptr && flat_->options.shard != Shard::None)
-        throw InvalidInput("optimizer state is sharded: a failure restarts from the last checkpoint");
+    if (flat_->weights != nullptr && flat_->options.shard != Shard::None) throw InvalidInput(kShardedRefusal);
     if (flat_->weights != nullptr && !flat_->outlives_group())
         throw InvalidInput(
             "weights on a GPU end with their group: a failure restarts from the last checkpoint");
@@ -250,6 +254,7 @@ void Model::attach(ProcessGroup& group, bool broadcast) {
 }
 
 void Model::connect(ProcessGroup& group) {
+    if (flat_->options.shard != Shard::None) group.refuse_recovery(kShardedRefusal);
     if (flat_->weights == nullptr) flat_->allocate(&group);
     attach_group(group, flat_->parameters, reduction_of(flat_->layout, flat_->options, flat_->ranks));
     flat_->averages.clear();

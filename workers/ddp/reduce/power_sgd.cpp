@@ -117,6 +117,7 @@ struct PowerSgd::Impl {
         const bool compresses =
             static_cast<std::uint64_t>(steps_) >= options_.start_step && bucket.buffer.dtype == DType::F32;
         if (bucket.is_last) ++steps_;
+        group.refuse_recovery("power_sgd: each rank has errors of its own, which change inside a unit");
         if (!compresses)
             return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
         if (group.device() != Device{})
