@@ -7,8 +7,8 @@
 
 #include <ddp/checkpoint.h>
 #include <ddp/context.h>
-#include <ddp/ddp.h>
 #include <ddp/loader.h>
+#include <ddp/model.h>
 #include <ddp/optimizer.h>
 #include <ddp/process_group.h>
 #include <ddp/sampler.h>
@@ -19,8 +19,9 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <memory>
+#include <span>
 #include <string>
-#include <vector>
 
 namespace {
 
@@ -37,24 +38,24 @@ class Points final : public ddp::Dataset {
 
 struct Run {
     explicit Run(ddp::ProcessGroup& group)
-        : model(group, parameters()), sampler(points.size(), group.size(), group.rank(), {.seed = 1}) {}
+        : model(group, {{"w", {1}}, {"b", {1}}}),
+          sampler(points.size(), group.size(), group.rank(), {.seed = 1}) {}
 
-    std::vector<ddp::Tensor> parameters() {
-        return {ddp::tensor_of("w", w, {1}), ddp::tensor_of("b", b, {1})};
-    }
+    [[nodiscard]] float w() const { return model.weights<float>(0)[0]; }
+    [[nodiscard]] float b() const { return model.weights<float>(1)[0]; }
 
     void learn(std::span<const float> batch) {
         model.zero_gradients();
         const auto count = static_cast<float>(batch.size() / 2);
         for (std::size_t i = 0; i < batch.size(); i += 2) {
-            const float error = w[0] * batch[i] + b[0] - batch[i + 1];
+            const float error = w() * batch[i] + b() - batch[i + 1];
             model.gradient_as<float>(0)[0] += 2 * error * batch[i] / count;
             model.gradient_as<float>(1)[0] += 2 * error / count;
         }
         model.mark_ready(1);
         model.mark_ready(0);
         model.finish();
-        optimizer->step(model.gradients());
+        optimizer->step();
         rate.step();
     }
 
@@ -73,9 +74,8 @@ struct Run {
     }
 
     const Points points;
-    std::vector<float> w = {0}, b = {0};
-    ddp::DistributedDataParallel model;
-    std::unique_ptr<ddp::Optimizer> optimizer = ddp::make_adamw(parameters(), {.learning_rate = 0.1});
+    ddp::Model model;
+    std::unique_ptr<ddp::Optimizer> optimizer = ddp::make_adamw(model, {.learning_rate = 0.1});
     ddp::ScheduledRate rate{*optimizer,
                             {.shape = ddp::Schedule::Shape::Cosine, .warmup_steps = 5, .total_steps = 200}};
     ddp::DistributedSampler sampler;
@@ -101,7 +101,7 @@ bool run(ddp::ProcessGroup& group, const std::string& directory) {
         std::printf(
             "%d workers: stopped in epoch %d behind %d samples; ended after %d steps with y = %.4f x + %.4f, sha256 %s\n",
             group.size(), static_cast<int>(epoch), static_cast<int>(consumed),
-            static_cast<int>(second.optimizer->steps()), second.w[0], second.b[0], sum.c_str());
+            static_cast<int>(second.optimizer->steps()), second.w(), second.b(), sum.c_str());
     return !is_done && is_found && sum == whole.model.verify_equal_parameters();
 }
 

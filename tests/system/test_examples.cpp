@@ -50,6 +50,13 @@ TEST(Examples, CheckThemselvesOnThreeWorkers) {
     }
 }
 
+TEST(Examples, RecoverLosesARankAndNoStep) {
+    const Outcome outcome = run_example("RECOVER", 3, {});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("3 workers: 63 steps in two generations"));
+    EXPECT_THAT(outcome.err, HasSubstr("2 ranks go on in place, rank 2 starts again"));
+}
+
 TEST(Examples, RollCallCountsEveryRankAndOneRankCalls) {
     const Outcome outcome = run_example("ROLL_CALL", 4, {});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
