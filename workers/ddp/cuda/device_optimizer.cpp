@@ -99,12 +99,7 @@ class DeviceOptimizer final : public Optimizer {
             device::append_step_counts(tensors, parameters(), corrections_.as<device::Correction>());
         return tensors;
     }
-    std::uint64_t steps() const override {
-        device::StepScalars now{};
-        copy(&now, scalars_.get(), sizeof now, stream_);
-        synchronize(stream_);
-        return now.step;
-    }
+    std::uint64_t steps() const override { return scalars_.read<device::StepScalars>(stream_).step; }
 
   private:
     void learning_rate_changed(std::size_t /*group*/) override {

@@ -16,20 +16,13 @@ struct GradClipper::Parts {
           scale(options.scaler != nullptr ? options.scaler->on_device() : nullptr),
           gpu(cuda::Gpu::of(index)),
           memory(gpu, sizeof(device::GradClip)) {
-        const device::GradClip initial{max_norm, 0, 0, 1, 0};
-        cuda::copy(memory.get(), &initial, sizeof initial, stream);
-        cuda::synchronize(stream);
+        memory.write(device::GradClip{max_norm, 0, 0, 1, 0}, stream);
     }
     void reserve(std::size_t stretches) {
         if (!sums || sums->bytes() < stretches * sizeof(double))
             sums.emplace(gpu, stretches * sizeof(double));
     }
-    [[nodiscard]] device::GradClip read() const {
-        device::GradClip now{};
-        cuda::copy(&now, memory.get(), sizeof now, stream);
-        cuda::synchronize(stream);
-        return now;
-    }
+    [[nodiscard]] device::GradClip read() const { return memory.read<device::GradClip>(stream); }
     cuda::Stream stream;
     const device::GradScale* scale;
     std::shared_ptr<const cuda::Gpu> gpu;

@@ -34,9 +34,7 @@ struct GradScaler::Parts {
           gpu(cuda::Gpu::of(where.index)),
           memory(gpu, sizeof(device::GradScale)) {
         const auto scale = static_cast<float>(options.initial_scale);
-        const device::GradScale initial{scale, 1 / scale, 0, 0};
-        cuda::copy(memory.get(), &initial, sizeof initial, stream);
-        cuda::synchronize(stream);
+        memory.write(device::GradScale{scale, 1 / scale, 0, 0}, stream);
     }
     Device device;
     cuda::Stream stream;
@@ -77,11 +75,6 @@ std::vector<Tensor> GradScaler::state() const {
     return {{"grad_scaler", {static_cast<std::int64_t>(words.count)}, words}};
 }
 
-double GradScaler::read_scale() const {
-    device::GradScale now{};
-    cuda::copy(&now, parts_->memory.get(), sizeof now, parts_->stream);
-    cuda::synchronize(parts_->stream);
-    return now.scale;
-}
+double GradScaler::read_scale() const { return parts_->memory.read<device::GradScale>(parts_->stream).scale; }
 
 }  // namespace ddp

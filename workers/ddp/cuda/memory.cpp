@@ -14,47 +14,37 @@ std::string free_memory() {
     return fmt::format("{} of {} MiB are free", free >> 20, total >> 20);
 }
 
-}  // namespace
-
-DeviceMemory::DeviceMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes)
-    : gpu_(std::move(gpu)), bytes_(bytes) {
-    gpu_->make_current();
+void* allocate_on_device(const Gpu& gpu, std::size_t bytes) {
+    gpu.make_current();
     void* address = nullptr;
     const cudaError_t code = cudaMalloc(&address, std::max<std::size_t>(bytes, 1));
     if (code != cudaSuccess) {
         const std::string attempt =
-            fmt::format("allocating {} bytes on CUDA device {} ({})", bytes, gpu_->index(), free_memory());
+            fmt::format("allocating {} bytes on CUDA device {} ({})", bytes, gpu.index(), free_memory());
         check(code, attempt.c_str());
     }
-    memory_ = static_cast<std::byte*>(address);
+    return address;
 }
 
-DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
-    : gpu_(std::move(other.gpu_)), memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_) {}
-
-DeviceMemory::~DeviceMemory() {
-    if (memory_ != nullptr) cudaFree(memory_);
-}
-
-void DeviceMemory::clear(Stream stream) const {
-    check(cudaMemsetAsync(memory_, 0, bytes_, stream), "clearing device memory");
-}
-
-PinnedMemory::PinnedMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes)
-    : gpu_(std::move(gpu)), bytes_(bytes) {
-    gpu_->make_current();
+void* allocate_pinned(const Gpu& gpu, std::size_t bytes) {
+    gpu.make_current();
     void* address = nullptr;
     const std::string attempt = fmt::format("allocating {} bytes of page-locked memory", bytes);
     check(cudaHostAlloc(&address, std::max<std::size_t>(bytes, 1), cudaHostAllocDefault), attempt.c_str());
-    memory_ = static_cast<std::byte*>(address);
+    return address;
 }
 
-PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept
-    : gpu_(std::move(other.gpu_)), memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_) {}
+}  // namespace
 
-PinnedMemory::~PinnedMemory() {
-    if (memory_ != nullptr) cudaFreeHost(memory_);
+DeviceMemory::DeviceMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes)
+    : OwnedMemory(gpu, bytes, allocate_on_device(*gpu, bytes), cudaFree) {}
+
+void DeviceMemory::clear(Stream stream) const {
+    check(cudaMemsetAsync(get(), 0, bytes(), stream), "clearing device memory");
 }
+
+PinnedMemory::PinnedMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes)
+    : OwnedMemory(gpu, bytes, allocate_pinned(*gpu, bytes), cudaFreeHost) {}
 
 OwnedStream::OwnedStream(std::shared_ptr<const Gpu> gpu, Priority priority) : gpu_(std::move(gpu)) {
     gpu_->make_current();

@@ -2,56 +2,53 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 #include "ddp/cuda/gpu.h"
 #include "ddp/types.h"
 
 namespace ddp::cuda {
 
-/// Memory of a CUDA device, at least 256-byte aligned. The destructor frees it: cudaFree waits for the
-/// device, so do not use it inside a step.
-class DeviceMemory {
+/// Memory from CUDA, freed by the destructor.
+class OwnedMemory {
   public:
-    /// Throws Error naming the size and the free memory of the device. 0 bytes are allowed.
-    DeviceMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes);
-    ~DeviceMemory();
-    DeviceMemory(DeviceMemory&& other) noexcept;
-    DeviceMemory& operator=(DeviceMemory&&) = delete;
-
-    [[nodiscard]] std::byte* get() const { return memory_; }
+    [[nodiscard]] std::byte* get() const { return memory_.get(); }
     template <class T>
     [[nodiscard]] T* as() const {
-        return reinterpret_cast<T*>(memory_);
+        return reinterpret_cast<T*>(get());
     }
     [[nodiscard]] std::size_t bytes() const { return bytes_; }
-    /// Zeroes the memory, queued on `stream`.
-    void clear(Stream stream) const;
+
+  protected:
+    using Free = cudaError_t (*)(void* memory);
+    OwnedMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes, void* memory, Free free)
+        : gpu_(std::move(gpu)), memory_(static_cast<std::byte*>(memory), free), bytes_(bytes) {}
 
   private:
     std::shared_ptr<const Gpu> gpu_;
-    std::byte* memory_ = nullptr;
+    std::unique_ptr<std::byte, Free> memory_;
     std::size_t bytes_;
 };
 
+/// Memory of a CUDA device, at least 256-byte aligned. cudaFree waits for the device, so do not destroy it
+/// inside a step.
+class DeviceMemory : public OwnedMemory {
+  public:
+    /// Throws Error naming the size and the free memory of the device. 0 bytes are allowed.
+    DeviceMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes);
+    /// Zeroes the memory, queued on `stream`.
+    void clear(Stream stream) const;
+    /// Copies one value there or from there. Blocks until the work on `stream` is done.
+    template <class T>
+    void write(const T& value, Stream stream) const;
+    template <class T>
+    [[nodiscard]] T read(Stream stream) const;
+};
+
 /// Page-locked host memory, the only kind that is copied to or from a device without blocking.
-class PinnedMemory {
+class PinnedMemory : public OwnedMemory {
   public:
     PinnedMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes);
-    ~PinnedMemory();
-    PinnedMemory(PinnedMemory&& other) noexcept;
-    PinnedMemory& operator=(PinnedMemory&&) = delete;
-
-    [[nodiscard]] std::byte* get() const { return memory_; }
-    template <class T>
-    [[nodiscard]] T* as() const {
-        return reinterpret_cast<T*>(memory_);
-    }
-    [[nodiscard]] std::size_t bytes() const { return bytes_; }
-
-  private:
-    std::shared_ptr<const Gpu> gpu_;
-    std::byte* memory_ = nullptr;
-    std::size_t bytes_;
 };
 
 /// A stream of its own that does not wait for the default stream. The destructor does not wait for queued
@@ -76,5 +73,18 @@ class OwnedStream {
 void copy(void* to, const void* from, std::size_t bytes, Stream stream);
 /// Blocks until all work queued on `stream` is done. Throws Error with the device's failure.
 void synchronize(Stream stream);
+
+template <class T>
+void DeviceMemory::write(const T& value, Stream stream) const {
+    copy(get(), &value, sizeof value, stream);
+    synchronize(stream);
+}
+template <class T>
+T DeviceMemory::read(Stream stream) const {
+    T value{};
+    copy(&value, get(), sizeof value, stream);
+    synchronize(stream);
+    return value;
+}
 
 }  // namespace ddp::cuda
