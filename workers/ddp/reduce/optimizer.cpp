@@ -58,6 +58,8 @@ void round_all(std::span<const float> from, Half* to) {
     for (std::size_t i = 0; i < from.size(); ++i) device::round_to(from[i], to[i]);
 }
 
+/// `Rule` derives from it, and has step_by(parameter, elements), begin_step() and begin_parameter(parameter).
+template <class Rule>
 class HostOptimizer : public Optimizer {
   public:
     std::vector<Tensor> state() const override {
@@ -111,12 +113,11 @@ class HostOptimizer : public Optimizer {
             if (has_master(i)) copy_master(i);
         }
     }
-    virtual void begin_step() {}
-    virtual void begin_parameter(std::size_t /*parameter*/) {}
-    virtual void step_elements(std::size_t parameter, const Elements<float>& elements) = 0;
-    virtual void step_elements(std::size_t parameter, const Elements<double>& elements) = 0;
+    void begin_step() {}
+    void begin_parameter(std::size_t /*parameter*/) {}
 
   private:
+    Rule& rule() { return static_cast<Rule&>(*this); }
     static bool is_floating(DType type) { return type == DType::F64 || is_float_of_32_bits_or_less(type); }
     static bool is_float_of_32_bits_or_less(DType type) {
         return type == DType::F32 || type == DType::BF16 || type == DType::F16;
@@ -147,18 +148,14 @@ class HostOptimizer : public Optimizer {
     }
     void update(std::span<const Buffer> gradients) override {
         ++steps_;
-        begin_step();
+        rule().begin_step();
         for (std::size_t i = 0; i < gradients.size(); ++i) {
             if (gradients[i].data == nullptr) continue;
-            begin_parameter(i);
+            rule().begin_parameter(i);
             const Buffer& memory = parameters()[i].memory;
-            if (memory.dtype == DType::F64)
-                step_elements(
-                    i, elements<double>(i, memory.data, static_cast<const double*>(gradients[i].data), 0,
-                                        memory.count));
+            if (memory.dtype == DType::F64) step_in_place<double>(i, gradients[i]);
             else if (memory.dtype == DType::F32 && gradients[i].dtype == DType::F32)
-                step_elements(i, elements<float>(i, memory.data, static_cast<const float*>(gradients[i].data),
-                                                 0, memory.count));
+                step_in_place<float>(i, gradients[i]);
             else step_in_blocks(i, gradients[i]);
         }
     }
@@ -172,6 +169,11 @@ class HostOptimizer : public Optimizer {
         };
         return {static_cast<T*>(values) + at, gradient, {state(0), state(1)}, count};
     }
+    template <class T>
+    void step_in_place(std::size_t i, const Buffer& gradient) {
+        const Buffer& memory = parameters()[i].memory;
+        rule().step_by(i, elements(i, memory.data, static_cast<const T*>(gradient.data), 0, memory.count));
+    }
     void step_in_blocks(std::size_t i, const Buffer& gradient) {
         const Buffer& memory = parameters()[i].memory;
         void* const values = has_master(i) ? master(i) : memory.data;
@@ -180,7 +182,7 @@ class HostOptimizer : public Optimizer {
             const std::size_t count = std::min(kBlock, memory.count - at);
             const Elements<float> block =
                 elements(i, values, as_floats(gradient, at, std::span(scratch).first(count)), at, count);
-            step_elements(i, block);
+            rule().step_by(i, block);
             const std::span<const float> stepped(block.value, count);
             if (memory.dtype == DType::BF16) round_all(stepped, static_cast<device::Bf16*>(memory.data) + at);
             if (memory.dtype == DType::F16) round_all(stepped, static_cast<device::F16*>(memory.data) + at);
@@ -194,7 +196,7 @@ class HostOptimizer : public Optimizer {
     mutable std::uint64_t steps_ = 0;
 };
 
-class Sgd final : public HostOptimizer {
+class Sgd final : public HostOptimizer<Sgd> {
   public:
     Sgd(std::vector<Tensor> parameters, const SgdOptions& options, const StateMemory& memory)
         : HostOptimizer(std::move(parameters), options.learning_rate,
@@ -206,12 +208,8 @@ class Sgd final : public HostOptimizer {
           nesterov_(options.nesterov) {}
     std::string_view name() const override { return "sgd"; }
 
-  private:
-    void step_elements(std::size_t, const Elements<float>& elements) override { step_by(elements); }
-    void step_elements(std::size_t, const Elements<double>& elements) override { step_by(elements); }
-
     template <class T>
-    void step_by(const Elements<T>& elements) const {
+    void step_by(std::size_t /*parameter*/, const Elements<T>& elements) const {
         const auto rate = static_cast<T>(learning_rate()), decay = static_cast<T>(decay_);
         T* __restrict__ p = elements.value;
         const T* __restrict__ g = elements.gradient;
@@ -232,11 +230,12 @@ class Sgd final : public HostOptimizer {
         }
     }
 
+  private:
     double decay_, momentum_;
     bool nesterov_;
 };
 
-class AdamW final : public HostOptimizer {
+class AdamW final : public HostOptimizer<AdamW> {
   public:
     AdamW(std::vector<Tensor> parameters, const AdamWOptions& options, const StateMemory& memory)
         : HostOptimizer(std::move(parameters), options.learning_rate, {"exp_avg", "exp_avg_sq"}, memory),
@@ -250,17 +249,9 @@ class AdamW final : public HostOptimizer {
         return tensors;
     }
 
-  private:
     // The device uses the same functions: the factors are equal to the bit.
-    void begin_step() override { factors_.learning_rate = learning_rate(); }
-    void begin_parameter(std::size_t parameter) override { ++corrections_[parameter].step; }
-    void step_elements(std::size_t parameter, const Elements<float>& elements) override {
-        step_by(parameter, elements);
-    }
-    void step_elements(std::size_t parameter, const Elements<double>& elements) override {
-        step_by(parameter, elements);
-    }
-
+    void begin_step() { factors_.learning_rate = learning_rate(); }
+    void begin_parameter(std::size_t parameter) { ++corrections_[parameter].step; }
     template <class T>
     void step_by(std::size_t parameter, const Elements<T>& elements) const {
         const std::uint64_t step = corrections_[parameter].step;
@@ -281,6 +272,7 @@ class AdamW final : public HostOptimizer {
         }
     }
 
+  private:
     double epsilon_;
     device::StepScalars factors_;
     mutable std::vector<device::Correction> corrections_;  ///< one per parameter
