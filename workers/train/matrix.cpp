@@ -4,9 +4,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
+#include "ddp/reduce/loops.h"
 #include "env/text.h"
 
 #ifdef TRAIN_HAVE_CBLAS
@@ -15,27 +15,9 @@
 
 namespace train {
 namespace plain {
-namespace {
 
-void add_scaled(float* __restrict__ to, const float* __restrict__ from, float factor, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) to[i] += factor * from[i];
-}
-
-/// Independent partial sums: the compiler may not reorder a single sum, and would not vectorise it.
-float dot(const float* __restrict__ a, const float* __restrict__ b, std::size_t count) {
-    constexpr std::size_t kLanes = 16;
-    std::array<float, kLanes> sums = {};
-    std::size_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-        for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-    }
-    float sum = 0;
-    for (; i < count; ++i) sum += a[i] * b[i];
-    for (const float partial : sums) sum += partial;
-    return sum;
-}
-
-}  // namespace
+using ddp::add_scaled;
+using ddp::dot;
 
 void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b, float* c) {
     std::fill_n(c, m * n, 0.0F);

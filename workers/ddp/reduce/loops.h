@@ -9,6 +9,10 @@ namespace ddp {
 
 /// Multiplies all elements in host memory by `factor`. Throws InvalidInput for integer types.
 void scale_elements(const Buffer& buffer, double factor);
+/// The sum of the products, as sixteen partial sums; a single one could not be vectorised.
+float dot(const float* a, const float* b, std::size_t count);
+/// to[i] += factor * from[i], which must not overlap.
+void add_scaled(float* to, const float* from, float factor, std::size_t count);
 /// The sum of the squares of all elements in host memory; 0 without memory.
 double squares_of(const Buffer& buffer);
 /// Appends the sum of squares of each `chunk` bytes; the last chunk may be shorter, as if zeros followed.

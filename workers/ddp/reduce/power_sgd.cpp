@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "ddp/ddp.h"
+#include "ddp/reduce/loops.h"
 
 namespace ddp {
-namespace {
 
-/// Independent partial sums: the compiler may not reorder a single sum, and would not vectorise it.
 float dot(const float* __restrict__ a, const float* __restrict__ b, std::size_t count) {
     constexpr std::size_t kLanes = 16;
     std::array<float, kLanes> sums = {};
@@ -29,6 +28,8 @@ float dot(const float* __restrict__ a, const float* __restrict__ b, std::size_t 
 void add_scaled(float* __restrict__ to, const float* __restrict__ from, float factor, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) to[i] += factor * from[i];
 }
+
+namespace {
 
 /// Pseudorandom in [-1, 1), the same on all ranks. Any start direction works that is not orthogonal to the
 /// solution.
