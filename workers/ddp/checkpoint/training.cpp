@@ -63,6 +63,11 @@ std::vector<std::string> agree(ProcessGroup& group, const std::function<std::str
     return outcomes;
 }
 
+/// Likewise, without results.
+void run_on_all(ProcessGroup& group, const std::function<void()>& act) {
+    agree(group, [&] { return act(), ""; });
+}
+
 /// Likewise on rank 0 only; every rank returns its result.
 std::string run_on_rank_zero(ProcessGroup& group, const std::function<std::string()>& act) {
     return agree(group, [&] { return group.rank() == 0 ? act() : ""; }).at(0);
@@ -151,7 +156,7 @@ std::string read_training(ProcessGroup& group, const std::string& checkpoint, co
     const bool is_first = group.rank() == 0;
     TrainingState state;
     std::optional<PartReader> reader;
-    agree(group, [&] {
+    run_on_all(group, [&] {
         if (is_first) {
             state = load_state(checkpoint);
             DistributedSampler(training.sampler).restore(state.sampler);
@@ -159,7 +164,6 @@ std::string read_training(ProcessGroup& group, const std::string& checkpoint, co
         }
         reader.emplace(checkpoint, parts_in(checkpoint, training, is_first),
                        is_first ? PartReader::What::All : PartReader::What::PartsOfTensors);
-        return "";
     });
     return agree(group,
                  [&] {
@@ -259,25 +263,19 @@ std::string CheckpointDirectory::save(ProcessGroup& group, const Training& train
     });
     add_files(group, parts, plans, step, *gathered_, *save);
     const std::string path = published_path(save->hidden);
-    const auto run = [&](const std::function<void()>& act) {
-        agree(group, [&] {
-            act();
-            return "";
-        });
-    };
     if (options_.asynchronous) {
-        run([&] {
+        run_on_all(group, [&] {
             save->copy(copies_);
             save->create();
         });
         write_in_background(std::move(save));
         return path;
     }
-    run([&] {
+    run_on_all(group, [&] {
         save->create();
         save->write(copies_);
     });
-    run([&] {
+    run_on_all(group, [&] {
         if (!save->publishes) return;
         publish(*save, [&] {
             if (group.is_over())
@@ -290,10 +288,7 @@ std::string CheckpointDirectory::save(ProcessGroup& group, const Training& train
 void CheckpointDirectory::finish(ProcessGroup& group) {
     if (!pending_.valid()) return;
     try {
-        agree(group, [&] {
-            pending_.get();
-            return "";
-        });
+        run_on_all(group, [&] { pending_.get(); });
     } catch (...) {
         // No rank writes any more, so what the others wrote after rank 0's failure can go.
         if (group.rank() == 0) remove_left_overs();
