@@ -37,6 +37,7 @@ struct Model::Flat {
     std::vector<Tensor> parameters;
     std::vector<Tensor> parts;     ///< those of this rank; the parameters with one rank
     std::vector<Buffer> averages;  ///< gradients of the parts
+    std::vector<Buffer> given;     ///< of the used ones, for the optimizer
     std::vector<Work> gathers;     ///< of each bucket's weights
     std::size_t optimizer_bytes = 0;
     bool is_broadcast = false;
@@ -261,6 +262,7 @@ void Model::connect(ProcessGroup& group) {
     for (std::size_t i = 0; i < flat_->parts.size(); ++i)
         flat_->averages.push_back(
             flat_->part_in(reducer().averaged(flat_->layout.bucket_of[i]), i, group.rank()));
+    flat_->given.resize(flat_->averages.size());
 }
 
 Shard Model::shard() const { return flat_->options.shard; }
@@ -410,11 +412,9 @@ void Model::step(Optimizer& optimizer) {
     for (std::size_t b = 0; b < flat_->gathers.size(); ++b) wait_gather(b);
     // Another rank may still read the weights of its backward pass.
     if (flat_->kind == Flat::Weights::Shared) group().barrier().wait();
-    std::vector<Buffer> averages = flat_->averages;
-    for (std::size_t i = 0; i < averages.size(); ++i) {
-        if (!is_used(i)) averages[i] = {};
-    }
-    optimizer.step(averages);
+    for (std::size_t i = 0; i < flat_->averages.size(); ++i)
+        flat_->given[i] = is_used(i) ? flat_->averages[i] : Buffer{};
+    optimizer.step(flat_->given);
     parts_changed();
     if (flat_->kind == Flat::Weights::Copies && !flat_->options.overlaps_gather) wait_for_parameters();
 }
