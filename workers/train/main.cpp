@@ -42,16 +42,12 @@ int print_error(const StartupError& error) {
     return static_cast<int>(error.code);
 }
 
-/// Ends a rank whose error another rank reports. To exit first would make this silent rank the root cause for
-/// the launcher, so it waits to be ended, and reports the error itself after a timeout.
-int wait_for_reporter(const StartupError& error) {
-    constexpr int kTimeoutMilliseconds = 5000;
-    ::poll(nullptr, 0, kTimeoutMilliseconds);
-    return print_error(error);
-}
-
+/// Ends a rank. To exit before the rank that reports the error would make this one, which is silent, the root
+/// cause for the launcher: it waits to be ended, and reports the error itself after a timeout.
 int report(const StartupError& error, int reporter, int rank) {
-    return rank == reporter ? print_error(error) : wait_for_reporter(error);
+    constexpr int kTimeoutMilliseconds = 5000;
+    if (rank != reporter) ::poll(nullptr, 0, kTimeoutMilliseconds);
+    return print_error(error);
 }
 
 /// OMP_NUM_THREADS from the launcher or the user; one thread otherwise.
