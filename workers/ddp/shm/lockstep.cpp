@@ -110,7 +110,9 @@ void Lockstep::wait_for_each() {
         if (spin_eagerly(slot.step, step_)) continue;
         note_wait();
         const auto shown = [&] { return slot.step.load(std::memory_order_acquire) == step_; };
-        if (spin_until(spin_budget_, shown, Spins{})) continue;
+        if (may_wait_for_nodes() ? spin_until(spin_budget_, shown, Yields{})
+                                 : spin_until(spin_budget_, shown, Spins{}))
+            continue;
         const Sleeper sleeper(slot.sleepers);
         sleep_until(slot.step, step_);
     }

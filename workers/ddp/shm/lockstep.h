@@ -67,6 +67,7 @@ class Lockstep {
     }
 
   private:
+    [[nodiscard]] bool may_wait_for_nodes() const { return extension_.count() > 0; }
     void arrive(Slot& slot);
     void wait_for_each();
     void wait_together();
