@@ -3,14 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "ddp/worker/slices.h"
+
 namespace ddp {
-namespace {
-
-constexpr std::size_t up(std::size_t value, std::size_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-}
-
-}  // namespace
 
 Extent intersection(const Extent& inner, const Extent& outer) {
     const std::size_t begin = std::max(inner.begin, outer.begin), end = std::min(inner.end(), outer.end());
@@ -26,9 +21,9 @@ FlatLayout lay_out(std::span<const GradientSpec> specs, BucketPlan plan, std::si
         for (const std::size_t tensor : plan[b]) {
             layout.tensors[tensor] = {at, specs[tensor].bytes};
             layout.bucket_of[tensor] = b;
-            at = up(layout.tensors[tensor].end(), FlatLayout::kAlignment);
+            at = round_up(layout.tensors[tensor].end(), FlatLayout::kAlignment);
         }
-        layout.buckets.push_back({layout.bytes, up(at - layout.bytes, multiple)});
+        layout.buckets.push_back({layout.bytes, round_up(at - layout.bytes, multiple)});
         layout.types.push_back(specs[plan[b].front()].dtype);
         layout.bytes = layout.buckets.back().end();
     }

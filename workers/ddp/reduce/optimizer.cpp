@@ -12,6 +12,7 @@
 
 #include "ddp/cuda/device_optimizer.h"
 #include "ddp/reduce/model_optimizer.h"
+#include "ddp/worker/slices.h"
 
 namespace ddp {
 namespace {
@@ -101,7 +102,7 @@ class HostOptimizer : public Optimizer {
         std::size_t slot_bytes = 0, master_bytes = 0;
         bool any_master = false;
         for (std::size_t i = 0; i < parameters().size(); ++i) {
-            const std::size_t bytes = (parameters()[i].memory.count * size_of(state_type(i)) + 63) / 64 * 64;
+            const std::size_t bytes = round_up(parameters()[i].memory.count * size_of(state_type(i)), 64);
             slot_offsets_.push_back(std::exchange(slot_bytes, slot_bytes + bytes));
             master_offsets_.push_back(master_bytes);
             master_bytes += has_master(i) ? bytes : 0;

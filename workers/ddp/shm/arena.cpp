@@ -5,6 +5,7 @@
 #include <bit>
 #include <numeric>
 
+#include "ddp/worker/slices.h"
 #include "env/text.h"
 
 namespace ddp::cpu {
@@ -16,10 +17,6 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kHugePage = 2 * 1024 * 1024;
-
-constexpr std::uint64_t up(std::uint64_t value, std::uint64_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-}
 
 struct ArenaHead {
     std::atomic<std::uint64_t> splits;  ///< one bit per share in use
@@ -35,8 +32,8 @@ struct Partition {
 Partition partition_of(const SegmentHeader& header) {
     Partition at{};
     at.head_bytes =
-        up(sizeof(ArenaHead) + header.local_world_size * sizeof(std::atomic<std::uint32_t>), kPage);
-    at.first_group = up(header.arena_offset + at.head_bytes, kHugePage);
+        round_up(sizeof(ArenaHead) + header.local_world_size * sizeof(std::atomic<std::uint32_t>), kPage);
+    at.first_group = round_up(header.arena_offset + at.head_bytes, kHugePage);
     const std::uint64_t end = header.arena_offset + header.arena_bytes;
     const std::uint64_t half = end > at.first_group ? (end - at.first_group) / 2 / kHugePage * kHugePage : 0;
     at.group_bytes = half / kMaxGroups / kHugePage * kHugePage;
@@ -80,14 +77,14 @@ struct Arena::Layout {
     std::uint64_t identities, lines, messages, slots, staging, results, channels, regions;
 
     explicit Layout(std::uint64_t n)
-        : identities(up(sizeof(Control), kPage)),
-          lines(up(identities + n * sizeof(Identity), kPage)),
+        : identities(round_up(sizeof(Control), kPage)),
+          lines(round_up(identities + n * sizeof(Identity), kPage)),
           messages(lines + n * sizeof(RankLine)),
-          slots(up(messages + n * sizeof(MessageLine), kPage)),
-          staging(up(slots + n * 2 * sizeof(Slot), kHugePage)),
+          slots(round_up(messages + n * sizeof(MessageLine), kPage)),
+          staging(round_up(slots + n * 2 * sizeof(Slot), kHugePage)),
           results(staging + n * 2 * kAreaBytes),
           channels(results + n * 2 * kAreaBytes),
-          regions(up(channels + n * n * sizeof(Channel), kHugePage)) {}
+          regions(round_up(channels + n * n * sizeof(Channel), kHugePage)) {}
 };
 
 Arena::Arena(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, Lines lines)
@@ -168,7 +165,7 @@ Arena::Piece Arena::take(std::uint64_t bytes) {
     }
     const std::uint64_t offset = next_;
     std::byte* address = segment_->map(offset, bytes);
-    next_ += up(bytes, kHugePage);
+    next_ += round_up(bytes, kHugePage);
     return {address, offset};
 }
 

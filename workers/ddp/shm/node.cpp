@@ -93,7 +93,7 @@ std::span<std::byte> Node::allocate_shared(std::size_t bytes) {
 }
 
 std::span<std::byte> Node::take_region(std::size_t bytes) {
-    const std::size_t stride = (std::max<std::size_t>(bytes, 1) + kSharePage - 1) / kSharePage * kSharePage;
+    const std::size_t stride = round_up(std::max<std::size_t>(bytes, 1), kSharePage);
     const Arena::Piece piece = arena.take(stride * size);
     regions_.push_back({piece.address, piece.offset, stride, false});
     std::byte* mine = piece.address + rank * stride;

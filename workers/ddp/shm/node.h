@@ -14,6 +14,7 @@
 #include "ddp/shm/kernels.h"
 #include "ddp/shm/lockstep.h"
 #include "ddp/shm/point_to_point.h"
+#include "ddp/worker/slices.h"
 
 namespace ddp::cpu {
 
@@ -35,8 +36,7 @@ struct Pieces {
 
     // Pieces end on cache lines of the range, so that two ranks never write the same line of it.
     static Pieces cut(std::size_t begin, std::size_t end, std::size_t ranks) {
-        const std::size_t share = (end - begin + ranks - 1) / ranks;
-        return {begin, end, (share + kLine - 1) / kLine * kLine};
+        return {begin, end, round_up((end - begin + ranks - 1) / ranks, kLine)};
     }
     [[nodiscard]] std::size_t offset(std::size_t rank) const { return std::min(begin + rank * each, end); }
     [[nodiscard]] std::size_t length(std::size_t rank) const { return offset(rank + 1) - offset(rank); }

@@ -16,6 +16,10 @@ inline Buffer writable(const ConstBuffer& buffer) {
     return {const_cast<void*>(buffer.data), buffer.count, buffer.dtype, buffer.device};
 }
 
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
 /// Offsets and lengths in bytes.
 class Slices {
   public:
