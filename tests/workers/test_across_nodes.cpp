@@ -503,20 +503,28 @@ TEST(AcrossNodes, MessagesMayBeginLateAndMoveInParts) {
 
 TEST(AcrossNodes, SmallCallsSendMessagesThatGrowWithTheLogarithmOfTheNodes) {
     for (const std::size_t nodes : {std::size_t{2}, std::size_t{5}, std::size_t{8}, std::size_t{9}}) {
-        const auto messages_of = [&](int calls) {
+        const auto messages_of = [&](int rounds) {
             FakeNetwork network;
             SeveralNodes world(std::vector<int>(nodes, 1));
             world.set_links([&] { return network.open(); });
             world.run([&](ProcessGroup& group) {
-                std::vector<float> values{1};
-                for (int call = 0; call < calls; ++call) {
+                std::vector<float> one(1), all(nodes), others(nodes);
+                const Buffer value = buffer_of(one), values = buffer_of(all);
+                for (int round = 0; round < rounds; ++round) {
                     group.barrier().wait();
-                    group.all_reduce(buffer_of(std::span<float>(values))).wait();
+                    group.all_reduce(value).wait();
+                    group.reduce(value, 1).wait();
+                    group.broadcast(value, 1).wait();
+                    group.all_gather(values, value).wait();
+                    group.gather(values, value, 1).wait();
+                    group.scatter(value, values, 1).wait();
+                    group.reduce_scatter(value, values).wait();
+                    group.all_to_all(buffer_of(others), values).wait();
                 }
             });
             return network.messages();
         };
-        EXPECT_EQ(messages_of(5) - messages_of(0), 5 * 2 * nodes * std::bit_width(nodes - 1)) << nodes;
+        EXPECT_EQ(messages_of(2) - messages_of(0), 2 * 9 * nodes * std::bit_width(nodes - 1)) << nodes;
     }
 }
 

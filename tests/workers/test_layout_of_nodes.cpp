@@ -41,10 +41,10 @@ TEST(RoundsBetweenNodes, AreScatteredOnlyForManyBytesAndMoreThanTwoNodes) {
     EXPECT_EQ(choose_rounds(1 << 20, 3), Rounds::Scattered);
 }
 
-TEST(LeaderReduceBytes, AreFewerForMoreNodes) {
-    EXPECT_EQ(leader_reduce_bytes(2), 65536U);
-    EXPECT_EQ(leader_reduce_bytes(3), 32768U);
-    EXPECT_EQ(leader_reduce_bytes(1000), kInlineBytes);
+TEST(HeaderPayload, AreFewerForMoreNodes) {
+    EXPECT_EQ(header_payload_bytes(2), 65536U);
+    EXPECT_EQ(header_payload_bytes(3), 32768U);
+    EXPECT_EQ(header_payload_bytes(1000), kInlineBytes);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ddp/net/across_calls.h"
+#include "ddp/net/across_nodes.h"
 
 namespace ddp::net {
 
@@ -109,40 +109,12 @@ void AcrossNodes::finish_sum(const Sum& how, void* to, std::byte* sum, std::size
     else copy_bytes(to, sum, bytes);
 }
 
-void AcrossNodes::all_reduce(const Buffer& buffer, ReduceOp op) {
-    const Sum how = sum_of(buffer.dtype, op);
-    if (how.partial_bytes(buffer.bytes()) <= leader_reduce_bytes(layout_.nodes.size()))
-        return reduce_by_leaders(buffer, how);
-    reduce_by_lanes(buffer, how);
-}
-
-/// Each leader sums for its node, exchanges the sums with its header, and distributes the result on its node.
-void AcrossNodes::reduce_by_leaders(const Buffer& buffer, const Sum& how) {
-    const std::size_t bytes = buffer.bytes(), partial_bytes = how.partial_bytes(bytes);
-    if (!is_leader()) kernels_.stream(arena_.staging(rank_, steps_.next_step()), buffer.data, bytes);
-    meet_on_node();
-    if (is_leader()) {
-        for (std::uint32_t place = 0; place < size_; ++place)
-            sources_[place] = place == rank_ ? buffer.data : arena_.staging(place, steps_.current_step());
-        if (how.is_wide() && scratch_[0].size() < partial_bytes) scratch_[0].resize(partial_bytes);
-        std::byte* const sum = how.is_wide() ? scratch_[0].data() : bytes_of(buffer);
-        how.here(sum, sources_.data(), static_cast<int>(size_), buffer.count);
-        send_header({sum, partial_bytes});
-        receive_headers();
-        std::vector<const void*> sources;
-        for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node)
-            sources.push_back(node == layout_.node() ? sum : payload_of(node));
-        how.across(sum, sources.data(), static_cast<int>(sources.size()), buffer.count);
-        finish_sum(how, buffer.data, sum, bytes);
-    }
-    broadcast_on_node(0, bytes_of(buffer), bytes);
-}
-
 /// Every lane has a piece of each range of the buffer: it sums the piece over the node and begins its
 /// exchange; then it finishes the exchange of its previous piece, and publishes the result. When all buffers
 /// of the node are shared, sums read them and results are written to them; otherwise pieces for other lanes
 /// are staged one range ahead, and results are collected one range behind.
-void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
+void AcrossNodes::all_reduce(const Buffer& buffer, ReduceOp op) {
+    const Sum how = sum_of(buffer.dtype, op);
     const std::uint32_t lanes = layout_.lanes();
     const std::size_t stretch =
         std::min(kLanePieceBytes, cpu::kAreaBytes / lanes / cpu::kLine * cpu::kLine) * lanes;

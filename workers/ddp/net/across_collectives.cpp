@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ddp/net/across_calls.h"
+#include "ddp/net/across_nodes.h"
 #include "ddp/net/node_rendezvous.h"
 
 /// All collectives between nodes except all_reduce, which has its own file.
@@ -39,21 +39,6 @@ std::vector<std::vector<std::uint32_t>> AcrossNodes::slices_held() const {
     return held;
 }
 
-/// Broadcasts `length` bytes of one rank to its node.
-void AcrossNodes::broadcast_on_node(std::uint32_t from_place, std::byte* bytes, std::size_t length) {
-    if (size_ == 1) return;
-    in_steps(
-        length,
-        [&](std::size_t at, std::size_t part) {
-            if (rank_ == from_place)
-                kernels_.stream(arena_.staging(rank_, steps_.next_step()), bytes + at, part);
-        },
-        [&](std::size_t at, std::size_t part) {
-            if (rank_ != from_place)
-                copy_bytes(bytes + at, arena_.staging(from_place, steps_.current_step()), part);
-        });
-}
-
 /// After this step all ranks of this node are in the same call. From here on they may wait for other nodes.
 void AcrossNodes::meet_on_node() {
     meet();
@@ -84,7 +69,12 @@ void AcrossNodes::run(const Operation& operation) {
     const Call& call = operation.call;
     if (operation.is_message()) return with_messages(operation, [this](auto messages) { batch(messages); });
     in_call(call, [&] {
-        const std::size_t longest = operation.is_uneven() ? agree_on_counts(operation) : call.bytes;
+        if (run_by_leaders(operation)) return;
+        const std::size_t longest =
+            operation.is_uneven()
+                ? cpu::agree_on_counts(operation, node_,
+                                       [&](const std::string& counts) { return gather_everywhere(counts); })
+                : call.bytes;
         switch (call.operation) {
             case SegmentOp::AllReduce:
                 copy_bytes(operation.out.data, operation.in.data, call.bytes);
@@ -95,14 +85,74 @@ void AcrossNodes::run(const Operation& operation) {
             case SegmentOp::ReduceScatter:
                 return reduce_scatter(operation.out, operation.in, operation.slices_of_in(), call.op);
             case SegmentOp::Reduce: return reduce(operation);
-            case SegmentOp::Gather: return gather(operation);
-            case SegmentOp::Scatter: return scatter(operation);
+            case SegmentOp::Gather:
+            case SegmentOp::Scatter: return move_slices(operation);
             case SegmentOp::AllToAll:
                 return all_to_all(operation.out, operation.slices_of_out(), operation.in,
                                   operation.slices_of_in(), longest);
             default: return meet_all_nodes();  // a barrier
         }
     });
+}
+
+/// A call of few bytes. Each leader makes a payload of what the ranks of its node give, exchanges it with its
+/// header, and shows its node the sum of all payloads, or all of them. False: the call has too many bytes.
+bool AcrossNodes::run_by_leaders(const Operation& operation) {
+    const Call& call = operation.call;
+    const auto is = [&](auto... operations) { return ((call.operation == operations) || ...); };
+    if (operation.is_uneven() || is(SegmentOp::Barrier)) return false;
+    const bool sums = is(SegmentOp::AllReduce, SegmentOp::Reduce, SegmentOp::ReduceScatter);
+    const bool from_root = is(SegmentOp::Broadcast, SegmentOp::Scatter);
+    const bool is_cut = is(SegmentOp::ReduceScatter, SegmentOp::AllToAll, SegmentOp::Scatter);
+    const std::size_t given = is_cut ? call.bytes * layout_.size() : call.bytes;  // by a rank
+    const Sum how = sums ? sum_of(call.dtype, call.op) : Sum{};
+    const std::size_t payload = sums        ? how.partial_bytes(given)
+                                : from_root ? given
+                                            : given * layout_.largest_node();
+    const std::size_t nodes = layout_.nodes.size(), shown = sums ? given : payload * nodes;
+    if (payload > header_payload_bytes(nodes) || shown > cpu::kAreaBytes) return false;
+
+    if (!is_leader())
+        kernels_.stream(arena_.staging(rank_, steps_.next_step()), operation.in.data, operation.in.bytes());
+    meet_on_node();
+    if (is_leader()) {
+        for (std::uint32_t place = 0; place < size_; ++place)
+            sources_[place] =
+                place == rank_ ? operation.in.data : arena_.staging(place, steps_.current_step());
+        if (sums)
+            how.here(own_payload(), sources_.data(), static_cast<int>(size_), given / size_of(call.dtype));
+        for (std::uint32_t place = 0; place < size_ && !sums; ++place) {
+            if (!from_root) copy_bytes(own_payload() + place * given, sources_[place], given);
+            else if (layout_.locals()[place] == static_cast<std::uint32_t>(operation.root))
+                copy_bytes(own_payload(), sources_[place], given);
+        }
+        send_header(payload);
+        receive_headers();
+        std::byte* const area = arena_.staging(rank_, steps_.next_step());
+        std::vector<const void*> payloads;
+        for (std::uint32_t node = 0; node < nodes; ++node) {
+            payloads.push_back(payload_of(node));
+            if (!sums) copy_bytes(area + node * payload, payloads.back(), payload);
+        }
+        if (sums) {
+            how.across(own_payload(), payloads.data(), static_cast<int>(nodes), given / size_of(call.dtype));
+            finish_sum(how, area, own_payload(), given);
+        }
+    }
+    meet();
+    const std::byte* const area = arena_.staging(0, steps_.current_step());
+    const std::size_t own_slice = is_cut ? layout_.rank * call.bytes : 0;
+    const auto given_by = [&](std::uint32_t rank) {
+        return area + layout_.node_of[rank] * payload + (from_root ? 0 : layout_.place_of[rank] * given);
+    };
+    if (sums || from_root) {
+        const std::byte* const from = sums ? area : given_by(static_cast<std::uint32_t>(operation.root));
+        copy_bytes(operation.out.data, from + own_slice, operation.out.bytes());
+        return true;
+    }
+    for (std::uint32_t rank = 0; rank < layout_.size() && operation.out.bytes() > 0; ++rank)
+        copy_bytes(bytes_of(operation.out) + rank * call.bytes, given_by(rank) + own_slice, call.bytes);
+    return true;
 }
 
 /// Sends pieces down a tree of nodes; the root sends for its node, the leaders for the others. The ranks of a
@@ -135,7 +185,13 @@ void AcrossNodes::broadcast(const Operation& operation) {
         for (const std::uint32_t child : children_in_tree(here, home, n)) {
             if (sends) sent.send(sender(child), piece);
         }
-        if (buffers.empty()) broadcast_on_node(place, piece.data(), piece.size());
+        if (buffers.empty() && size_ > 1) {
+            if (rank_ == place)
+                kernels_.stream(arena_.staging(rank_, steps_.next_step()), piece.data(), piece.size());
+            meet();
+            if (rank_ != place)
+                copy_bytes(piece.data(), arena_.staging(place, steps_.current_step()), piece.size());
+        }
         for (std::uint32_t other = 0; other < buffers.size(); ++other) {
             if (sends && here != home && other != rank_)
                 kernels_.stream(buffers[other] + at, piece.data(), piece.size());
@@ -308,73 +364,28 @@ void AcrossNodes::reduce(const Operation& operation) {
     copy_bytes(operation.out.data, copy.data(), operation.out.bytes());
 }
 
-/// Ranks of other nodes send to the root directly.
-void AcrossNodes::gather(const Operation& operation) {
-    const Buffer& output = operation.out;
-    const ConstBuffer& input = operation.in;
+/// Moves the slices of a gather or scatter as messages to or from the root.
+void AcrossNodes::move_slices(const Operation& operation) {
+    const bool gathers = operation.call.operation == SegmentOp::Gather, is_root = rank() == operation.root;
+    const Buffer slice = gathers ? writable(operation.in) : operation.out;
+    const Buffer all = gathers ? operation.out : writable(operation.in);
+    const Slices slices = Slices::even(operation.call.bytes);
+    const auto sends_or_receives = [](bool sends) {
+        return sends ? Message::Direction::Send : Message::Direction::Recv;
+    };
     meet_all_nodes();
-    const auto to = static_cast<std::uint32_t>(operation.root);
-    const Slices slices = Slices::even(input.bytes());
-    const bool is_root = layout_.rank == to;
-    if (is_root && input.bytes() > 0)
-        std::memmove(slice_of(output, slices, to).data(), input.data, input.bytes());
-    Batch batch(*this);
-    if (!layout_.is_local(to)) {
-        batch.send(to, {bytes_of(input), input.bytes()});
-        return batch.wait();
+    if (!is_root) {
+        const Message one{sends_or_receives(gathers), slice, operation.root};
+        return batch(std::span(&one, 1));
     }
-    for (std::uint32_t rank = 0; is_root && rank < layout_.size(); ++rank) {
-        if (!layout_.is_local(rank)) batch.receive(rank, slice_of(output, slices, rank));
+    std::vector<Message> messages;
+    for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) messages.push_back({sends_or_receives(!gathers), slices.of(all, peer), peer});
     }
-    in_steps(
-        input.bytes(),
-        [&](std::size_t at, std::size_t part) {
-            if (!is_root)
-                kernels_.stream(arena_.staging(rank_, steps_.next_step()), bytes_of(input) + at, part);
-        },
-        [&](std::size_t at, std::size_t part) {
-            for (const std::uint32_t rank : layout_.locals()) {
-                if (is_root && rank != to)
-                    copy_bytes(slice_of(output, slices, rank).data() + at,
-                               arena_.staging(layout_.place_of[rank], steps_.current_step()), part);
-            }
-        });
-    batch.wait();
-}
-
-void AcrossNodes::scatter(const Operation& operation) {
-    const Buffer& output = operation.out;
-    const ConstBuffer& input = operation.in;
-    meet_all_nodes();
-    const auto from = static_cast<std::uint32_t>(operation.root);
-    const Slices slices = Slices::even(output.bytes());
-    const bool is_root = layout_.rank == from;
-    Batch batch(*this);
-    if (!layout_.is_local(from)) {
-        batch.receive(from, {bytes_of(output), output.bytes()});
-        return batch.wait();
-    }
-    for (std::uint32_t rank = 0; is_root && rank < layout_.size(); ++rank) {
-        if (!layout_.is_local(rank)) batch.send(rank, slice_of(input, slices, rank));
-    }
-    for (const std::uint32_t rank : layout_.locals()) {
-        if (rank == from) continue;
-        in_steps(
-            output.bytes(),
-            [&](std::size_t at, std::size_t part) {
-                if (is_root)
-                    kernels_.stream(arena_.staging(rank_, steps_.next_step()),
-                                    slice_of(input, slices, rank).data() + at, part);
-            },
-            [&](std::size_t at, std::size_t part) {
-                if (rank == layout_.rank)
-                    copy_bytes(bytes_of(output) + at,
-                               arena_.staging(layout_.place_of[from], steps_.current_step()), part);
-            });
-    }
-    batch.wait();
-    if (is_root && output.bytes() > 0)
-        std::memmove(output.data, slice_of(input, slices, from).data(), output.bytes());
+    const Buffer own = slices.of(all, rank());
+    if (gathers) std::memmove(own.data, slice.data, slice.bytes());
+    batch(messages);
+    if (!gathers) std::memmove(slice.data, own.data, slice.bytes());
 }
 
 /// Between nodes each pair exchanges directly. Within the node each rank reads the slices from the inputs of
@@ -402,16 +413,14 @@ void AcrossNodes::all_to_all(const Buffer& output, const Slices& received, const
             copy_bytes(slice_of(output, received, from).data(), inputs[place] + sent.offset(own), longest);
             continue;
         }
-        in_steps(
-            longest,
-            [&](std::size_t at, std::size_t part) {
-                kernels_.stream(arena_.staging(rank_, steps_.next_step()),
-                                slice_of(input, sent, to).data() + at, sent.within(to, at, part));
-            },
-            [&](std::size_t at, std::size_t part) {
-                copy_bytes(slice_of(output, received, from).data() + at,
-                           arena_.staging(place, steps_.current_step()), received.within(from, at, part));
-            });
+        for (std::size_t at = 0; at < longest; at += cpu::kAreaBytes) {
+            kernels_.stream(arena_.staging(rank_, steps_.next_step()), bytes_of(input) + sent.offset(to) + at,
+                            sent.within(to, at, cpu::kAreaBytes));
+            meet();
+            copy_bytes(bytes_of(output) + received.offset(from) + at,
+                       arena_.staging(place, steps_.current_step()),
+                       received.within(from, at, cpu::kAreaBytes));
+        }
     }
     batch.wait();
     receive_headers();
@@ -431,7 +440,8 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     std::vector<std::string> theirs(layout_.nodes.size());
     if (is_leader()) {
         const std::uint64_t length = ours.size();
-        send_header(std::as_bytes(std::span(&length, 1)));
+        std::memcpy(own_payload(), &length, sizeof length);
+        send_header(sizeof length);
         receive_headers();
         Batch batch(*this);
         for (std::uint32_t node = 0; node < theirs.size(); ++node) {
@@ -456,22 +466,6 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
             all[layout_.nodes[node].at(place)] = texts[place];
     }
     return all;
-}
-
-/// Throws MismatchError when the counts of the ranks do not fit each other. Returns the length of the longest
-/// slice of any rank.
-std::size_t AcrossNodes::agree_on_counts(const Operation& operation) {
-    Counts counts = operation.counts();
-    counts.insert(counts.begin(), static_cast<std::size_t>(env_.rank));
-    std::vector<Counts> all;
-    for (const std::string& text : gather_everywhere(
-             {reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof counts[0]})) {
-        if (text.size() != counts.size() * sizeof counts[0])
-            fail<MismatchError>(attempt() + ": other ranks called another collective");
-        std::memcpy(all.emplace_back(counts.size()).data(), text.data(), text.size());
-    }
-    if (const std::string why = compare_counts(call_.operation, all); !why.empty()) steps_.fail_mismatch(why);
-    return longest_of(all) * size_of(call_.dtype);
 }
 
 }  // namespace ddp::net

@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include "ddp/net/across_calls.h"
 #include "ddp/net/node_rendezvous.h"
 #include "ddp/shm/joining.h"
 #include "ddp/worker/call.h"
@@ -163,7 +162,7 @@ void AcrossNodes::connect_peers(const std::vector<std::string>& introductions,
         link_->tag_mask() - (link_->tag_mask() >> 1);  // the tags of other messages count from 1
     failure_notice_.emplace(*link_, secret_ ^ highest_bit);
     if (!is_leader()) return;
-    const std::size_t nodes = layout_.nodes.size(), longest = sizeof(Call) + leader_reduce_bytes(nodes);
+    const std::size_t nodes = layout_.nodes.size(), longest = sizeof(Call) + header_payload_bytes(nodes);
     headers_.resize(nodes * longest);
     for (std::size_t distance = 1; distance < nodes; distance *= 2)
         header_rounds_.emplace_back().arrived.resize(std::min(distance, nodes - distance) * longest);
@@ -199,6 +198,27 @@ std::unique_ptr<cpu::Backend> AcrossNodes::split(const std::vector<std::uint32_t
     if (members.empty()) return nullptr;
     if (crosses) return std::make_unique<AcrossNodes>(*this, std::move(part));
     return std::make_unique<cpu::CpuBackend>(node_, part.locals, part.share);
+}
+
+/// Compares the calls of this node first. A group that failed in a call is unusable: later code may reuse the
+/// memory, so the link must not write there.
+void AcrossNodes::in_call(const Call& call, const std::function<void()>& body) {
+    try {
+        steps_.begin(call);
+        call_ = steps_.call();
+        began_ns_ = 0;
+        body();
+        steps_.end();
+    } catch (...) {
+        fail_group(std::current_exception());
+        throw;
+    }
+}
+
+template <class Exception>
+void AcrossNodes::fail(const std::string& what) {
+    announce_failure(std::make_exception_ptr(Exception(what)));
+    throw Exception(what);
 }
 
 std::span<std::byte> AcrossNodes::allocate_shared(std::size_t bytes) {
@@ -353,13 +373,12 @@ void AcrossNodes::fail_group(const std::exception_ptr& why) {
     steps_.mark_broken(why);
 }
 
-void AcrossNodes::send_header(std::span<const std::byte> bytes) {
+void AcrossNodes::send_header(std::size_t payload_bytes) {
     const std::size_t nodes = layout_.nodes.size(), here = layout_.node();
     header_batch_ = std::make_unique<Batch>(*this);
-    header_bytes_ = sizeof call_ + bytes.size();
+    header_bytes_ = sizeof call_ + payload_bytes;
     header_round_ = 0;
     std::memcpy(headers_.data(), &call_, sizeof call_);
-    copy_bytes(headers_.data() + sizeof call_, bytes.data(), bytes.size());
     // Takes all numbers of messages now: those of the call's data follow.
     for (std::size_t round = 0; round < header_rounds_.size(); ++round) {
         const std::size_t distance = std::size_t{1} << round;

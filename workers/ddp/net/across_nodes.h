@@ -21,6 +21,9 @@
 
 namespace ddp::net {
 
+using cpu::bytes_of;
+using cpu::copy_bytes;
+
 /// The means of the rendezvous of several nodes; tests have their own.
 struct Parts {
     BootstrapStore bootstrap;
@@ -121,19 +124,19 @@ class AcrossNodes final : public cpu::Backend {
     void connect_peers(const std::vector<std::string>& introductions, const std::vector<int>& world_ranks);
 
     // A call and its headers.
-    template <class Body>
-    void in_call(const Call& call, Body body);
+    void in_call(const Call& call, const std::function<void()>& body);
     [[nodiscard]] bool is_leader() const { return layout_.place() == 0; }
     void meet_on_node();
     void meet_all_nodes();
     [[nodiscard]] std::vector<std::byte*> begin_with(const void* data, std::size_t bytes);
-    /// Starts the exchange of the leaders' headers, each with the same number of bytes, at most
-    /// leader_reduce_bytes(); receive_headers() ends it. In round k a leader sends the headers that it has to
-    /// the node 2^k further, so each one sends and receives log2(nodes) messages.
-    void send_header(std::span<const std::byte> bytes = {});
+    /// Starts the exchange of the leaders' headers, each with as many bytes of own_payload(), at most
+    /// header_payload_bytes(); receive_headers() ends it. In round k a leader sends the headers that it has
+    /// to the node 2^k further, so each one sends and receives log2(nodes) messages.
+    void send_header(std::size_t payload_bytes = 0);
     void receive_headers();
     void advance_headers();
     void send_header_round();
+    [[nodiscard]] std::byte* own_payload() { return headers_.data() + sizeof(Call); }
     [[nodiscard]] const std::byte* payload_of(std::uint32_t node) const;
 
     // Waiting.
@@ -151,29 +154,23 @@ class AcrossNodes final : public cpu::Backend {
     [[nodiscard]] std::string name_of(std::uint32_t peer) const;
 
     // Steps within the node, as parts of a call.
-    template <class Give, class Take>
-    void in_steps(std::size_t total, Give give, Take take);
     /// By place: the ranks whose slices the node's rank at that place holds; its own, and one or more of
     /// every other node.
     [[nodiscard]] std::vector<std::vector<std::uint32_t>> slices_held() const;
-    void broadcast_on_node(std::uint32_t from_place, std::byte* bytes, std::size_t length);
     [[nodiscard]] std::vector<std::string> gather_everywhere(std::string_view mine);
 
+    [[nodiscard]] bool run_by_leaders(const Operation& operation);
     void all_reduce(const Buffer& buffer, ReduceOp op);
-    void reduce_by_leaders(const Buffer& buffer, const Sum& how);
-    void reduce_by_lanes(const Buffer& buffer, const Sum& how);
     void stage_for_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
     void collect_from_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
     void broadcast(const Operation& operation);
     void reduce(const Operation& operation);
-    void gather(const Operation& operation);
-    void scatter(const Operation& operation);
+    void move_slices(const Operation& operation);
     void all_gather(const Buffer& output, const ConstBuffer& input, const Slices& slices);
     void reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices, ReduceOp op);
     void all_to_all(const Buffer& output, const Slices& received, const ConstBuffer& input,
                     const Slices& sent, std::size_t longest);
     void batch(std::span<const Message> messages);
-    std::size_t agree_on_counts(const Operation& operation);
     [[nodiscard]] Sum sum_of(DType type, ReduceOp op) const;
     /// Turns `sum`, over all nodes, into `bytes` of the result: divided for an average, and rounded. `to` may
     /// be `sum` unless the sum is wide.

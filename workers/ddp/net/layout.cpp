@@ -32,9 +32,11 @@ Layout Layout::of(const std::vector<std::uint32_t>& hosts, std::uint32_t rank) {
 }
 
 std::uint32_t Layout::lanes() const {
-    std::size_t least = nodes.front().size();
-    for (const auto& node : nodes) least = std::min(least, node.size());
-    return static_cast<std::uint32_t>(least);
+    return static_cast<std::uint32_t>(std::ranges::min(nodes, {}, &std::vector<std::uint32_t>::size).size());
+}
+
+std::size_t Layout::largest_node() const {
+    return std::ranges::max(nodes, {}, &std::vector<std::uint32_t>::size).size();
 }
 
 std::uint32_t parent_in_tree(std::uint32_t node, std::uint32_t root, std::uint32_t n) {
@@ -51,7 +53,7 @@ std::vector<std::uint32_t> children_in_tree(std::uint32_t node, std::uint32_t ro
     return children;
 }
 
-std::size_t leader_reduce_bytes(std::size_t nodes) {
+std::size_t header_payload_bytes(std::size_t nodes) {
     return std::max(kInlineBytes, kLeaderBytesInAll / std::max<std::size_t>(nodes - 1, 1));
 }
 

@@ -25,6 +25,7 @@ struct Layout {
     /// The number of ranks on each node that exchange pieces with the same ranks of other nodes: the size of
     /// the smallest node, so that all nodes divide a buffer equally.
     [[nodiscard]] std::uint32_t lanes() const;
+    [[nodiscard]] std::size_t largest_node() const;
     /// The rank of a node that receives what `other` sends to that node; on its own node, `other` itself.
     [[nodiscard]] std::uint32_t holder(std::uint32_t other, std::uint32_t on_node) const {
         return place_of[other] % static_cast<std::uint32_t>(nodes[on_node].size());
@@ -43,9 +44,9 @@ Rounds choose_rounds(std::size_t bytes, std::size_t nodes);
 
 /// Longest payload, in bytes, that travels with the header of a call or message.
 inline constexpr std::size_t kInlineBytes = 8 * 1024;
-/// Longest all-reduce, in bytes, that the leaders sum for their nodes and send with their headers: one
-/// message to each node is faster than several lanes, unless many nodes get the same bytes.
-std::size_t leader_reduce_bytes(std::size_t nodes);
+/// Longest payload, in bytes, that a leader sends with its header for its node: one message to each node is
+/// faster than several ranks' messages, unless many nodes get the same bytes.
+std::size_t header_payload_bytes(std::size_t nodes);
 /// Bytes that a lane sums and sends at a time: it sums the next piece while this one is in transit.
 inline constexpr std::size_t kLanePieceBytes = 512 * 1024;
 

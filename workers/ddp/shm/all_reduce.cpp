@@ -61,23 +61,13 @@ void CpuBackend::reduce_in_place(const std::vector<std::byte*>& buffers, const B
     const std::size_t end = slices.offset(rank_ + 1);
     for (std::size_t at = slices.offset(rank_); at < end; at += kBlockBytes) {
         const std::size_t length = std::min(kBlockBytes, end - at);
-        sum_in_place(buffers, at, length / size_of(buffer.dtype), combine);
-        copy_to_others(buffers, at, length);
+        for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = buffers[r] + at;
+        combine(buffers[rank_] + at, sources_.data(), size(), length / size_of(buffer.dtype));
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            if (r != rank_) kernels_.stream(buffers[r] + at, buffers[rank_] + at, length);
+        }
     }
     meet();
-}
-
-/// Sums all buffers at `at` into this rank's buffer.
-void CpuBackend::sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,
-                              ReduceFunction combine) {
-    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = buffers[r] + at;
-    combine(buffers[rank_] + at, sources_.data(), size(), count);
-}
-
-void CpuBackend::copy_to_others(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length) {
-    for (std::uint32_t r = 0; r < size_; ++r) {
-        if (r != rank_) kernels_.stream(buffers[r] + at, buffers[rank_] + at, length);
-    }
 }
 
 // One step per range: before it a rank stages range k and writes the results of k - 1; after it, the rank

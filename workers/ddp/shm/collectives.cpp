@@ -223,26 +223,16 @@ void CpuBackend::all_to_all(const Buffer& output, const Slices& received, const 
         longest, piece_bytes(), stage, collect);
 }
 
-/// Throws MismatchError when the counts of the ranks do not fit each other. Returns the length of the longest
-/// slice of any rank.
-std::size_t CpuBackend::agree_on_counts(const Operation& operation) {
-    const Counts own = operation.counts();
-    const std::size_t bytes = (own.size() + 1) * sizeof own[0];
-    if (bytes > kTinyBytes)
-        throw InvalidInput(fmt::format("rank {}: uneven collectives do not support {} ranks on a node",
-                                       arena_.global_rank(rank_), size_));
-    const auto rank = static_cast<std::size_t>(arena_.global_rank(rank_));
-    std::byte* const mine = steps_.own_slot().message(bytes);
-    std::memcpy(mine, &rank, sizeof rank);
-    std::memcpy(mine + sizeof rank, own.data(), bytes - sizeof rank);
-    meet();
-    std::vector<Counts> all_counts(size_, Counts(own.size() + 1));
-    for (std::uint32_t r = 0; r < size_; ++r)
-        std::memcpy(all_counts[r].data(), steps_.slot_of(r).message(bytes), bytes);
-    const Call& call = operation.call;
-    if (const std::string why = compare_counts(call.operation, all_counts); !why.empty())
-        steps_.fail_mismatch(why);
-    return longest_of(all_counts) * size_of(call.dtype);
+std::size_t agree_on_counts(const Operation& operation, Node& node, const Exchange& exchange) {
+    Counts own = operation.counts();
+    own.insert(own.begin(), static_cast<std::size_t>(node.env.rank));
+    std::vector<Counts> all;
+    for (const std::string& theirs :
+         exchange({reinterpret_cast<const char*>(own.data()), own.size() * sizeof own[0]}))
+        std::memcpy(all.emplace_back(theirs.size() / sizeof own[0]).data(), theirs.data(), theirs.size());
+    const std::string why = compare_counts(operation.call.operation, all);
+    if (!why.empty()) node.steps.fail_mismatch(why);
+    return longest_of(all) * size_of(operation.call.dtype);
 }
 
 std::span<std::byte> CpuBackend::allocate_shared(std::size_t bytes) { return node_.allocate_shared(bytes); }
@@ -262,7 +252,11 @@ void CpuBackend::run(const Operation& operation) {
     if (operation.is_message())
         return with_messages(operation, [this](auto messages) { node_.move(messages); });
     steps_.begin(call);
-    const std::size_t longest = operation.is_uneven() ? agree_on_counts(operation) : call.bytes;
+    const std::size_t longest =
+        operation.is_uneven()
+            ? agree_on_counts(operation, node_,
+                              [&](const std::string& counts) { return node_.gather_bytes(counts); })
+            : call.bytes;
     switch (call.operation) {
         case SegmentOp::AllReduce:
             all_reduce(operation.out, operation.in, node_.reduction(call.dtype, call.op));

@@ -32,6 +32,10 @@ class Backend {
                                            const Exchange& exchange) = 0;
 };
 
+/// Compares the counts of the ranks, which `exchange` collects; throws MismatchError when they do not fit
+/// each other. Returns the bytes of the longest slice of any rank.
+std::size_t agree_on_counts(const Operation& operation, Node& node, const Exchange& exchange);
+
 /// Collectives of one node over its shared segment. all_reduce.cpp has the algorithms of all_reduce,
 /// collectives.cpp the other collectives.
 ///
@@ -73,7 +77,6 @@ class CpuBackend final : public Backend {
     void collect_from_all(const Buffer& output, const Slices& slices, std::size_t at, std::size_t most);
     void stage_for_each(const ConstBuffer& buffer, const Slices& slices, std::size_t at, std::size_t most);
     [[nodiscard]] const std::byte* staged_by(std::uint32_t rank) const;
-    std::size_t agree_on_counts(const Operation& operation);
 
     void all_reduce(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine);
     void broadcast(const Operation& operation);
@@ -91,9 +94,6 @@ class CpuBackend final : public Backend {
     void reduce_large(const Buffer& buffer, ReduceFunction combine);
     void reduce_in_place(const std::vector<std::byte*>& buffers, const Buffer& buffer,
                          ReduceFunction combine);
-    void sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,
-                      ReduceFunction combine);
-    void copy_to_others(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length);
     void reduce_staged(const Buffer& buffer, ReduceFunction combine, bool first_is_met);
     void stage(const Buffer& buffer, const Pieces& pieces);
     void sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine);
