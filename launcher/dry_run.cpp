@@ -123,6 +123,7 @@ Result<DryRun> plan_dry_run(const JobSetup& setup, const std::vector<int>& worke
     order.master_port = master.port;
 
     const PmixWish wish = decide_pmix(spec, setup.program.path);
+    dry.around.has_pmix = wish.wanted;
     if (wish.wanted) dry.around.mpi = fmt::format("ddprun is the PMIx server of the workers ({})", wish.why);
     if (!wish.warning.empty() && order.world_size > 1) dry.around.mpi = wish.warning;
     if (setup.start) dry.around.hosts = describe_hosts(*setup.start, workers);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "env/text.h"
+#include "launcher/head/control/in_place.h"
 #include "launcher/node/hang/nccl_ras.h"
 #include "launcher/node/hang/stack_text.h"
 
@@ -34,12 +35,13 @@ NodeLook sample_node(const Agent& agent, const std::string& host) {
 }  // namespace
 
 HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Survey& survey,
-                     Duration timeout, RasAddress ras, Found found)
+                     Duration timeout, Which which, RasAddress ras, Found found)
     : loop_(loop),
       log_(log),
       controller_(controller),
       survey_(survey),
       detector_(timeout),
+      which_(which),
       ras_(std::move(ras)),
       found_(std::move(found)) {
     sample_later();
@@ -48,8 +50,11 @@ HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& contro
 HangWatch::~HangWatch() { loop_.cancel(timer_); }
 
 bool HangWatch::is_running(std::uint64_t generation) const {
-    return controller_.state().phase == JobState::Phase::Running &&
-           controller_.state().generation == generation;
+    // A recovery has its own limit.
+    const JobState& state = controller_.state();
+    const bool is_meant = which_ == Which::AllJobs || all_can_recover(state);
+    return state.phase == JobState::Phase::Running && state.generation == generation && !state.in_place &&
+           is_meant;
 }
 
 void HangWatch::sample_later() {
@@ -94,8 +99,9 @@ void HangWatch::judge(const std::vector<NodeAnswer>& answers) {
     if (answers.size() == 1) {
         for (HangSample& sample : samples) sample.host.clear();
     }
-    if (const std::optional<HangVerdict> verdict = detector_.feed(samples, MonotonicClock::now()))
-        return investigate(*verdict);
+    // Where nobody asked, a job is not ended because all ranks wait: they may wait for data.
+    const std::optional<HangVerdict> verdict = detector_.feed(samples, MonotonicClock::now());
+    if (verdict && (which_ == Which::AllJobs || verdict->culprit >= 0)) return investigate(*verdict);
     sample_later();
 }
 

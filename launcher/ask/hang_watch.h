@@ -29,8 +29,12 @@ class HangWatch {
     /// The endpoint of the RAS service of this job's NCCL; nullopt: it has none.
     using RasAddress = std::function<std::optional<Endpoint>()>;
 
+    /// Recoverable: only jobs whose workers can all recover in place, and only for a rank that keeps the
+    /// others waiting.
+    enum class Which : std::uint8_t { AllJobs, Recoverable };
+
     HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Survey& survey,
-              Duration timeout, RasAddress ras, Found found);
+              Duration timeout, Which which, RasAddress ras, Found found);
     ~HangWatch();
     HangWatch(const HangWatch&) = delete;
     HangWatch& operator=(const HangWatch&) = delete;
@@ -50,6 +54,7 @@ class HangWatch {
     const Controller& controller_;
     Survey& survey_;
     HangDetector detector_;
+    Which which_;
     RasAddress ras_;
     Found found_;
     int awaited_ = 0;  ///< parts of the report that have not arrived

@@ -100,6 +100,8 @@ void each_job_member(Status& status, const Field& field) {
     field("generation", status.generation);
     field("restarts_used", status.restarts_used);
     field("max_restarts", status.max_restarts);
+    field("recoveries", status.recoveries);
+    field("recovery", status.recovery);
     field("world_size", status.world_size);
     field("nodes", status.nodes);
     field("seconds", status.seconds);
@@ -358,6 +360,8 @@ std::string render_metrics(const JobStatus& status) {
     metrics.job("world_size", "gauge", "Workers on all nodes.", status.world_size);
     if (status.is_head) {
         metrics.job("restarts_total", "counter", "Restarts of the gang so far.", status.restarts_used);
+        metrics.job("recoveries_total", "counter", "Failures that were recovered in place.",
+                    status.recoveries);
         metrics.job("restarts_allowed", "gauge", "Restarts that --max-restarts allows.", status.max_restarts);
     }
     metrics.job("running", "gauge", "1 while the generation's workers run.",
@@ -430,6 +434,7 @@ std::vector<std::size_t> one_answer_each(const std::vector<std::optional<JobStat
 
 std::string render_status(const JobStatus* before, const JobStatus& now, int width) {
     std::string text = line_of(title(now), width);
+    if (!now.recovery.empty()) text += line_of("after a failure: " + now.recovery, width);
     if (!now.log_directory.empty()) text += line_of("logs: " + now.log_directory, width);
     for (const HostStatus& host : now.hosts) {
         if (!host.trouble.empty())

@@ -55,6 +55,8 @@ struct JobStatus {
     std::uint64_t generation = 0;
     int restarts_used = 0;
     int max_restarts = 0;
+    int recoveries = 0;    ///< in place
+    std::string recovery;  ///< whether a failure is recovered in place, or why not; "" not known
     int world_size = 0;
     int nodes = 1;
     double seconds = 0;         ///< since ddprun was started

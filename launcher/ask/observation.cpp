@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "env/io/proc_stat.h"
 #include "env/io/socket.h"
 #include "env/os/keepalive.h"
 #include "env/text.h"
+#include "launcher/head/control/in_place.h"
 #include "launcher/signals.h"
 
 namespace ddprun {
@@ -160,10 +162,12 @@ JobStatus Observation::status() const {
     return status;
 }
 
-void add_job(JobStatus& status, const JobState& state) {
+void add_job(JobStatus& status, const JobState& state, RecoverSpec::Mode recover) {
     status.is_head = true;
     status.phase = name_of(state.phase);
     status.restarts_used = state.restarts_used;
+    status.recoveries = state.recoveries;
+    if (state.phase == JobState::Phase::Running) status.recovery = describe_recovery(state, recover);
 }
 
 // ---- events
@@ -180,15 +184,19 @@ void Observation::generation_started(const rdzv::StartGeneration& order) {
         write("restart", {{"restart", std::int64_t{order.restart_count}},
                           {"max_restarts", std::int64_t{parts_.spec.restart.max_restarts}}});
     }
-    write("generation_started", {{"world_size", std::int64_t{order.world_size}},
-                                 {"nodes", std::int64_t{order.group_world_size}},
-                                 {"group_rank", std::int64_t{order.group_rank}}});
+    Fields fields = {{"world_size", std::int64_t{order.world_size}},
+                     {"nodes", std::int64_t{order.group_world_size}},
+                     {"group_rank", std::int64_t{order.group_rank}}};
+    if (order.in_place) fields.emplace_back("in_place", true);
+    write("generation_started", std::move(fields));
 }
 
 void Observation::workers_started() {
     if (!events_) return;
     const std::vector<AgentState::Worker>& workers = parts_.agent.state().workers;
+    started_.resize(workers.size());
     for (std::size_t i = 0; i < workers.size(); ++i) {
+        if (std::exchange(started_[i], workers[i].pid) == workers[i].pid) continue;  // it goes on
         const auto local_rank = static_cast<std::int64_t>(i);
         write("worker_started", {{"rank", parts_.agent.first_rank() + local_rank},
                                  {"local_rank", local_rank},
@@ -230,6 +238,15 @@ void Observation::decided(const JobEvent& event) {
         write("node_leaving", {{"what", stop->host}});
     else if (const auto* failed = std::get_if<job_event::JoinFailed>(&event))
         write("join_failed", {{"what", failed->why}});
+}
+
+void Observation::recovered(const job_action::Recovered& recovery) {
+    std::vector<std::string> ranks;
+    for (const int rank : recovery.ranks) ranks.push_back(std::to_string(rank));
+    Fields fields = {
+        {"cause", recovery.cause}, {"ranks", join(ranks, ",")}, {"seconds", in_seconds(recovery.took)}};
+    if (recovery.steps >= 0) fields.emplace_back("steps", recovery.steps);
+    write("recovered", std::move(fields));
 }
 
 void Observation::signalled(int signal, SignalAction action) {

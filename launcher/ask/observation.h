@@ -53,6 +53,7 @@ class Observation {
     void node_says(const rdzv::GenerationEnded& ended, const std::string& host);
     void node_says(const auto&, const std::string&) {}
     void decided(const JobEvent& event);
+    void recovered(const job_action::Recovered& recovery);
     void signalled(int signal, SignalAction action);
     /// A signal by `ddprun signal`; nullopt: to all ranks.
     void signal_asked(int signal, std::optional<int> rank);
@@ -69,12 +70,13 @@ class Observation {
     Parts parts_;
     TimePoint begun_ = MonotonicClock::now();
     rdzv::StartGeneration order_;  ///< the generation that runs, or ran last
+    std::vector<pid_t> started_;   ///< workers whose start has been written, by local rank
     std::unique_ptr<RequestServer> control_;
     std::unique_ptr<EventFile> events_;
     std::unique_ptr<RequestServer> metrics_;
 };
 
 /// Makes a node's status the head's: adds what the job's state says.
-void add_job(JobStatus& status, const JobState& state);
+void add_job(JobStatus& status, const JobState& state, RecoverSpec::Mode recover);
 
 }  // namespace ddprun

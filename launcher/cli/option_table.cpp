@@ -429,7 +429,8 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
         "Workers that make no progress for this long hang: says who keeps whom waiting, prints all stacks, then "
         "restarts or ends with exit code 124. No progress is a collective of libddp that stands still, or steps that a worker "
         "reported (in Python: ddprun.step) and reports no more, whatever the processor does; of workers that "
-        "tell neither, that no rank uses any processor time, reads or writes: one that spins is not found. Default 0: never.");
+        "tell neither, that no rank uses any processor time, reads or writes: one that spins is not found. Where all workers can "
+        "recover in place, only the rank that keeps the others waiting starts again. Default 0: --recover-within there, else never.");
 }
 
 void output_options(OptionList& options, OptionDraft& draft) {

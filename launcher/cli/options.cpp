@@ -327,6 +327,8 @@ Result<CommandLine> build(Reading& reading, const EnvironmentLookup& env) {
         return line;
     }
     if (const Status consistent = check_contradictions(reading); !consistent) return consistent.error();
+    if (draft.spec.recover.within == Duration::zero())
+        return invalid("--recover-within: 0 leaves no time (--recover=restart turns recovery off)");
     if (!reading.program) return invalid("no program given (usage: ddprun [options] program [arguments])");
     if (const Status settled = settle_rendezvous(reading); !settled) return settled.error();
     if (const Status settled = settle_pod_index(reading, env, line); !settled) return settled.error();

@@ -65,6 +65,8 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
       run_(std::move(run)) {
     controller_.on_generation([this](std::uint64_t generation) { begin_generation(generation); });
     controller_.on_event([this](const JobEvent& event) { node_.observation->decided(event); });
+    controller_.on_recovered(
+        [this](const job_action::Recovered& recovery) { node_.observation->recovered(recovery); });
     server_->hand_to(*this);
     node_.output->on_shown(
         [this](rdzv::AgentId agent, std::uint64_t bytes) { server_->send(agent, rdzv::OutputShown{bytes}); });
@@ -78,7 +80,8 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
                   spec_.rendezvous.tls ? " with TLS" : "", why, spec_.nodes.min,
                   spec_.nodes.min == 1 ? "" : "s");
     }
-    if (spec_.hang_timeout != Duration::zero()) watch_for_hangs();
+    if (spec_.hang_timeout != Duration::zero() || spec_.recover.mode == RecoverSpec::Mode::Auto)
+        watch_for_hangs();
     if (!spec_.tensorboard.empty()) write_curves();
     const bool wants_time = run_ && spec_.walltime_notice == Duration::zero();
     walltime_.begin(
@@ -131,9 +134,12 @@ Result<MasterAddress> Head::master_for(const rdzv::AgentHello& first) {
     return MasterAddress{master.host, *port};
 }
 
+/// Without --hang-timeout only jobs whose hanging rank is replaced are watched.
 void Head::watch_for_hangs() {
+    const bool is_asked = spec_.hang_timeout != Duration::zero();
     hang_watch_ = std::make_unique<HangWatch>(
-        *node_.loop, log_, controller_, survey_, spec_.hang_timeout,
+        *node_.loop, log_, controller_, survey_, is_asked ? spec_.hang_timeout : spec_.recover.within,
+        is_asked ? HangWatch::Which::AllJobs : HangWatch::Which::Recoverable,
         // NCCL's variables as the first worker of this node has them: any worker can answer for the job.
         [this] {
             return ras_endpoint(node_.agent->variable(0, "NCCL_RAS_ENABLE"),

@@ -127,7 +127,7 @@ struct StopGeneration {
     std::uint64_t stop_at = 0;  ///< the agreed step after which the workers stop by themselves; 0: none
     bool operator==(const StopGeneration&) const = default;
 };
-/// All workers have finished their work: those that wait for the others may end.
+/// Workers that have finished may end, now and later: all have, or no failure is recovered any more.
 struct Release {
     static constexpr MessageType kType = MessageType::Release;
     std::uint64_t generation = 0;

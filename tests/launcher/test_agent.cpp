@@ -2,11 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 
+#include "env/kept.h"
+#include "env/lifeline.h"
 #include "launcher/node/agent/agent.h"
 #include "tests/support/environment_variable.h"
 #include "tests/support/fake_clock.h"
@@ -42,8 +47,10 @@ class AgentNode {
     }
 
     Agent& agent() { return *agent_; }
-    void start(std::uint64_t generation) {
+    void start(std::uint64_t generation, int failed_rank = -1) {
         rdzv::StartGeneration order;
+        order.in_place = failed_rank >= 0;
+        order.failed_rank = failed_rank;
         order.generation = generation;
         order.world_size = order.local_world_size = order.role_world_size = workers_;
         order.master_addr = "127.0.0.1";
@@ -74,6 +81,7 @@ class AgentNode {
     }
 
     std::vector<rdzv::WorkerExited> exits;
+    std::vector<rdzv::WorkersReady> ready;
     int ends = 0;
 
   private:
@@ -84,6 +92,7 @@ class AgentNode {
             if (!exit->exec_failure.empty())
                 loop_->post([this, generation = exit->generation] { stop(generation, 5s, 0); });
         }
+        if (const auto* one = std::get_if<rdzv::WorkersReady>(&message)) ready.push_back(*one);
         if (!std::holds_alternative<rdzv::GenerationEnded>(message)) return;
         ended_ = true;
         ++ends;
@@ -282,6 +291,199 @@ TEST(Agent, SignalsTheRestOfAGroupOnce) {
         EXPECT_FALSE(signal.target == tracker && signal.signal == SIGTERM)
             << "it was asked as one of the group";
     }
+}
+
+// ---- recovery in place
+
+/// The value of a variable that a worker was started with; "" none.
+std::string variable_of(const os::SpawnSpec& spec, const std::string& name) {
+    for (const std::string& variable : spec.environment) {
+        if (variable.starts_with(name + '=')) return variable.substr(name.size() + 1);
+    }
+    return "";
+}
+
+/// The worker's side of what it inherits.
+class WorkersSide {
+  public:
+    WorkersSide(const FakeSystem& system, pid_t pid) : system_(system), pid_(pid) {
+        for (const auto& [one, spec] : system.spawned()) {
+            if (one == pid) spec_ = &spec;
+        }
+    }
+    void say(const std::string& packet) const {
+        ASSERT_EQ(::send(lifeline(), packet.data(), packet.size(), 0), static_cast<ssize_t>(packet.size()));
+    }
+    /// The next packet, and the descriptor that came with it.
+    std::pair<std::string, UniqueFd> hear() const {
+        char packet[lifeline::kMaxPacket];
+        alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+        iovec bytes{packet, sizeof packet};
+        msghdr message{};
+        message.msg_iov = &bytes;
+        message.msg_iovlen = 1;
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        const ssize_t n = ::recvmsg(lifeline(), &message, MSG_DONTWAIT);
+        int fd = -1;
+        if (const cmsghdr* const header = CMSG_FIRSTHDR(&message); n > 0 && header != nullptr)
+            std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+        return {n > 0 ? std::string(packet, static_cast<std::size_t>(n)) : "", UniqueFd(fd)};
+    }
+    [[nodiscard]] std::string variable(const std::string& name) const { return variable_of(*spec_, name); }
+    [[nodiscard]] int descriptor(const std::string& name) const {
+        return system_.descriptor(pid_, std::atoi(variable(name).c_str()));
+    }
+
+  private:
+    [[nodiscard]] int lifeline() const { return descriptor("DDPRUN_LIFELINE_FD"); }
+    const FakeSystem& system_;
+    pid_t pid_;
+    const os::SpawnSpec* spec_ = nullptr;
+};
+
+struct SegmentFacts {
+    std::uint64_t generation;
+    std::uint32_t aborted;
+};
+SegmentFacts facts_of(int segment) {
+    alignas(SegmentHeader) char bytes[sizeof(SegmentHeader)];
+    EXPECT_EQ(::pread(segment, bytes, sizeof bytes, 0), static_cast<ssize_t>(sizeof bytes));
+    const auto* const header = reinterpret_cast<const SegmentHeader*>(bytes);
+    return {header->generation, header->aborted.load()};
+}
+
+/// Starts the workers, which announce that they survive the end of a generation.
+void start_recoverable(FakeSystem& system, AgentNode& node) {
+    node.start(1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    for (const auto& [pid, spec] : system.spawned()) WorkersSide(system, pid).say("Rin-place 0");
+    ASSERT_TRUE(node.comes_to([&] { return !node.ready.empty(); }));
+    EXPECT_EQ(node.ready[0].stage, "announced");
+}
+
+TEST(AgentRecovery, GivesSurvivorsTheNextGenerationAndReplacesTheFailedOne) {
+    FakeSystem system;
+    AgentNode node(system, 3);
+    start_recoverable(system, node);
+    const WorkersSide survivor(system, node.pid(0));
+    const pid_t before = node.pid(0);
+    system.die_of(node.pid(1), SIGKILL);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 1; }));
+    EXPECT_FALSE(node.has_ended()) << "the head has not decided yet";
+
+    node.start(2, 1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    EXPECT_EQ(node.pid(0), before);
+    EXPECT_EQ(facts_of(survivor.descriptor("DDPRUN_SEGMENT_FD")).aborted, 2u) << "1 + the failed rank";
+    const auto [packet, segment] = survivor.hear();
+    EXPECT_THAT(packet, AllOf(StartsWith("G"), HasSubstr("\nDDPRUN_GENERATION=2"), HasSubstr("RANK=0"),
+                              ::testing::Not(HasSubstr("DDPRUN_TOKEN")), ::testing::Not(HasSubstr("_FD="))));
+    ASSERT_TRUE(segment);
+    EXPECT_EQ(facts_of(segment.get()).generation, 2u);
+    EXPECT_EQ(facts_of(segment.get()).aborted, 0u);
+    const WorkersSide replacement(system, node.pid(1));
+    EXPECT_EQ(replacement.variable("RANK"), "1");
+    EXPECT_EQ(replacement.variable("DDPRUN_GENERATION"), "2");
+    node.stop(2);
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
+}
+
+TEST(AgentRecovery, AReplacementFindsWhatItsPredecessorHasKept) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    start_recoverable(system, node);
+    const auto line_of = [&](pid_t pid) {
+        const int fd = WorkersSide(system, pid).descriptor("DDPRUN_KEPT_FD");
+        void* const base = ::mmap(nullptr, kept_slots_offset(2), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        return reinterpret_cast<KeptLine*>(static_cast<char*>(base) + kKeptLinesOffset) + 1;
+    };
+    KeptLine* const kept = line_of(node.pid(1));
+    kept->commits = 812;
+    kept->generation = 1;
+    system.die_of(node.pid(1), SIGKILL);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 1; }));
+    EXPECT_EQ(node.exits[0].steps, 812);
+    node.start(2, 1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    EXPECT_EQ(line_of(node.pid(1))->commits, 812u);
+    node.stop(2);
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
+    node.start(3);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    EXPECT_EQ(line_of(node.pid(1))->commits, 0u) << "when all start again, nothing is kept";
+}
+
+TEST(AgentRecovery, LeaksNoDescriptor) {
+    FakeSystem system;
+    AgentNode node(system, 3);
+    start_recoverable(system, node);
+    int before = 0;
+    for (std::uint64_t generation = 2; generation < 50; ++generation) {
+        const int rank = static_cast<int>(generation % 3);
+        system.die_of(node.pid(rank), SIGKILL);
+        ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == generation - 1; }));
+        node.start(generation, rank);
+        ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+        for (int i = 0; i < 3; ++i) (void)WorkersSide(system, node.pid(i)).hear();
+        if (generation == 5) before = system.open_fds();
+    }
+    ASSERT_TRUE(node.comes_to([&] { return system.open_fds() <= before; }));
+}
+
+TEST(AgentRecovery, TellsWorkersThatMayEndOrHaveNoNextGeneration) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    start_recoverable(system, node);
+    const WorkersSide one(system, node.pid(0)), other(system, node.pid(1));
+    for (const WorkersSide* side : {&one, &other}) side->say("F1");
+    ASSERT_TRUE(node.comes_to([&] { return node.ready.back().stage == "finished"; }));
+    node.agent().handle(rdzv::Release{1});
+    EXPECT_EQ(one.hear().first, "E1");
+    other.say("L1 812 a peer has ended");
+    system.ignore_signal(node.pid(1), SIGTERM);
+    node.stop(1, 30s, 0);
+    std::string last;
+    EXPECT_TRUE(node.comes_to([&] {
+        for (std::string heard = other.hear().first; !heard.empty(); heard = other.hear().first) last = heard;
+        return last == "G";
+    }));
+}
+
+TEST(AgentRecovery, KillsAWorkerThatHangsAsAFailedOne) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    start_recoverable(system, node);
+    node.agent().handle(rdzv::Notice{"kill", "1 it has not called all_reduce #812"});
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 1; }));
+    EXPECT_EQ(node.exits[0].rank, 1);
+    EXPECT_FALSE(node.exits[0].by_us);
+    EXPECT_EQ(node.exits[0].meaning, "ddprun killed it: it has not called all_reduce #812");
+}
+
+TEST(AgentRecovery, HearsAnAnnouncementThatCameWithTheEndOfAnother) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    node.start(1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    WorkersSide(system, node.pid(0)).say("Rin-place 0");
+    ASSERT_TRUE(node.comes_to([&] { return node.agent().state().is_announcing(); }));
+    WorkersSide(system, node.pid(1)).say("Rin-place 0");
+    system.die_of(node.pid(0), SIGKILL);
+    node.agent().on_child_exits();
+    EXPECT_EQ(node.ready.size(), 1u);
+    EXPECT_EQ(node.exits.size(), 1u);
+}
+
+TEST(AgentRecovery, ReportsARefusalWithItsRank) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    node.start(1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    WorkersSide(system, node.pid(1)).say("Rrestart backend mpi");
+    ASSERT_TRUE(node.comes_to([&] { return !node.ready.empty(); }));
+    EXPECT_EQ(node.ready[0].stage, "refused");
+    EXPECT_EQ(node.ready[0].why, "rank 1: backend mpi");
 }
 
 }  // namespace

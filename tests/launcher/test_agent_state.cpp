@@ -271,5 +271,189 @@ TEST(ForwardedSignals, FromOneNodeWithAnotherNumberOrAtAnotherTimeAreForwardedAg
     EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Here, kStart + 2 * ForwardedSignals::kApart));
 }
 
+// ---- recovery in place
+
+using Stage = AgentState::Stage;
+
+/// The same, whose workers can recover in place and have announced it.
+AgentState recoverable(int workers) {
+    AgentState state;
+    step(state, agent_event::StartRequested{7, workers, false, 60s}, kStart);
+    for (int i = 0; i < workers; ++i) step(state, agent_event::Spawned{i, 101 + i}, kStart);
+    for (int i = 0; i < workers; ++i) step(state, agent_event::StageReached{i, Stage::Announced}, kStart);
+    return state;
+}
+
+/// Tells the state that this worker was killed from outside.
+std::vector<AgentAction> die(AgentState& state, pid_t pid) {
+    return step(state, agent_event::Exited{{pid, true, SIGKILL, false}}, kStart);
+}
+
+std::vector<AgentAction> join(AgentState& state, int local_rank, std::uint64_t generation) {
+    return step(state, agent_event::StageReached{local_rank, Stage::Joined, generation}, kStart);
+}
+
+TEST(AgentRecovery, ReportsAStageWhenTheLastWorkerHasReachedIt) {
+    AgentState state = running(2);
+    state.recover_within = 60s;
+    EXPECT_TRUE(step(state, agent_event::StageReached{1, Stage::Announced}, kStart).empty());
+    const auto actions = step(state, agent_event::StageReached{0, Stage::Announced}, kStart);
+    ASSERT_EQ(all_of<agent_action::ReportStage>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::ReportStage>(actions)[0].stage, Stage::Announced);
+    EXPECT_TRUE(step(state, agent_event::StageReached{0, Stage::Announced}, kStart).empty())
+        << "reported once";
+}
+
+TEST(AgentRecovery, IgnoresAnnouncementsWhereNothingIsRecovered) {
+    AgentState state = running(1);
+    EXPECT_TRUE(step(state, agent_event::StageReached{0, Stage::Announced}, kStart).empty());
+    EXPECT_TRUE(step(state, agent_event::Refused{0, "backend mpi"}, kStart).empty());
+    EXPECT_FALSE(state.can_recover());
+}
+
+TEST(AgentRecovery, ReportsTheFirstRefusal) {
+    AgentState state = recoverable(2);
+    EXPECT_EQ(all_of<agent_action::ReportRefusal>(step(state, agent_event::Refused{1, "backend mpi"}, kStart))
+                  .size(),
+              1u);
+    EXPECT_TRUE(step(state, agent_event::Refused{0, "backend mpi"}, kStart).empty());
+    EXPECT_FALSE(state.can_recover());
+}
+
+TEST(AgentRecovery, AFailureEndsNothingUntilTheHeadDecides) {
+    AgentState state = recoverable(1);
+    EXPECT_TRUE(all_of<agent_action::Sweep>(die(state, 101)).empty());
+    EXPECT_EQ(state.phase, Phase::Running);
+    const auto actions = step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u) << "the head has decided against it";
+}
+
+TEST(AgentRecovery, StartsTheWorkersThatHaveEndedAndNoOthers) {
+    AgentState state = recoverable(4);
+    die(state, 102);
+    die(state, 104);
+    const auto actions = step(state, agent_event::RecoverRequested{8}, kStart);
+    ASSERT_EQ(all_of<agent_action::SpawnNext>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SpawnNext>(actions)[0].local_rank, 1);
+    const auto next = step(state, agent_event::Spawned{1, 201}, kStart);
+    ASSERT_EQ(all_of<agent_action::SpawnNext>(next).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SpawnNext>(next)[0].local_rank, 3);
+    const auto last = step(state, agent_event::Spawned{3, 202}, kStart);
+    EXPECT_EQ(all_of<agent_action::ReportStarted>(last).size(), 1u);
+    EXPECT_EQ(state.alive(), 4);
+    EXPECT_EQ(state.local_rank_of(101), 0) << "survivors keep their process";
+    EXPECT_EQ(state.generation, 8u);
+}
+
+TEST(AgentRecovery, ASecondDeathDuringTheStartIsStartedByTheNextRequest) {
+    AgentState state = recoverable(3);
+    die(state, 101);
+    die(state, 102);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    step(state, agent_event::Spawned{0, 201}, kStart);
+    die(state, 201);
+    const auto actions = step(state, agent_event::RecoverRequested{9}, kStart);
+    ASSERT_EQ(all_of<agent_action::SpawnNext>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SpawnNext>(actions)[0].local_rank, 0);
+    const auto next = step(state, agent_event::Spawned{0, 301}, kStart);
+    EXPECT_EQ(all_of<agent_action::SpawnNext>(next)[0].local_rank, 1);
+}
+
+TEST(AgentRecovery, HasJoinedWhenSurvivorsAndReplacementsHave) {
+    AgentState state = recoverable(2);
+    die(state, 102);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    step(state, agent_event::Spawned{1, 201}, kStart);
+    EXPECT_TRUE(join(state, 0, 7).empty()) << "that is the last generation";
+    EXPECT_TRUE(join(state, 0, 8).empty());
+    step(state, agent_event::StageReached{1, Stage::Announced}, kStart);
+    const auto actions = join(state, 1, 8);
+    ASSERT_EQ(all_of<agent_action::ReportStage>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::ReportStage>(actions)[0].stage, Stage::Joined);
+    EXPECT_EQ(state.deadline, kNever);
+}
+
+TEST(AgentRecovery, KillsThoseThatHaveNotJoinedInTime) {
+    AgentState state = recoverable(3);
+    die(state, 102);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    step(state, agent_event::Spawned{1, 201}, kStart);
+    join(state, 0, 8);
+    EXPECT_TRUE(step(state, agent_event::DeadlinePassed{}, kStart + 59s).empty());
+    const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + 60s);
+    ASSERT_EQ(all_of<agent_action::KillLate>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::KillLate>(actions)[0].local_ranks, (std::vector<int>{1, 2}));
+    EXPECT_FALSE(all_of<agent_action::ReportExit>(die(state, 201))[0].by_us) << "its end is a failure";
+}
+
+TEST(AgentRecovery, KillsAWorkerForWhichOthersHaveLeftTheirGroupInVain) {
+    AgentState state = recoverable(2);
+    step(state, agent_event::LetGo{0, 7}, kStart);
+    const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + 60s);
+    ASSERT_EQ(all_of<agent_action::KillLate>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::KillLate>(actions)[0].local_ranks, std::vector<int>{1});
+}
+
+TEST(AgentRecovery, TellsAWorkerThatHasLetGoThatNoGenerationFollows) {
+    AgentState state = recoverable(2);
+    step(state, agent_event::LetGo{0, 7}, kStart);
+    const auto stop = step(state, agent_event::StopRequested{SIGTERM, 5s}, kStart);
+    ASSERT_EQ(all_of<agent_action::TellLast>(stop).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::TellLast>(stop)[0].local_rank, 0);
+    const auto later = step(state, agent_event::LetGo{1, 7}, kStart);
+    EXPECT_EQ(all_of<agent_action::TellLast>(later).size(), 1u);
+}
+
+TEST(AgentRecovery, AStopLetsReplacementsJoinBeforeTheyGetTheSignal) {
+    AgentState state = recoverable(2);
+    die(state, 102);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    step(state, agent_event::Spawned{1, 201}, kStart);
+    const auto stop = step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    for (const auto& one : all_of<agent_action::SignalWorker>(stop)) EXPECT_EQ(one.pid, 101);
+    const auto joined = join(state, 1, 8);
+    ASSERT_EQ(all_of<agent_action::SignalWorker>(joined).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SignalWorker>(joined)[0].pid, 201);
+    EXPECT_EQ(all_of<agent_action::SignalWorker>(joined)[0].signal, SIGTERM);
+}
+
+TEST(AgentRecovery, AReplacementThatNobodyWaitsForGetsTheStopSignalAtOnce) {
+    AgentState state = recoverable(2);
+    die(state, 102);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    step(state, agent_event::Spawned{1, 201}, kStart);
+    step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    const auto actions = step(state, agent_event::Exited{{101, true, SIGTERM, false}}, kStart);
+    ASSERT_EQ(all_of<agent_action::SignalWorker>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SignalWorker>(actions)[0].pid, 201);
+}
+
+TEST(AgentRecovery, AWorkerThatFinishesDuringAStopWaitsForNobody) {
+    AgentState state = recoverable(3);
+    step(state, agent_event::StageReached{0, Stage::Finished, 7}, kStart);
+    const auto stop = step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    ASSERT_EQ(all_of<agent_action::TellRelease>(stop).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::TellRelease>(stop)[0].local_rank, 0);
+    const auto later = step(state, agent_event::StageReached{1, Stage::Finished, 7}, kStart);
+    EXPECT_EQ(all_of<agent_action::TellRelease>(later).size(), 1u);
+}
+
+TEST(AgentRecovery, ARankThatFinishesAfterTheReleaseMayEndAtOnce) {
+    AgentState state = recoverable(2);
+    step(state, agent_event::StageReached{0, Stage::Finished, 7}, kStart);
+    EXPECT_EQ(all_of<agent_action::TellRelease>(step(state, agent_event::Released{}, kStart)).size(), 1u);
+    const auto later = step(state, agent_event::StageReached{1, Stage::Finished, 7}, kStart);
+    EXPECT_EQ(all_of<agent_action::TellRelease>(later).size(), 1u);
+}
+
+TEST(AgentRecovery, AKillOfTheJobKillsReplacementsToo) {
+    AgentState state = recoverable(2);
+    die(state, 102);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    step(state, agent_event::Spawned{1, 201}, kStart);
+    EXPECT_EQ(all_of<agent_action::SignalWorker>(step(state, agent_event::KillRequested{}, kStart)).size(),
+              2u);
+}
+
 }  // namespace
 }  // namespace ddprun

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <functional>
+
+#include "launcher/head/control/in_place.h"
 #include "launcher/head/control/job_state.h"
 
 namespace ddprun {
@@ -599,6 +602,281 @@ TEST(RestartPolicy, BackOffDoublesWithJitterUpToALimit) {
     EXPECT_EQ(wait(2, 1.0), 4s);
     EXPECT_EQ(wait(3, 1.0), 5s);
     EXPECT_EQ(wait(2, 0.0), 2s);
+}
+
+// ---- recovery in place
+
+using Stage = job_event::NodeReady::Stage;
+
+/// A job of one node whose workers have all announced that they survive the end of a generation.
+Job recoverable(int workers = 4, int restarts = 0) {
+    Job job(with_restarts(restarts), {workers});
+    job.tell(job_event::NodeReady{0, Stage::Announced});
+    return job;
+}
+
+std::string text_of(const std::vector<JobAction>& actions) {
+    std::string text;
+    for (const job_action::Say& line : all_of<job_action::Say>(actions)) text += line.text + '\n';
+    return text;
+}
+
+TEST(InPlace, AFailureStartsTheFailedRankAgainAndUsesNoRestart) {
+    Job job = recoverable();
+    const auto actions = job.fails(2);
+    ASSERT_EQ(all_of<job_action::Recover>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Recover>(actions)[0].generation, 2u);
+    EXPECT_EQ(all_of<job_action::Recover>(actions)[0].failed_rank, 2);
+    EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty());
+    EXPECT_EQ(text_of(actions),
+              "rank 2 on node00, signal 9 (SIGKILL): 3 ranks go on in place, rank 2 starts again\n");
+    EXPECT_EQ(job.state.phase, Phase::Running);
+    EXPECT_EQ(job.state.restarts_used, 0);
+}
+
+TEST(InPlace, IsOverWhenAllRanksHaveJoined) {
+    Job job(with_restarts(0), {2, 2});
+    for (const int node : {0, 1}) job.tell(job_event::NodeReady{node, Stage::Announced});
+    job.fails(2);
+    job.now += 84ms;
+    EXPECT_TRUE(job.tell(job_event::NodeReady{0, Stage::Joined, "", 812}).empty());
+    const auto actions = job.tell(job_event::NodeReady{1, Stage::Joined, "", 811});
+    EXPECT_EQ(text_of(actions), "recovered after 84 ms: rank 2 is back, at step 812\n");
+    ASSERT_EQ(all_of<job_action::Recovered>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Recovered>(actions)[0].ranks, std::vector<int>{2});
+    EXPECT_EQ(all_of<job_action::Recovered>(actions)[0].took, 84ms);
+    EXPECT_FALSE(job.state.in_place);
+    EXPECT_EQ(job.state.recoveries, 1);
+}
+
+TEST(InPlace, WorkersThatAnnounceNothingRestartAsEver) {
+    Job job(with_restarts(1));
+    EXPECT_EQ(text_of(job.fails(2)), "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 1 of 1\n");
+}
+
+TEST(InPlace, RecoverRestartSaysAndDoesWhatItDidBefore) {
+    Job job = recoverable(4, 1);
+    job.policy.recover.mode = RecoverSpec::Mode::Restart;
+    const auto actions = job.fails(2);
+    EXPECT_EQ(text_of(actions), "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 1 of 1\n");
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+}
+
+TEST(InPlace, SaysWhyItIsRefused) {
+    struct Case {
+        std::function<void(Job&)> before;
+        std::string why;
+    };
+    const std::vector<Case> cases = {
+        {[](Job& job) {
+             job.tell(job_event::NodeReady{0, Stage::Refused, "rank 3: backend mpi"});
+         },
+         "rank 3: backend mpi"},
+        {[](Job& job) { job.succeeds(); }, "a rank has ended"},
+        {[](Job& job) {
+             job.tell(job_event::NodeReady{0, Stage::Finished});
+         },
+         "all ranks had finished"},
+        {[](Job& job) { job.state.time_up = job.now; }, "the walltime is over"},
+    };
+    for (const Case& one : cases) {
+        Job job = recoverable(4, 1);
+        one.before(job);
+        const auto actions = job.fails(2);
+        EXPECT_THAT(text_of(actions), HasSubstr("; not recovered in place: " + one.why + "; "));
+        EXPECT_TRUE(all_of<job_action::Recover>(actions).empty()) << one.why;
+        EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u) << one.why;
+    }
+}
+
+TEST(InPlace, WaitsForTheAnnouncementOfAllNodes) {
+    Job job(with_restarts(1), {2, 2});
+    job.tell(job_event::NodeReady{0, Stage::Announced});
+    EXPECT_THAT(text_of(job.fails(2)), HasSubstr("not recovered in place: not all ranks were ready for it"));
+}
+
+TEST(InPlace, APermanentFailureIsFinal) {
+    Job job = recoverable(4, 1);
+    EXPECT_EQ(text_of(job.fails(2, {false, false, 64, true})),
+              "root cause: rank 2 on node00, signal 9 (SIGKILL); exit code 64 means wrong usage: a restart "
+              "cannot help\n");
+}
+
+TEST(InPlace, MoreThanHalfOfTheRanksRestartTheGangWithTheFirstCause) {
+    Job job = recoverable(4, 1);
+    job.fails(0);
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(1)).size(), 1u) << "half of the ranks are left";
+    const auto actions = job.tell(
+        job_event::WorkerEnded{0, 3, {false, true, SIGSEGV, true}, true, false, "rank 3, signal 11"});
+    EXPECT_EQ(
+        text_of(actions),
+        "root cause: rank 2 on node00, signal 9 (SIGKILL); not recovered in place: 3 of 4 ranks failed; "
+        "restart 1 of 1\n");
+    EXPECT_FALSE(job.state.in_place);
+}
+
+TEST(InPlace, ALoneRankHasNobodyToRecoverFrom) {
+    Job job = recoverable(1, 1);
+    EXPECT_THAT(text_of(job.fails(0)), HasSubstr("1 of 1 ranks failed"));
+}
+
+TEST(InPlace, ARankThatFailsAgainBeforeAllHaveJoinedStartsOnceMore) {
+    Job job = recoverable();
+    job.fails(2);
+    const auto again = job.fails(2);
+    ASSERT_EQ(all_of<job_action::Recover>(again).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Recover>(again)[0].generation, 3u);
+    job.tell(job_event::NodeReady{0, Stage::Joined});
+    EXPECT_EQ(job.state.recoveries, 1) << "it was one recovery";
+}
+
+TEST(InPlace, AnEndBeforeTheNodeKnewOfTheGenerationNeedsNoOther) {
+    Job job = recoverable();
+    job.fails(2);
+    const auto late =
+        job.tell(job_event::WorkerEnded{0, 1, {false, true, SIGKILL, true}, true, false, "rank 1", -1, true});
+    EXPECT_TRUE(late.empty()) << "its agent starts it with rank 2";
+    EXPECT_THAT(text_of(job.tell(job_event::NodeReady{0, Stage::Joined})), HasSubstr("ranks 1, 2 are back"));
+}
+
+TEST(InPlace, ALateEndCountsTowardsHalfOfTheRanks) {
+    Job job = recoverable(2, 1);
+    job.fails(0);
+    const auto late =
+        job.tell(job_event::WorkerEnded{0, 1, {false, true, SIGKILL, true}, true, false, "rank 1", -1, true});
+    EXPECT_THAT(text_of(late), HasSubstr("2 of 2 ranks failed"));
+}
+
+TEST(InPlace, IsRefusedWhileANodeMayNotKnowOfTheLastGeneration) {
+    Job job(with_restarts(1), {2, 2});
+    for (const int node : {0, 1}) job.tell(job_event::NodeReady{node, Stage::Announced});
+    job.fails(2);
+    Job other = job;
+    EXPECT_THAT(text_of(other.fails(0)), HasSubstr("not all nodes knew of the last recovery yet"));
+    job.tell(job_event::NodeReady{1, Stage::Started});
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u);
+}
+
+TEST(InPlace, RecoveriesWithoutAFurtherStepAreLimited) {
+    Job job = recoverable(4, 1);
+    const auto fails_at = [&](std::int64_t step) {
+        const auto actions =
+            job.tell(job_event::WorkerEnded{0, 2, {false, true, SIGKILL, true}, true, false, "rank 2", step});
+        job.tell(job_event::NodeReady{0, Stage::Joined});
+        return actions;
+    };
+    for (int n = 0; n < 100; ++n) EXPECT_EQ(all_of<job_action::Recover>(fails_at(n)).size(), 1u) << n;
+    for (int n = 0; n < kStuckGenerations; ++n)
+        EXPECT_EQ(all_of<job_action::Recover>(fails_at(99)).size(), 1u) << n;
+    EXPECT_THAT(text_of(fails_at(99)),
+                HasSubstr("5 recoveries in a row came no step further; restart 1 of 1"));
+}
+
+TEST(InPlace, ALoopOfEarlyFailuresIsLimitedThoughNoStepIsTold) {
+    Job job = recoverable();
+    int recoveries = 0;
+    while (job.state.phase == Phase::Running && recoveries < 100) {
+        recoveries += static_cast<int>(all_of<job_action::Recover>(job.fails(2)).size());
+        job.tell(job_event::NodeReady{0, Stage::Joined});
+    }
+    EXPECT_EQ(recoveries, kStuckGenerations);
+}
+
+TEST(InPlace, RanksAreReleasedWhenAllHaveFinished) {
+    Job job(with_restarts(0), {2, 2});
+    for (const int node : {0, 1}) job.tell(job_event::NodeReady{node, Stage::Announced});
+    EXPECT_TRUE(job.tell(job_event::NodeReady{0, Stage::Finished}).empty());
+    EXPECT_EQ(all_of<job_action::Release>(job.tell(job_event::NodeReady{1, Stage::Finished})).size(), 1u);
+}
+
+TEST(InPlace, NobodyWaitsForTheOthersWhenNoFailureCanBeRecovered) {
+    Job refused = recoverable();
+    EXPECT_EQ(
+        all_of<job_action::Release>(refused.tell(job_event::NodeReady{0, Stage::Refused, "rank 3"})).size(),
+        1u);
+    Job ended = recoverable();
+    EXPECT_EQ(all_of<job_action::Release>(ended.succeeds()).size(), 1u);
+    EXPECT_TRUE(all_of<job_action::Release>(ended.succeeds()).empty()) << "told once";
+}
+
+TEST(InPlace, AFailureBeforeTheReleaseIsRecoveredAndAllFinishAnew) {
+    Job job(with_restarts(0), {2, 2});
+    for (const int node : {0, 1}) job.tell(job_event::NodeReady{node, Stage::Announced});
+    job.tell(job_event::NodeReady{0, Stage::Finished});
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(3)).size(), 1u);
+    EXPECT_TRUE(job.tell(job_event::NodeReady{1, Stage::Finished}).empty()) << "node 0 has still to finish";
+}
+
+TEST(InPlace, AStopEndsTheRecoveryWithTheWholeGrace) {
+    Job job = recoverable();
+    job.fails(2);
+    const auto actions = job.tell(job_event::StopAsked{SIGTERM, 1});
+    ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, job.policy.shutdown_timeout);
+    EXPECT_TRUE(all_of<job_action::Recover>(job.fails(1)).empty()) << "nothing starts any more";
+}
+
+TEST(InPlace, TheHeadGivesUpWhenTheAgentsCannot) {
+    Job job = recoverable(4, 1);
+    job.fails(2);
+    job.now += 2 * job.policy.recover.within + kJoinPatience;
+    const auto actions = job.tell(job_event::TimerFired{});
+    EXPECT_THAT(text_of(actions), HasSubstr("not recovered in place: not all ranks were ready"));
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(job.state.after, JobState::After::Restart);
+}
+
+TEST(InPlace, NodesThatWaitAreTakenInAfterTheRecovery) {
+    Job job = recoverable();
+    job.tell(job_event::NodesWaiting{1});
+    job.fails(2);
+    job.now += kOneChange;
+    EXPECT_TRUE(job.tell(job_event::TimerFired{}).empty()) << "a world that is being formed is not stopped";
+    job.tell(job_event::NodeReady{0, Stage::Joined});
+    job.now += kOneChange;
+    EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::TimerFired{})).size(), 1u);
+}
+
+TEST(InPlace, ARankThatHangsIsEndedAndTheOthersGoOn) {
+    Job job = recoverable();
+    const auto actions = job.tell(job_event::HangFound{"rank 2 has not called all_reduce #812", 2});
+    ASSERT_EQ(all_of<job_action::KillRank>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::KillRank>(actions)[0].rank, 2);
+    EXPECT_FALSE(job.state.hung);
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(2)).size(), 1u);
+}
+
+TEST(InPlace, AHangWithoutACulpritOrAfterAVainKillRestartsTheGang) {
+    for (const int culprit : {-1, 2}) {
+        Job job = recoverable(4, 1);
+        if (culprit >= 0) job.tell(job_event::HangFound{"rank 2 stands still", culprit});
+        const auto actions = job.tell(job_event::HangFound{"all stand still", culprit});
+        EXPECT_TRUE(job.state.hung) << culprit;
+        EXPECT_THAT(text_of(actions), HasSubstr("it does not tell which rank is to start again"));
+    }
+}
+
+TEST(InPlace, ARestartOfTheGangAsksTheWorkersAnew) {
+    Job job = recoverable(4, 2);
+    job.tell(job_event::NodeReady{0, Stage::Refused, "rank 3: backend mpi"});
+    job.fails(2);
+    job.tell(job_event::NodeEnded{0});
+    EXPECT_EQ(text_of(job.fails(2)), "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 2 of 2\n");
+}
+
+TEST(InPlace, SaysForPsWhetherAFailureIsRecovered) {
+    Job job(with_restarts(0), {2, 2});
+    const auto described = [&](RecoverSpec::Mode mode = RecoverSpec::Mode::Auto) {
+        return describe_recovery(job.state, mode);
+    };
+    EXPECT_THAT(described(), HasSubstr("has not announced"));
+    EXPECT_THAT(described(RecoverSpec::Mode::Restart), HasSubstr("--recover=restart"));
+    job.tell(job_event::NodeReady{0, Stage::Announced});
+    EXPECT_THAT(described(), HasSubstr("not all ranks are ready"));
+    job.tell(job_event::NodeReady{1, Stage::Announced});
+    EXPECT_THAT(described(), HasSubstr("in place"));
+    job.tell(job_event::NodeReady{1, Stage::Refused, "rank 3: backend mpi"});
+    EXPECT_THAT(described(), HasSubstr("rank 3: backend mpi"));
 }
 
 }  // namespace

@@ -202,6 +202,13 @@ TEST(Option, StandaloneOverridesTheRendezvous) {
               "--standalone and PET_NNODES=2 contradict each other: standalone is one node");
 }
 
+TEST(Option, RecoveryInPlaceIsOnUnlessTheUserWantsRestarts) {
+    EXPECT_EQ(spec_of({}).recover.mode, RecoverSpec::Mode::Auto);
+    EXPECT_EQ(spec_of({"--recover=restart"}).recover.mode, RecoverSpec::Mode::Restart);
+    EXPECT_EQ(spec_of({"--recover-within=2m"}).recover.within, std::chrono::minutes(2));
+    EXPECT_THAT(error_of({"--recover-within=0"}), HasSubstr("--recover=restart turns recovery off"));
+}
+
 TEST(Option, MaxRestartsTakesACountOrABudgetOverTime) {
     EXPECT_EQ(spec_of({}).restart.max_restarts, 0);
     EXPECT_EQ(spec_of({"--max-restarts=3"}).restart.max_restarts, 3);

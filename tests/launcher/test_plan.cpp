@@ -360,6 +360,17 @@ TEST_F(Plan, NamesTheScriptAndNotOnlyThePythonThatRunsIt) {
                 HasSubstr("program:    train.py (run by /usr/bin/python3, the first python3 in PATH)\n"));
 }
 
+TEST_F(Plan, SaysWhetherWorkersMayRecoverInPlace) {
+    const auto rendered = [this](bool has_pmix = false) {
+        return render_plan(spec_, program_, machine_, order_, plan(),
+                           PlanSurroundings{"", "", "", {}, has_pmix});
+    };
+    EXPECT_THAT(rendered(), HasSubstr("recovery:   in place where the program announces it"));
+    EXPECT_THAT(rendered(true), HasSubstr("recovery:   all ranks restart (MPI does not outlive its peers)"));
+    spec_.recover.mode = RecoverSpec::Mode::Restart;
+    EXPECT_THAT(rendered(), HasSubstr("recovery:   all ranks restart (--recover=restart)"));
+}
+
 TEST_F(Plan, MarksValuesThatAreNotKnownBeforeTheNodesHaveMet) {
     order_.master_addr = "";
     order_.master_port = 0;

@@ -499,7 +499,10 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& l
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started) {
-    if (node_of(peer) >= 0 && started.generation == state_.generation) feed(succession_event::Confirmed{});
+    const int node = node_of(peer);
+    if (node < 0 || started.generation != state_.generation) return;
+    feed(succession_event::Confirmed{});
+    feed(job_event::NodeReady{node, job_event::NodeReady::Stage::Started});
 }
 
 std::vector<std::pair<rdzv::AgentId, Error>> Controller::succeed(

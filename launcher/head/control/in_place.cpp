@@ -5,29 +5,25 @@
 #include <algorithm>
 
 namespace ddprun {
-namespace {
-
-bool anybody_announced(const JobState& state) {
+bool can_recover_somewhere(const JobState& state) {
     return std::any_of(state.nodes.begin(), state.nodes.end(),
                        [](const JobState::Node& node) { return node.can_recover; });
 }
 
-bool everybody_announced(const JobState& state) {
+bool all_can_recover(const JobState& state) {
     return std::all_of(state.nodes.begin(), state.nodes.end(),
                        [](const JobState::Node& node) { return node.can_recover; });
 }
-
-}  // namespace
 
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
                                 std::size_t failed, TimePoint now) {
     if (policy.recover.mode == RecoverSpec::Mode::Restart) return {};
     if (!state.cannot_recover.empty()) return {false, state.cannot_recover};
-    if (!anybody_announced(state)) return {};
+    if (!can_recover_somewhere(state)) return {};
     if (!permanent_failure(failure).empty()) return {};
-    if (!everybody_announced(state)) return {false, "not all ranks were ready for it"};
-    if (state.is_released) return {false, "all ranks had finished"};
+    if (!all_can_recover(state)) return {false, "not all ranks were ready for it"};
     if (state.anybody_succeeded()) return {false, "a rank has ended"};
+    if (state.is_released) return {false, "all ranks had finished"};
     const auto ranks = static_cast<std::size_t>(state.ranks());
     if (2 * failed > ranks) return {false, fmt::format("{} of {} ranks failed", failed, ranks)};
     if (state.history.stuck_recoveries > kStuckGenerations)
@@ -39,11 +35,10 @@ InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, 
 std::string describe_recovery(const JobState& state, RecoverSpec::Mode mode) {
     if (mode == RecoverSpec::Mode::Restart) return "all ranks restart (--recover=restart)";
     if (!state.cannot_recover.empty()) return "all ranks restart (" + state.cannot_recover + ")";
-    if (!anybody_announced(state))
+    if (!can_recover_somewhere(state))
         return "all ranks restart (the program has not announced that it recovers in place)";
-    if (!everybody_announced(state))
-        return "all ranks restart (not all ranks are ready for recovery in place)";
-    return "in place";
+    if (!all_can_recover(state)) return "all ranks restart (not all ranks are ready for recovery in place)";
+    return "the failed ranks start again in place";
 }
 
 }  // namespace ddprun

@@ -16,7 +16,13 @@ struct InPlaceDecision {
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
                                 std::size_t failed, TimePoint now);
 
-/// One line for people: whether this job recovers in place, or why not.
+/// True when all workers have announced that they survive the end of a generation.
+bool all_can_recover(const JobState& state);
+
+/// True when the workers of a node have announced it.
+bool can_recover_somewhere(const JobState& state);
+
+/// A few words for people: whether this job recovers in place, or why not.
 std::string describe_recovery(const JobState& state, RecoverSpec::Mode mode);
 
 }  // namespace ddprun

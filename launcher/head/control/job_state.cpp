@@ -232,7 +232,7 @@ void recover(JobState& state, const job_event::WorkerEnded& event, const JobPoli
     if (!state.in_place) state.in_place = {now, event.what, {}};
     add_failed(state.in_place->failed, event.rank);
     ++state.generation;
-    for (JobState::Node& node : state.nodes) node.joined = node.finished = false;
+    for (JobState::Node& node : state.nodes) node.knows = node.joined = node.finished = false;
     // An agent kills workers that are late; the rest of the time is for one whose kill does not help.
     set_timer(state, deadline_after(now, 2 * policy.recover.within + kJoinPatience), actions);
     actions.emplace_back(job_action::Recover{state.generation, state.restarts_used, event.rank});
@@ -253,7 +253,12 @@ void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPo
         history.stuck_recoveries = is_further ? 0 : history.stuck_recoveries + 1;
         history.recovered_step = std::max(history.recovered_step, event.steps);
     }
-    const InPlaceDecision decision = decide_in_place(state, policy, event.facts, failed.size(), now);
+    InPlaceDecision decision = decide_in_place(state, policy, event.facts, failed.size(), now);
+    // A successor of this head skips the number of one generation that no node has heard of, not of two.
+    const bool all_know = std::all_of(state.nodes.begin(), state.nodes.end(),
+                                      [](const JobState::Node& node) { return node.knows; });
+    if (decision.in_place && !event.is_late && state.in_place && !all_know)
+        decision = {false, "not all nodes knew of the last recovery yet"};
     if (decision.in_place && event.is_late) return add_failed(state.in_place->failed, event.rank);
     if (decision.in_place) return recover(state, event, policy, now, actions);
     const bool is_one_of_many = state.in_place && 2 * failed.size() > static_cast<std::size_t>(state.ranks());
@@ -263,6 +268,7 @@ void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPo
 
 void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     const JobState::InPlace done = *std::exchange(state.in_place, std::nullopt);
+    ++state.recoveries;
     const Duration took = now - done.since;
     const std::int64_t steps = state.history.recovered_step;
     say(actions, fmt::format("recovered after {}: {} {} back{}", format_duration(took), named(done.failed),
@@ -273,16 +279,24 @@ void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobAc
     set_timer(state, grows ? deadline_after(now, kOneChange) : kNever, actions);
 }
 
+/// Lets ranks that have finished end, now and later.
+void release(JobState& state, JobActions& actions) {
+    if (!std::exchange(state.is_released, true)) actions.emplace_back(job_action::Release{});
+}
+
 JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolicy& policy, TimePoint now) {
     using enum job_event::NodeReady::Stage;
     JobActions actions;
     if (state.phase != JobPhase::Running) return actions;
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
+    node.knows = true;
     switch (event.stage) {
+        case Started: break;
         case Announced: node.can_recover = true; break;
         case Refused:
             node.can_recover = false;
             if (state.cannot_recover.empty()) state.cannot_recover = event.why;
+            release(state, actions);  // no failure is recovered any more, so nobody has to wait
             break;
         case Joined: node.joined = true; break;
         case Finished: node.finished = true; break;
@@ -295,10 +309,7 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
         state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
         if (all(&JobState::Node::joined)) end_recovery(state, policy, now, actions);
     }
-    if (event.stage == Finished && all(&JobState::Node::finished)) {
-        state.is_released = true;
-        actions.emplace_back(job_action::Release{});
-    }
+    if (event.stage == Finished && all(&JobState::Node::finished)) release(state, actions);
     return actions;
 }
 
@@ -333,9 +344,11 @@ JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPol
         if (state.phase == JobPhase::Stopping) state.history.without_progress = 0;
     }
     if (event.is_late && (!event.failed || !state.in_place)) return actions;
+    if (!event.is_late) state.nodes[static_cast<std::size_t>(event.node)].knows = true;
     if (!event.failed) {
         ++state.nodes[static_cast<std::size_t>(event.node)].succeeded;
         --state.unfinished;
+        if (can_recover_somewhere(state)) release(state, actions);
         if (state.phase == JobPhase::Running && state.unfinished == 0) state.phase = JobPhase::Succeeded;
         return actions;
     }

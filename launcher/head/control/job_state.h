@@ -100,6 +100,7 @@ struct JobState {
         std::optional<std::uint64_t> leaving =
             {};                    ///< the number of its ddprun, which ends when no worker is left on it
         bool can_recover = false;  ///< all its workers survive the end of a generation
+        bool knows = false;        ///< it has been heard of in this generation
         bool joined = false;       ///< all its workers are in this generation's world
         bool finished = false;     ///< all its workers have done their work
     };
@@ -132,8 +133,9 @@ struct JobState {
     bool hung = false;  ///< the generation was stopped because it hung
     bool killing = false;
     std::optional<InPlace> in_place;  ///< a recovery that is under way
+    int recoveries = 0;               ///< failures of the job so far that were recovered in place
     std::string cannot_recover;       ///< the first refusal of a worker; "" none
-    bool is_released = false;         ///< all ranks have finished
+    bool is_released = false;         ///< ranks that have finished may end
     std::uint64_t hang_ended = 0;     ///< the generation in which a rank was last killed because it hung
     bool is_free = false;             ///< the next generation uses up no restart
     std::string failure;              ///< a cause other than a worker: rendezvous, lost node, hang
@@ -165,9 +167,9 @@ struct WorkerEnded {
     std::int64_t steps = -1;  ///< steps done; -1: the worker does not count them
     bool is_late = false;     ///< it ended before its node knew of this generation
 };
-/// All workers of a node have come to this stage of recovery in place (rdzv::WorkersReady).
+/// All workers of a node have started, or come to this stage of recovery in place (rdzv::WorkersReady).
 struct NodeReady {
-    enum class Stage : std::uint8_t { Announced, Joined, Finished, Refused };
+    enum class Stage : std::uint8_t { Started, Announced, Joined, Finished, Refused };
     int node;
     Stage stage;
     std::string why = {};     ///< of a refusal
@@ -247,7 +249,7 @@ struct Recovered {
     Duration took;
     std::int64_t steps;  ///< -1 not known
 };
-/// All ranks have finished: they may end.
+/// Ranks that have finished may end, now and later.
 struct Release {};
 /// Kill a rank as a failed one.
 struct KillRank {

@@ -71,6 +71,12 @@ void Agent::on_child_exits() {
                              again.error().what);
             continue;
         }
+        // What a worker said last comes before its end, and so do announcements of the others.
+        const int ended = state_.local_rank_of(exit->pid);
+        const bool is_announcing = state_.is_announcing();
+        for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
+            if (i == ended || is_announcing) read_lifeline(i);
+        }
         feed(agent_event::Exited{*exit});
     }
     send_exits();

@@ -186,8 +186,7 @@ void Agent::hear_let_go(int local_rank, std::string_view text) {
 // ---- what the state decides
 
 void Agent::handle(const rdzv::Release& release) {
-    if (release.generation != order_.generation) return;
-    for (int i = 0; i < static_cast<int>(workers_.size()); ++i) perform(agent_action::TellRelease{i});
+    if (release.generation == order_.generation) feed(agent_event::Released{});
 }
 
 void Agent::perform(const agent_action::TellRelease& action) {

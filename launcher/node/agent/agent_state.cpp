@@ -87,7 +87,7 @@ AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, T
     state.phase = AgentPhase::Starting;
     state.reported = AgentStage::Announced;
     state.is_recovering = true;
-    state.awaits_head = false;
+    state.awaits_head = state.is_released = false;
     for (AgentState::Worker& worker : state.workers) {
         if (worker.state == WorkerState::Ended) worker = {.is_new = true};
         worker.stage = std::min(worker.stage, AgentStage::Announced);
@@ -122,16 +122,29 @@ AgentActions on(AgentState& state, const agent_event::StageReached& event, TimeP
             return a.stage < b.stage;
         })->stage;
     const bool has_recovered = slowest >= AgentStage::Joined && std::exchange(state.is_recovering, false);
-    if (!is_running(state)) {  // no failure is recovered any more, so nobody has to wait for the others
-        if (event.stage == AgentStage::Finished)
-            actions.emplace_back(agent_action::TellRelease{event.local_rank});
-        return actions;
-    }
+    // In a stop no failure is recovered any more, so nobody has to wait for the others.
+    if (event.stage == AgentStage::Finished && (state.is_released || !is_running(state)))
+        actions.emplace_back(agent_action::TellRelease{event.local_rank});
+    if (!is_running(state)) return actions;
     if (has_recovered) set_deadline(state, kNever, actions);
     while (state.reported < slowest) {
         state.reported = static_cast<AgentStage>(static_cast<int>(state.reported) + 1);
         actions.emplace_back(agent_action::ReportStage{state.reported});
     }
+    return actions;
+}
+
+void release_finished(const AgentState& state, AgentActions& actions) {
+    for (std::size_t i = 0; i < state.workers.size(); ++i) {
+        if (state.workers[i].stage == AgentStage::Finished)
+            actions.emplace_back(agent_action::TellRelease{static_cast<int>(i)});
+    }
+}
+
+AgentActions on(AgentState& state, const agent_event::Released&, TimePoint) {
+    state.is_released = true;
+    AgentActions actions;
+    release_finished(state, actions);
     return actions;
 }
 
@@ -239,11 +252,9 @@ AgentActions on(AgentState& state, const agent_event::StopRequested& event, Time
         actions.emplace_back(agent_action::SignalWorker{pid, SIGCONT});
     }
     for (std::size_t i = 0; i < state.workers.size(); ++i) {
-        const AgentState::Worker& worker = state.workers[i];
-        if (worker.has_let_go) actions.emplace_back(agent_action::TellLast{static_cast<int>(i)});
-        if (worker.stage == AgentStage::Finished)
-            actions.emplace_back(agent_action::TellRelease{static_cast<int>(i)});
+        if (state.workers[i].has_let_go) actions.emplace_back(agent_action::TellLast{static_cast<int>(i)});
     }
+    release_finished(state, actions);
     set_deadline(state, deadline_after(now, event.grace), actions);
     sweep_if_all_ended(state, now, actions);
     return actions;
@@ -346,6 +357,12 @@ int AgentState::alive() const {
     return static_cast<int>(std::count_if(workers.begin(), workers.end(), [](const Worker& worker) {
         return worker.pid != 0 && worker.state != WorkerState::Ended;
     }));
+}
+
+bool AgentState::is_announcing() const {
+    return reported == Stage::None && std::any_of(workers.begin(), workers.end(), [](const Worker& worker) {
+               return worker.stage != Stage::None;
+           });
 }
 
 int AgentState::local_rank_of(pid_t pid) const {

@@ -105,9 +105,12 @@ struct AgentState {
     Stage reported = Stage::None;  ///< the stage that all workers have reached, as the head knows
     bool refuses = false;          ///< a worker has said that it does not survive the end of a generation
     bool is_recovering = false;    ///< a generation in place has begun, and not all have joined it
+    bool is_released = false;      ///< workers that have finished may end
     bool awaits_head = false;      ///< a worker has failed, and the head has not said what follows
 
     [[nodiscard]] int alive() const;
+    /// True when some workers have announced that they survive the end of a generation, but not all.
+    [[nodiscard]] bool is_announcing() const;
     [[nodiscard]] bool can_recover() const {
         return recover_within > Duration::zero() && reported >= Stage::Announced && !refuses;
     }
@@ -132,6 +135,8 @@ struct StageReached {
     AgentState::Stage stage;
     std::uint64_t generation = 0;
 };
+/// The head lets workers that have finished end, now and later.
+struct Released {};
 struct Refused {
     int local_rank;
     std::string why;
@@ -168,11 +173,11 @@ struct Swept {
 };
 }  // namespace agent_event
 
-using AgentEvent =
-    std::variant<agent_event::StartRequested, agent_event::RecoverRequested, agent_event::StageReached,
-                 agent_event::Refused, agent_event::LetGo, agent_event::GpusFree, agent_event::Spawned,
-                 agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
-                 agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
+using AgentEvent = std::variant<agent_event::StartRequested, agent_event::RecoverRequested,
+                                agent_event::StageReached, agent_event::Released, agent_event::Refused,
+                                agent_event::LetGo, agent_event::GpusFree, agent_event::Spawned,
+                                agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
+                                agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
 
 namespace agent_action {
 /// Feed GpusFree when the GPUs' memory is free, or after a bounded time.

@@ -185,6 +185,16 @@ std::string describe_restarts(const RestartSpec& restart) {
     return text;
 }
 
+/// Whether workers may recover in place; Agent::make_kept_memory decides alike.
+std::string describe_recovery(const JobSpec& spec, bool has_pmix) {
+    if (spec.recover.mode == RecoverSpec::Mode::Restart) return "all ranks restart (--recover=restart)";
+    if (has_pmix) return "all ranks restart (MPI does not outlive its peers)";
+    if (spec.outer_rank) return "all ranks restart (one ddprun for each rank)";
+    return fmt::format(
+        "in place where the program announces it (ddp::Recovery), within {}; else all ranks restart",
+        format_duration(spec.recover.within));
+}
+
 std::string describe_streams(const StreamsMap& map) {
     constexpr const char* kNames[] = {"none", "stdout", "stderr", "both"};
     std::string text = kNames[static_cast<unsigned>(map.everyone)];
@@ -321,6 +331,7 @@ std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, con
     text += rows("hosts:", around.hosts);
     if (!around.mpi.empty()) text += fmt::format("mpi:        {}\n", around.mpi);
     text += fmt::format("restarts:   {}\n", describe_restarts(spec.restart));
+    text += fmt::format("recovery:   {}\n", describe_recovery(spec, around.has_pmix));
     text += fmt::format("signals:    {}\n", describe_signals(spec.signals));
     text += fmt::format("stopping:   {} from the stop signal to SIGKILL, {} after a preemption notice\n",
                         format_duration(spec.shutdown_timeout), format_duration(spec.preempt_grace));
@@ -332,7 +343,7 @@ std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, con
     const EnvironmentList common = common_variables(workers);
     text +=
         "\nevery worker, besides what it inherits and what is known only when it starts (DDPRUN_STORE, DDPRUN_TOKEN,\n"
-        "DDPRUN_SEGMENT_FD, DDPRUN_SEGMENT, DDPRUN_LIFELINE_FD, TORCHELASTIC_ERROR_FILE):\n";
+        "DDPRUN_SEGMENT_FD, DDPRUN_SEGMENT, DDPRUN_LIFELINE_FD, DDPRUN_KEPT_FD, TORCHELASTIC_ERROR_FILE):\n";
     for (const auto& [name, value] : common) text += fmt::format("  {}\n", assignment(name, value));
     for (const WorkerPlan& worker : workers) text += describe_worker(worker, common);
     return text;

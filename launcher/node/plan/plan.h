@@ -48,6 +48,7 @@ struct PlanSurroundings {
     std::string controller;          ///< "on this node, port 29400 (node rank 0)"
     std::string mpi;                 ///< whether workers get a PMIx server, and why
     std::vector<std::string> hosts;  ///< hosts with their ranks and starter, if ddprun starts other hosts
+    bool has_pmix = false;           ///< workers get a PMIx server
 };
 /// The complete plan as --dry-run prints it, with a final newline and without values of secrets. A
 /// MASTER_ADDR of "" is not known yet.
