@@ -35,11 +35,16 @@ using namespace std::chrono_literals;
 constexpr Duration kStopGrace = 5s, kFailureGrace = 2s, kPreemptGrace = 4s, kHeartbeatTimeout = 3s;
 constexpr Duration kOutageToSurvive = kHeartbeatTimeout * 2 / 3;
 constexpr Duration kQuestionPatience = 3s;
+constexpr Duration kRecoverWithin = 4s;
 constexpr Duration kLongestJob = 30min;  ///< a longer job counts as stuck
+
+/// What happens to a job: anything, or nothing but workers that are killed.
+enum class Faults : std::uint8_t { All, KilledWorkers };
 
 class SimulatedJob {
   public:
-    explicit SimulatedJob(std::uint64_t seed, bool is_told) : dice_(seed), is_told_(is_told) {
+    explicit SimulatedJob(std::uint64_t seed, bool is_told, Faults faults = Faults::All)
+        : dice_(seed), is_told_(is_told), faults_(faults) {
         loop_ = *os::EventLoop::create({});
         spec_.nodes.min = dice_.between(1, 4);
         spec_.nodes.max = spec_.nodes.min + dice_.between(0, 3);
@@ -54,10 +59,14 @@ class SimulatedJob {
         nodes_ = spec_.nodes;
         outlives_head_ = dice_.chance(60);
         most_slots_ = dice_.between(1, 2);
+        recovers_ = faults_ == Faults::KilledWorkers || seed % 2 == 0;
+        spec_.recover.within = kRecoverWithin;
+        if (faults_ == Faults::KilledWorkers) nodes_ = spec_.nodes = {3, 3};
         add_agent(0);
         build_controller(add_head(*agents_[0])).begin();
         start(*agents_[0]);
-        const int first = dice_.between(nodes_.min, nodes_.max + 1);
+        const int first =
+            faults_ == Faults::KilledWorkers ? nodes_.max : dice_.between(nodes_.min, nodes_.max + 1);
         for (int node = 1; node < first; ++node) start(add_agent(node));
         draw_faults(first);
     }
@@ -134,6 +143,7 @@ class SimulatedJob {
         rdzv::StartGeneration order;
         ForwardedSignals forwarded;
         std::optional<TimePoint> grace_ends;
+        TimePoint work_ends{};                    ///< of its workers that recover in place
         std::uint64_t highest = 0, accepted = 0;  ///< steps of its ranks, and the stop that they will find
         bool is_running = true;                   ///< its process lives
         bool is_cut = false;                      ///< its network is down
@@ -143,6 +153,10 @@ class SimulatedJob {
     struct Process {
         Agent* agent;
         std::uint64_t generation;
+        int local_rank = 0;
+        bool is_deaf = false;      ///< it never leaves a generation
+        bool has_arrived = false;  ///< it waits for the others of its generation
+        bool has_joined = false;
         bool has_exited = false;
         int signals = 0;  ///< the number passed on to it
     };
@@ -288,9 +302,22 @@ class SimulatedJob {
     void draw_faults(int first) {
         const TimePoint start = clock_.now();
         int nodes = first;
+        if (faults_ == Faults::KilledWorkers) {
+            work_ = 30s;
+            for (int n = 0; n < 4; ++n)
+                at(start + 4s + n * 6s + dice_.span(0s, 1s),
+                   [this, one = dice_.between(0, 1000)] { kill_worker(one); });
+            return;
+        }
         fails_percent_ = dice_.chance(70) ? 0 : dice_.between(1, 20);
         crashes_percent_ = dice_.chance(5) ? 20 : 0;
         work_ = dice_.span(1s, 30s);
+        for (int n = recovers_ ? dice_.between(0, 5) : 0; n > 0; --n)
+            at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] {
+                kill_worker(one);
+                // Another one at any instant of the recovery.
+                if (dice_.chance(40)) after(dice_.span(0s, 100ms), [this, one] { kill_worker(one / 2); });
+            });
         for (int n = dice_.between(1, 10); n > 0; --n) {
             const TimePoint when = start + dice_.span(0s, 2 * work_);
             const int kind = dice_.between(1, 100), one = dice_.between(0, 1000);
@@ -345,7 +372,7 @@ class SimulatedJob {
         after(dice_.span(3s, 8s), [this, heir] { part(*heir); });
     }
     void part(Agent& agent) {
-        if (!agent.is_running || !is_member(agent) || agent.head->is_dead ||
+        if (!agent.is_running || is_heads(agent) || !is_member(agent) || agent.head->is_dead ||
             !hear_each_other(agent, *agent.head))
             return;
         tell(fmt::format("node{} and its head do not hear each other", agent.node));
@@ -364,6 +391,17 @@ class SimulatedJob {
         tell(fmt::format("a worker of node{}, the standby, fails", agent->node));
         is_disturbed_ = may_fail_ = is_standby_failing_ = true;
         exits(process->first, {process->first, false, 1, false}, true);
+    }
+    void kill_worker(int one) {
+        std::vector<pid_t> living;
+        for (const auto& [pid, process] : processes_) {
+            if (!process.has_exited) living.push_back(pid);
+        }
+        if (living.empty()) return;
+        const pid_t pid = living[static_cast<std::size_t>(one) % living.size()];
+        tell(fmt::format("a worker of node{} is killed", processes_.at(pid).agent->node));
+        ++killed_;
+        exits(pid, {pid, true, SIGKILL, false}, true);
     }
     /// A node whose ddprun dies or leaves soon after it has joined, and is started again each time.
     void flap(int node, int times) {
@@ -681,22 +719,113 @@ class SimulatedJob {
             const bool is_here = process.agent->node == agent.node;
             must(!is_here || process.generation == agent.order.generation,
                  fmt::format("two generations are alive on node{}", agent.node));
+            must(process.agent != &agent || process.local_rank != action.local_rank,
+                 fmt::format("a rank of node{} has two processes", agent.node));
         }
         const pid_t pid = next_pid_++;
-        processes_.emplace(pid, Process{&agent, agent.order.generation});
+        ++spawned_;
+        processes_.emplace(pid, Process{&agent, agent.order.generation, action.local_rank,
+                                        recovers_ && faults_ == Faults::All && dice_.chance(2)});
         const bool fails = dice_.chance(fails_percent_);
         if (fails) after(dice_.span(1ms, work_), [this, pid] { exits(pid, {pid, false, 1, false}, true); });
-        else after(work_ + dice_.span(0s, 300ms), [this, pid] { exits(pid, {pid, false, 0, false}); });
+        if (recovers_)
+            after(dice_.span(1ms, 300ms), [this, pid] {
+                reach(pid, AgentState::Stage::Announced);
+                arrive(pid);
+            });
+        else if (!fails)
+            after(work_ + dice_.span(0s, 300ms), [this, pid] { exits(pid, {pid, false, 0, false}); });
         feed(agent, agent_event::Spawned{action.local_rank, pid});
     }
     void perform(Agent& agent, const agent_action::ReportStarted&) {
         to_controller(agent, rdzv::WorkersStarted{agent.order.generation});
     }
-    void perform(Agent&, const agent_action::ReportStage&) {}
+    void perform(Agent& agent, const agent_action::ReportStage& action) {
+        const char* const names[] = {"none", "announced", "joined", "finished"};
+        to_controller(
+            agent, rdzv::WorkersReady{agent.order.generation, names[static_cast<int>(action.stage)], "", -1});
+    }
     void perform(Agent&, const agent_action::ReportRefusal&) {}
-    void perform(Agent&, const agent_action::KillLate&) {}
-    void perform(Agent&, const agent_action::TellLast&) {}
-    void perform(Agent&, const agent_action::TellRelease&) {}
+    void perform(Agent& agent, const agent_action::KillLate& action) {
+        must(!agent.grace_ends, fmt::format("a worker of node{} is killed in its grace", agent.node));
+        std::vector<pid_t> late, all;
+        for (const int local_rank : action.local_ranks) {
+            const pid_t pid = agent.state.workers[static_cast<std::size_t>(local_rank)].pid;
+            all.push_back(pid);
+            if (!processes_.at(pid).has_arrived) late.push_back(pid);
+        }
+        for (const pid_t pid : late.empty() ? all : late)
+            after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}, true); });
+    }
+    void perform(Agent& agent, const agent_action::TellLast& action) {
+        const pid_t pid = agent.state.workers[static_cast<std::size_t>(action.local_rank)].pid;
+        after(1ms, [this, pid] { exits(pid, {pid, false, 1, false}); });
+    }
+    void perform(Agent& agent, const agent_action::TellRelease& action) {
+        const pid_t pid = agent.state.workers[static_cast<std::size_t>(action.local_rank)].pid;
+        after(dice_.span(0s, 20ms), [this, pid] { exits(pid, {pid, false, 0, false}); });
+    }
+
+    // ---- workers that recover in place
+
+    void reach(pid_t pid, AgentState::Stage stage) {
+        const auto process = processes_.find(pid);
+        if (process == processes_.end() || process->second.has_exited) return;
+        const Process one = process->second;
+        feed(*one.agent, agent_event::StageReached{one.local_rank, stage, one.generation});
+    }
+    /// A worker waits for the others of its generation; the last one lets all join.
+    void arrive(pid_t pid) {
+        const auto process = processes_.find(pid);
+        if (process == processes_.end()) return;
+        process->second.has_arrived = true;
+        const std::uint64_t generation = process->second.generation;
+        std::vector<pid_t> met;
+        for (const auto& [one, other] : processes_) {
+            if (other.generation == generation && other.has_arrived && !other.has_exited) met.push_back(one);
+        }
+        if (static_cast<int>(met.size()) < process->second.agent->order.world_size) return;
+        for (const pid_t one : met)
+            after(dice_.span(0s, 5ms), [this, one, generation] { join_world(one, generation); });
+    }
+    void join_world(pid_t pid, std::uint64_t generation) {
+        const auto process = processes_.find(pid);
+        if (process == processes_.end() || process->second.generation != generation) return;
+        process->second.has_joined = true;
+        reach(pid, AgentState::Stage::Joined);
+        const Duration left = std::max<Duration>(process->second.agent->work_ends - clock_.now(), 0s);
+        after(left + dice_.span(0s, 300ms), [this, pid, generation] {
+            const auto one = processes_.find(pid);
+            const bool is_there = one != processes_.end() && one->second.generation == generation;
+            if (is_there) reach(pid, AgentState::Stage::Finished);
+        });
+    }
+    /// The workers that run leave their generation, each in its time.
+    void go_on(Agent& agent, const rdzv::StartGeneration& start) {
+        for (auto& [pid, process] : processes_) {
+            if (process.agent != &agent || process.has_exited) continue;
+            process.generation = start.generation;
+            process.has_arrived = process.has_joined = false;
+            if (process.is_deaf) continue;
+            after(dice_.span(0s, 60ms), [this, pid = pid, generation = start.generation] {
+                const auto one = processes_.find(pid);
+                if (one != processes_.end() && one->second.generation == generation) arrive(pid);
+            });
+        }
+        feed(agent, agent_event::RecoverRequested{start.generation});
+    }
+    void let_go_of_all(Agent& agent) {
+        for (const auto& [pid, process] : processes_) {
+            if (process.agent != &agent || process.is_deaf) continue;
+            after(dice_.span(0s, 60ms), [this, pid = pid, generation = process.generation] {
+                const auto one = processes_.find(pid);
+                if (one == processes_.end() || one->second.has_exited || one->second.generation != generation)
+                    return;
+                feed(*one->second.agent, agent_event::LetGo{one->second.local_rank, generation});
+            });
+        }
+    }
+
     void perform(Agent& agent, const agent_action::SignalWorker& action) {
         const pid_t pid = action.pid;
         if (action.signal == SIGKILL) {
@@ -733,6 +862,7 @@ class SimulatedJob {
         report.signaled = action.exit.signaled;
         report.status = action.exit.status;
         report.by_us = action.by_us;
+        if (recovers_) report.steps = (clock_.now() - agent.work_ends + work_) / 1ms;
         to_controller(agent, report);
     }
     void perform(Agent& agent, const agent_action::Sweep&) { feed(agent, agent_event::Swept{}); }
@@ -843,7 +973,8 @@ class SimulatedJob {
                          "generation {} begins while the head that was lost has workers of generation {}",
                          start.generation, process.generation));
                 const bool has_lost_head = !is_disturbed_ && of.head->is_dead && !of.is_leaving;
-                must(of.is_cut || (!is_member(of) && !has_lost_head) || of.head->agent.is_cut,
+                must(start.in_place || of.is_cut || (!is_member(of) && !has_lost_head) ||
+                         of.head->agent.is_cut,
                      fmt::format("generation {} begins while node{} has workers of generation {}",
                                  start.generation, of.node, process.generation));
             }
@@ -866,7 +997,12 @@ class SimulatedJob {
         agent.heir->generation_began(start);
         agent.grace_ends.reset();
         agent.highest = agent.accepted = 0;
-        feed(agent, agent_event::StartRequested{start.generation, start.local_world_size});
+        const bool has_workers = agent.state.phase == AgentState::Phase::Starting ||
+                                 agent.state.phase == AgentState::Phase::Running;
+        if (start.in_place && has_workers) return go_on(agent, start);
+        agent.work_ends = clock_.now() + work_;
+        feed(agent, agent_event::StartRequested{start.generation, start.local_world_size, false,
+                                                recovers_ ? kRecoverWithin : 0s});
         const bool knows_more = !is_heads(agent) && &agent != standby();
         if (knows_more && std::exchange(crashes_at_next_start_, false)) after(0s, [this] { crash_head(); });
     }
@@ -878,6 +1014,7 @@ class SimulatedJob {
              fmt::format("node{} is to stop after step {}, which it has not accepted", agent.node,
                          stop.stop_at));
         if (!agent.grace_ends) agent.grace_ends = clock_.now() + Duration(stop.grace_ns);
+        if (recovers_ && stop.failed_rank >= 0) let_go_of_all(agent);
         feed(agent, agent_event::StopRequested{stop.signal, Duration(stop.grace_ns)});
     }
     void obey(Agent& agent, const rdzv::StopProposal& proposal) {
@@ -887,9 +1024,18 @@ class SimulatedJob {
         agent.accepted = listens && agent.highest < proposal.step ? proposal.step : 0;
         to_controller(agent, rdzv::StepsDone{proposal.generation, proposal.step, listens, agent.highest});
     }
+    void obey(Agent& agent, const rdzv::Release& release) {
+        if (release.generation == agent.order.generation) feed(agent, agent_event::Released{});
+    }
     void obey(Agent& agent, const rdzv::Shutdown& shutdown) { agent.heir->feed(shutdown); }
     void obey(Agent& agent, const rdzv::Notice& notice) {
         if (notice.kind == "signal") forward(agent, SignalFrom::Head);
+        if (notice.kind != "kill" || agent.order.local_world_size == 0) return;
+        const int local_rank = std::atoi(notice.text.c_str()) - agent.order.first_rank;
+        must(local_rank >= 0 && local_rank < agent.order.local_world_size,
+             "a node is to kill another's worker");
+        const pid_t pid = agent.state.workers[static_cast<std::size_t>(local_rank)].pid;
+        exits(pid, {pid, true, SIGKILL, false}, true);
     }
     void obey(Agent& agent, const rdzv::Legacy& legacy) {
         if (agent.own == nullptr) add_head(agent);
@@ -922,6 +1068,15 @@ class SimulatedJob {
     }
     std::string judge_end() const {
         const Controller& controller = *latest().controller;
+        if (faults_ == Faults::KilledWorkers) {
+            const JobState& state = controller.state();
+            if (!has_succeeded_) return "the job failed though its workers recover in place";
+            if (state.restarts_used != 0) return "a recovery in place used a restart";
+            if (state.recoveries != killed_)
+                return fmt::format("{} of {} killed workers were recovered", state.recoveries, killed_);
+            if (spawned_ != state.ranks() + killed_) return "a survivor has lost its process";
+            return "";
+        }
         const bool may_fail =
             stop_asked_ || any_failed_ || was_too_few_ || may_fail_ || controller.state().generation == 0;
         if (has_succeeded_ || may_fail) return "";
@@ -933,6 +1088,9 @@ class SimulatedJob {
     SimulatedClock clock_;
     Dice dice_;
     const bool is_told_;
+    const Faults faults_;
+    bool recovers_ = false;         ///< the workers announce that they recover in place
+    int killed_ = 0, spawned_ = 0;  ///< workers
     std::string wrong_;
     UniqueFd null_{::open("/dev/null", O_WRONLY | O_CLOEXEC)};
     os::Log log_{{},
@@ -976,6 +1134,17 @@ TEST(Simulation, EveryScheduleEndsWithNothingLeftAndNothingTwice) {
     }
     for (std::uint64_t seed = 1; seed <= kSchedules; ++seed) {
         const std::string wrong = SimulatedJob(seed, false).run();
+        ASSERT_EQ(wrong, "") << "to see how: DDPRUN_SIMULATION_SEED=" << seed;
+    }
+}
+
+TEST(Simulation, KilledWorkersAreRecoveredWhileTheOthersKeepTheirProcess) {
+    if (const char* const seed = std::getenv("DDPRUN_SIMULATION_SEED")) {
+        EXPECT_EQ(SimulatedJob(std::strtoull(seed, nullptr, 10), true, Faults::KilledWorkers).run(), "");
+        return;
+    }
+    for (std::uint64_t seed = 1; seed <= kSchedules / 10; ++seed) {
+        const std::string wrong = SimulatedJob(seed, false, Faults::KilledWorkers).run();
         ASSERT_EQ(wrong, "") << "to see how: DDPRUN_SIMULATION_SEED=" << seed;
     }
 }

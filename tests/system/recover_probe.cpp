@@ -64,18 +64,15 @@ class Worker {
             auto* const base = map(number("DDPRUN_KEPT_FD"), 0, kept_slots_offset(64));
             kept_ = reinterpret_cast<KeptLine*>(base + kKeptLinesOffset) + local_rank_;
         }
-        is_new_ = kept_ != nullptr && kept_->generation.load() > 0;
+        is_new_ = generation_ > 1;
     }
 
     int run() {
         if (act_ == "crash-new" && is_new_) return 3;
         if (kept_ != nullptr) say(act_ == "refuse" ? "Rrestart it is told to" : "Rin-place 0");
+        if (act_ == "stuck-new" && is_new_) ::pause();
         open_segment(number("DDPRUN_SEGMENT_FD"));
         for (;;) {
-            std::printf("rank %d runs in generation %llu as %d from %llu\n", rank_, as_number(generation_),
-                        ::getpid(), as_number(commits()));
-            std::fflush(stdout);
-            if (act_ == "stuck-new" && is_new_) ::pause();
             if (meet() && work()) return 0;
             if (!follow()) return 7;
         }
@@ -101,22 +98,34 @@ class Worker {
 
     /// False: the generation has ended.
     bool meet() const {
+        std::atomic<std::uint32_t>& most = met_[1];
+        const auto own = static_cast<std::uint32_t>(commits());
+        for (std::uint32_t seen = most; seen < own && !most.compare_exchange_weak(seen, own);) {
+        }
         met_->fetch_add(1);
         while (met_->load() < header_->world_size) {
             if (is_aborted()) return false;
             ::usleep(200);
         }
+        if (kept_ != nullptr) kept_->commits = most;
         say("Rin-place " + std::to_string(generation_));
         return true;
     }
 
+    void tell() const {
+        std::printf("rank %d runs in generation %llu as %d from %llu\n", rank_, as_number(generation_),
+                    ::getpid(), as_number(commits()));
+        std::fflush(stdout);
+    }
+
     /// True: this rank may end.
     bool work() {
-        for (int units = 0; !is_aborted();) {
+        for (int units = 0; !is_aborted(); ++units) {
             ::usleep(2000);
+            if (units == 3) tell();
             if (g_stopped != 0) return true;
             if (commits() >= units_) return await_release();
-            if (act_ == "throw" && !is_new_ && ++units == 10) {
+            if (act_ == "throw" && !is_new_ && units == 10) {
                 std::FILE* const report = std::fopen(variable("TORCHELASTIC_ERROR_FILE").c_str(), "w");
                 std::fputs(R"({"message": "the first process failed"})", report);
                 std::fclose(report);
