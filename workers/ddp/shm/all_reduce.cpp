@@ -12,11 +12,6 @@ constexpr std::size_t kBlockBytes = 64 * 1024;  // summed and copied while it is
 // Limit for all ranks together: below it, reading everything costs less than another step.
 constexpr std::size_t kSmallBytes = 128 * 1024;
 
-/// The place where a rank stages the piece of `owner`; there is no gap for its own.
-std::byte* staged(std::byte* area, std::uint32_t rank, std::uint32_t owner, std::size_t each) {
-    return area + (owner < rank ? owner : owner - 1) * each;
-}
-
 }  // namespace
 
 void CpuBackend::all_reduce(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine) {
@@ -89,15 +84,12 @@ void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction combine, boo
     collect(buffer, previous);
 }
 
-// With n ranks a rank stages n - 1 pieces, which must fit its area.
-std::size_t CpuBackend::stretch_bytes() const { return kStagedBytes / (size_ - 1) / kLine * kLine * size_; }
+std::size_t CpuBackend::stretch_bytes() const { return piece_bytes() * size_; }
 
 void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {
-    std::byte* area = arena_.staging(rank_, steps_.next_step());
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
-        if (owner == rank_) continue;
-        copy_bytes(staged(area, rank_, owner, pieces.each), bytes_of(buffer) + pieces.offset(owner),
-                   pieces.length(owner));
+        if (owner != rank_)
+            copy_bytes(piece_for(owner), bytes_of(buffer) + pieces.offset(owner), pieces.length(owner));
     }
 }
 
@@ -108,9 +100,7 @@ void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunct
     for (std::size_t at = 0; at < length; at += kBlockBytes) {
         const std::size_t block = std::min(kBlockBytes, length - at);
         for (std::uint32_t r = 0; r < size_; ++r) {
-            sources_[r] = r == rank_
-                              ? own + at
-                              : staged(arena_.staging(r, steps_.current_step()), r, rank_, pieces.each) + at;
+            sources_[r] = r == rank_ ? own + at : staged_by(r) + at;
         }
         combine(own + at, sources_.data(), size(), block / size_of(buffer.dtype));
         copy_bytes(result + at, own + at, block);

@@ -109,22 +109,27 @@ void CpuBackend::all_gather(const Buffer& output, const ConstBuffer& input, cons
         [&](std::size_t at, std::size_t most) { collect_from_all(output, slices, at, most); });
 }
 
-/// Bytes that are staged for each rank at a time.
-std::size_t CpuBackend::piece_bytes() const { return kStagedBytes / size_ / kLine * kLine; }
+/// Bytes that are staged for each other rank at a time.
+std::size_t CpuBackend::piece_bytes() const { return kStagedBytes / std::max(size_ - 1, 1U) / kLine * kLine; }
+
+/// The place of the piece that this rank stages for `owner`; there is no gap for its own.
+std::byte* CpuBackend::piece_for(std::uint32_t owner) const {
+    return arena_.staging(rank_, steps_.next_step()) + (owner < rank_ ? owner : owner - 1) * piece_bytes();
+}
+
+/// The piece that `rank` has staged for this rank.
+const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
+    return arena_.staging(rank, steps_.current_step()) + (rank_ < rank ? rank_ : rank_ - 1) * piece_bytes();
+}
 
 /// Stages the `most` bytes at `at` of every other rank's slice of `buffer`.
 void CpuBackend::stage_for_each(const ConstBuffer& buffer, const Slices& slices, std::size_t at,
                                 std::size_t most) {
-    std::byte* area = arena_.staging(rank_, steps_.next_step());
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
-        if (owner == rank_) continue;
-        copy_bytes(area + owner * piece_bytes(), bytes_of(buffer) + slices.offset(owner) + at,
-                   slices.within(owner, at, most));
+        if (owner != rank_)
+            copy_bytes(piece_for(owner), bytes_of(buffer) + slices.offset(owner) + at,
+                       slices.within(owner, at, most));
     }
-}
-
-const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
-    return arena_.staging(rank, steps_.current_step()) + rank_ * piece_bytes();
 }
 
 void CpuBackend::reduce_scatter(const Buffer& output, const ConstBuffer& input, const Slices& slices,

@@ -76,6 +76,7 @@ class CpuBackend final : public Backend {
     void show(const std::byte* from, std::size_t length);
     void collect_from_all(const Buffer& output, const Slices& slices, std::size_t at, std::size_t most);
     void stage_for_each(const ConstBuffer& buffer, const Slices& slices, std::size_t at, std::size_t most);
+    [[nodiscard]] std::byte* piece_for(std::uint32_t owner) const;
     [[nodiscard]] const std::byte* staged_by(std::uint32_t rank) const;
 
     void all_reduce(const Buffer& buffer, const ConstBuffer& input, ReduceFunction combine);
