@@ -2,8 +2,8 @@
 // one (network namespaces of this machine, TCP): libddp (buffers in shared memory, as DDP's buckets),
 // PyTorch's gloo and Open MPI, in turns, each started by its own launcher or ddprun. Prints medians over the
 // passes of each program's median; 0 for a program that is missing (PYTHON_EXEC names a Python with PyTorch)
-// or takes more than three minutes. usage: bench_nodes [--passes N] [--only COLLECTIVE|hosts] DDPRUN
-// HOST_INIT ON_HOST TORCH_SCRIPT [--mpi PROGRAM]
+// or takes more than three minutes. usage: bench_nodes [--passes N] [--sizes BYTES,...]
+// [--only COLLECTIVE|hosts] DDPRUN HOST_INIT ON_HOST TORCH_SCRIPT [--mpi PROGRAM]
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -27,14 +27,16 @@ namespace ddprun::test {
 namespace {
 
 using Words = std::vector<std::string>;
-const Words kSizes{"4096", "65536", "262144", "1048576", "2097152", "4194304", "16777216", "67108864"};
-const Words kSmallSizes{"4", "1024", "4096", "16384"};
+const char* const kSizes = "4096,65536,262144,1048576,2097152,4194304,16777216,67108864";
+const char* const kSmallSizes = "4,1024,4096,16384";
 
 using Times = std::map<std::string, std::vector<double>>;  ///< microseconds of each pass, by size
 
 /// One rank of libddp: COLLECTIVE SIZE...
 int be_rank(int argc, char** argv) {
-    const auto group = ddp::ProcessGroup::create(ddp::Context::from_env());
+    // A host's only rank believes that it has a core to spare for a progress thread.
+    const auto group = ddp::ProcessGroup::create(ddp::Context::from_env(),
+                                                 {.progress = ddp::ProcessGroupOptions::Progress::Inline});
     const bench::Job job(argc, argv);
     auto* const from = reinterpret_cast<float*>(group->allocate_shared(2 * job.most()).data());
     bench::print_all(group->rank(), group->size(), from, job.sizes, [&](std::size_t count) {
@@ -88,6 +90,14 @@ struct Contestants {
     std::string python = bench::torch_python();
     std::string self = std::filesystem::read_symlink("/proc/self/exe");
     int passes = 3;
+    std::string sizes;  ///< "4096,65536"; "" for all
+
+    [[nodiscard]] Words sizes_or(const char* all) const {
+        Words words;
+        std::istringstream list(sizes.empty() ? all : sizes);
+        for (std::string size; std::getline(list, size, ',');) words.push_back(size);
+        return words;
+    }
 };
 
 void compare(const Contestants& with, const Hosts& hosts, int per_host, const std::string& collective,
@@ -127,12 +137,14 @@ int run_all(int argc, char** argv) {
     std::string only;
     for (; argc > 2 && std::strncmp(argv[1], "--", 2) == 0; argc -= 2, argv += 2) {
         if (std::strcmp(argv[1], "--passes") == 0) with.passes = std::max(1, std::atoi(argv[2]));
+        else if (std::strcmp(argv[1], "--sizes") == 0) with.sizes = argv[2];
         else only = argv[2];
     }
     if (argc < 5) {
-        fmt::print(stderr,
-                   "usage: bench_nodes [--passes N] [--only COLLECTIVE|hosts] DDPRUN HOST_INIT ON_HOST "
-                   "TORCH_SCRIPT [--mpi PROGRAM]\n");
+        fmt::print(
+            stderr,
+            "usage: bench_nodes [--passes N] [--sizes BYTES,...] [--only COLLECTIVE|hosts] DDPRUN HOST_INIT ON_HOST "
+            "TORCH_SCRIPT [--mpi PROGRAM]\n");
         return 64;
     }
     with.ddprun = argv[1], with.torch_script = argv[4];
@@ -146,9 +158,11 @@ int run_all(int argc, char** argv) {
     if (only != "hosts") {
         const Hosts hosts(2);
         for (const char* const collective : bench::kCollectives)
-            if (only.empty() || only == collective) compare(with, hosts, 2, collective, kSizes);
+            if (only.empty() || only == collective)
+                compare(with, hosts, 2, collective, with.sizes_or(kSizes));
     }
-    if (only.empty() || only == "hosts") compare(with, Hosts(16), 1, "all_reduce", kSmallSizes);
+    if (only.empty() || only == "hosts")
+        compare(with, Hosts(16), 1, "all_reduce", with.sizes_or(kSmallSizes));
     return 0;
 }
 
