@@ -206,7 +206,7 @@ TEST(Faults, ClosedStandardStreamsAreNoFault) {
     EXPECT_EQ(outcome.out, "status 0\n");
     const auto files = log_files(directory.path());
     EXPECT_EQ(occurrences(files.at("attempt_0/1/stdout.log"), " line "), 100);
-    EXPECT_THAT(files.at("attempt_0/1/stdout.log"), HasSubstr("fds: 0 1 2 250 251 252\n"));
+    EXPECT_THAT(files.at("attempt_0/1/stdout.log"), HasSubstr("fds: 0 1 2 250 251 252 253\n"));
 }
 
 TEST(Faults, HundredsOfRestartsLeakNothing) {
