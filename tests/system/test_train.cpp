@@ -102,7 +102,8 @@ TEST_F(Train, ResumesWhereItStopped) {
 }
 
 TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportHasItsLastCollective) {
-    Program program(command(4, {"--epochs", "100000", "--checkpoint-dir", "c"}), here());
+    Program program(command(4, {"--epochs", "100000", "--checkpoint-dir", "c"}, {"--recover=restart"}),
+                    here());
     ASSERT_TRUE(program.wait_for_output("epoch"));
     const std::vector<pid_t> workers = children_named(program.pid(), "train");
     ASSERT_EQ(workers.size(), 4u);

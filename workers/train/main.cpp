@@ -151,10 +151,9 @@ class Process {
           problem_(prepare(options, context, device.choice.device, samples_)),
           common_(train::common_settings(options, samples_)),
           lifeline_(context),
-          recovery_(
-              context,
-              {.backend = options.backend, .device = device.choice.device, .stream = device.stream_handle()},
-              &lifeline_) {
+          group_options_{
+              .backend = options.backend, .device = device.choice.device, .stream = device.stream_handle()},
+          recovery_(context, group_options_, &lifeline_) {
         // Weights on a GPU, and divided ones, are memory of the group, which ends with it.
         if (problem_ || device.gpu || options.shard != ddp::Shard::None) return;
         kept_ = make_trainer({context.rank(), context.world_size()});
@@ -167,6 +166,12 @@ class Process {
             recovery_.run([this](ddp::ProcessGroup& group, const ddp::Start& start) { train(group, start); });
         } catch (const Ended& ended) {
             return ended.why;
+        } catch (const ddp::MismatchError&) {
+            if (has_group_) throw;
+            // Ranks with other options, or with a problem, keep other state: say which.
+            const auto group = ddp::ProcessGroup::create(context_, group_options_);
+            if (const auto agreed = train::agree(*group, problem_, common_)) return agreed;
+            throw;
         } catch (const ddp::InvalidInput& error) {
             if (has_group_) throw;
             // No group fits the options or the host: the user can correct it, so there is no stack trace.
@@ -238,6 +243,7 @@ class Process {
     std::optional<StartupError> problem_;
     const train::CommonSettings common_;
     ddp::Lifeline lifeline_;
+    const ddp::ProcessGroupOptions group_options_;
     ddp::Recovery recovery_;
     std::unique_ptr<train::Trainer> kept_;  ///< null where a run ends with its group
     bool has_group_ = false;
