@@ -159,6 +159,17 @@ TEST_F(HangDetection, AllRanksIdleIsAHangOnlyAfterTheTimeout) {
     EXPECT_THAT(verdict->what, HasSubstr("no rank has used processor time"));
 }
 
+TEST_F(HangDetection, TheStoppedRankIsNamedWhenAllWereIdleBeforeItWasStopped) {
+    works_ = false;
+    EXPECT_FALSE(watch(5));
+    ranks_[2].stopped = true;
+    const auto verdict = watch(6);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 2);
+    EXPECT_THAT(verdict->what,
+                AllOf(HasSubstr("no rank has used processor time"), HasSubstr("rank 2 is stopped")));
+}
+
 TEST_F(HangDetection, OneRankThatReadsKeepsAllFromHanging) {
     works_ = false;
     for (int i = 0; i < 50; ++i) {

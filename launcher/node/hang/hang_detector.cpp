@@ -175,15 +175,21 @@ std::optional<HangVerdict> HangDetector::lost_heartbeat(TimePoint now) const {
 std::optional<HangVerdict> HangDetector::all_idle(TimePoint now) const {
     TimePoint since{};
     bool any = false;
+    const Watch* stopped = nullptr;
     for (const Watch& watch : watches_) {
         if (!watch.last.alive) continue;
         any = true;
         if (now - watch.idle_since < timeout_) return std::nullopt;
         since = std::max(since, watch.idle_since);
+        if (watch.last.stopped && stopped == nullptr) stopped = &watch;
     }
     if (!any) return std::nullopt;
-    return HangVerdict{-1, fmt::format("no rank has used processor time, read or written anything for {}",
-                                       format_duration(now - since))};
+    const std::string culprit =
+        stopped == nullptr ? ""
+                           : fmt::format("; {} is stopped, by SIGSTOP or a debugger", name(stopped->last));
+    return HangVerdict{stopped == nullptr ? -1 : stopped->last.rank,
+                       fmt::format("no rank has used processor time, read or written anything for {}{}",
+                                   format_duration(now - since), culprit)};
 }
 
 }  // namespace ddprun
