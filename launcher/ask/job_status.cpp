@@ -118,6 +118,7 @@ Json json_of(const WorkerStatus& worker) {
         json["gpu_bytes"] = worker.gpus.used_bytes;
     }
     if (worker.reports_steps) json["step"] = worker.step;
+    if (worker.useful_seconds) json["useful_seconds"] = *worker.useful_seconds;
     if (!worker.uses_libddp) return json;
     json["comm_seconds"] = worker.comm_seconds;
     json["collective"] = worker.collective;
@@ -159,6 +160,7 @@ WorkerStatus worker_from(const Json& json) {
     take(json, "gpu_bytes", worker.gpus.used_bytes);
     worker.reports_steps = json.contains("step");
     take(json, "step", worker.step);
+    if (json.contains("useful_seconds")) take(json, "useful_seconds", worker.useful_seconds.emplace());
     worker.uses_libddp = json.contains("comm_seconds");
     take(json, "comm_seconds", worker.comm_seconds);
     take(json, "collective", worker.collective);
@@ -186,6 +188,25 @@ std::string title(const JobStatus& status) {
 
 enum class Align : std::uint8_t { Left, Right };
 constexpr int kAlways = 100;
+
+/// Of the rank that has most. Ranks commit the same steps, so that they differ by one step and by the time
+/// for which each waited before a generation.
+std::optional<double> useful_seconds(const JobStatus& status) {
+    std::optional<double> most;
+    for (const WorkerStatus& worker : status.workers) most = std::max(most, worker.useful_seconds);
+    return most;
+}
+
+/// "; 3 recoveries so far, 97.2 % of the time useful", or "".
+std::string recovered_so_far(const JobStatus& status) {
+    const std::optional<double> useful = useful_seconds(status);
+    if (status.recoveries == 0) return "";
+    std::string text =
+        fmt::format("; {} {} so far", status.recoveries, status.recoveries == 1 ? "recovery" : "recoveries");
+    if (useful && status.seconds > 0)
+        text += fmt::format(", {:.1f} % of the time useful", 100 * *useful / status.seconds);
+    return text;
+}
 
 struct Column {
     std::string name;
@@ -382,6 +403,9 @@ std::string render_metrics(const JobStatus& status) {
     metrics.workers(
         "worker_comm_seconds_total", "counter", "Time inside collectives (libddp).",
         [](const WorkerStatus& w) { return w.comm_seconds; }, &WorkerStatus::uses_libddp);
+    if (const std::optional<double> useful = useful_seconds(status))
+        metrics.job("useful_seconds_total", "counter",
+                    "Time of the steps that are committed (ddp::Recovery).", *useful);
     return metrics.take();
 }
 
@@ -434,7 +458,8 @@ std::vector<std::size_t> one_answer_each(const std::vector<std::optional<JobStat
 
 std::string render_status(const JobStatus* before, const JobStatus& now, int width) {
     std::string text = line_of(title(now), width);
-    if (!now.recovery.empty()) text += line_of("after a failure: " + now.recovery, width);
+    if (!now.recovery.empty())
+        text += line_of("after a failure: " + now.recovery + recovered_so_far(now), width);
     if (!now.log_directory.empty()) text += line_of("logs: " + now.log_directory, width);
     for (const HostStatus& host : now.hosts) {
         if (!host.trouble.empty())

@@ -27,6 +27,8 @@ struct WorkerStatus {
     WorkerGpus gpus;           ///< indices into the GPUs of its host, by their numbers
     std::string collective;    ///< "in all_reduce #812 (25 MiB)"; "" not known
     double quiet_seconds = 0;  ///< since it last wrote to stdout or stderr
+    /// Spent on steps that its rank has committed, in all its processes; nullopt: it commits none.
+    std::optional<double> useful_seconds;
     bool operator==(const WorkerStatus&) const = default;
 };
 

@@ -133,6 +133,8 @@ WorkerStatus Observation::worker_status(int local_rank) const {
         status.uses_libddp || status.step > 0 || line.progress_ns.load(std::memory_order_relaxed) != 0;
     status.comm_seconds = static_cast<double>(line.comm_ns.load(std::memory_order_relaxed)) / 1e9;
     status.collective = describe_line(line);
+    if (const std::optional<Duration> useful = agent.useful_time(local_rank))
+        status.useful_seconds = in_seconds(*useful);
     return status;
 }
 

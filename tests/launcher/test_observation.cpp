@@ -346,6 +346,21 @@ TEST(JobStatus, StepsOfAWorkerWithoutLibddpAreShownAndSent) {
         Not(HasSubstr("worker_comm_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"}")));
 }
 
+TEST(JobStatus, TheUsefulTimeIsThatOfTheRankWithMost) {
+    JobStatus status = two_workers();
+    EXPECT_THAT(render_metrics(status), Not(HasSubstr("useful_seconds")));
+    status.is_head = true;
+    status.recovery = "in place";
+    status.recoveries = 3;
+    status.workers[0].useful_seconds = 8.75;
+    status.workers[1].useful_seconds = 9;
+    EXPECT_EQ(job_status_from_json(to_json(status)).value_or(JobStatus{}), status);
+    EXPECT_THAT(render_metrics(status),
+                HasSubstr("useful_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\"} 9\n"));
+    EXPECT_THAT(render_status(nullptr, status, 0),
+                HasSubstr("after a failure: in place; 3 recoveries so far, 75.0 % of the time useful\n"));
+}
+
 TEST(JobStatus, RatesAreOverTheTimeBetweenTwoStatuses) {
     const JobStatus before = two_workers();
     JobStatus now = before;

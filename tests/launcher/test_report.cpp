@@ -442,6 +442,17 @@ TEST(JsonReport, MatchesTheTable) {
     const Json success = parse_json(render_report_json(job({exited(0, 0)}))).value_or(Json());
     EXPECT_EQ(success["exit_code"], 0);
     EXPECT_TRUE(success["first_cause"].is_null());
+    EXPECT_TRUE(success["useful_seconds"].is_null());
+}
+
+TEST(JsonReport, HasTheRecoveriesAndTheTimeOfTheRankThatCommittedMost) {
+    WorkerEnd most = exited(1, 0);
+    most.useful_ns = 41'500'000'000;
+    JobEnd end = job({exited(0, 0), most});
+    end.recoveries = 3;
+    const Json json = parse_json(render_report_json(end)).value_or(Json());
+    EXPECT_EQ(json["recoveries"], 3);
+    EXPECT_EQ(json["useful_seconds"], 41.5);
 }
 
 }  // namespace

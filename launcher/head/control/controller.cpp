@@ -694,6 +694,7 @@ JobEnd Controller::end() const {
     end.generation = static_cast<int>(state_.generation);
     end.restarts_used = state_.restarts_used;
     end.max_restarts = config_.spec.restart.max_restarts;
+    end.recoveries = state_.recoveries;
     end.world_size = world_size();
     end.wall = MonotonicClock::now() - begun_;
     end.stopped_by_signal = state_.stopped_by;

@@ -197,6 +197,7 @@ std::string describe_job(const JobEnd& end) {
                                    format_duration(end.wall));
     if (end.max_restarts > 0)
         text += fmt::format(", {} of {} restarts used", end.restarts_used, end.max_restarts);
+    if (end.recoveries > 0) text += fmt::format(", {} recovered in place", end.recoveries);
     if (!end.run_id.empty() && end.run_id != "none") text += fmt::format(", id {}", end.run_id);
     return text;
 }
@@ -305,6 +306,13 @@ Status check_report_file(const JobSpec& spec) {
     return possible ? Status() : Status(possible.error().with("--report"));
 }
 
+/// The time of the committed steps, of the rank that has most; null where no rank commits any.
+static Json useful_seconds(const JobEnd& end) {
+    std::int64_t most = -1;
+    for (const WorkerEnd& worker : end.workers) most = std::max(most, worker.useful_ns);
+    return most < 0 ? Json() : Json(in_seconds(Duration(most)));
+}
+
 std::string render_report_json(const JobEnd& end) {
     Json first_cause;
     if (const WorkerEnd* cause = root_cause(end)) {
@@ -321,6 +329,8 @@ std::string render_report_json(const JobEnd& end) {
         {"generation", end.generation},
         {"restarts_used", end.restarts_used},
         {"max_restarts", end.max_restarts},
+        {"recoveries", end.recoveries},
+        {"useful_seconds", useful_seconds(end)},
         {"world_size", end.world_size},
         {"seconds", in_seconds(end.wall)},
         {"preempted", end.preempted},

@@ -31,6 +31,7 @@ struct JobEnd {
     int generation = 0;
     int restarts_used = 0;
     int max_restarts = 0;
+    int recoveries = 0;  ///< in place
     int world_size = 0;
     Duration wall{};
     std::optional<int> stopped_by_signal;  ///< the signal that ended ddprun, if that is why

@@ -91,6 +91,8 @@ class Agent {
     /// A variable of the worker's environment at its start, without those that ddprun sets (RANK, ...);
     /// nullopt: not set.
     [[nodiscard]] std::optional<std::string> variable(int local_rank, std::string_view name) const;
+    /// The time of the units that this worker's rank has committed; nullopt: it commits none.
+    [[nodiscard]] std::optional<Duration> useful_time(int local_rank) const;
     /// The content of the error file of this node's worker `rank`; "" none, or not this node's worker.
     [[nodiscard]] std::string error_report(int rank) const;
     /// The first worker of this node that failed by itself in this generation; nullopt: none.

@@ -208,6 +208,11 @@ std::int64_t Agent::steps_of(int local_rank) const {
     return told > 0 || line.joined.load() != 0 ? std::max(static_cast<std::int64_t>(told), commits) : commits;
 }
 
+std::optional<Duration> Agent::useful_time(int local_rank) const {
+    if (!kept_ || kept_->commits(local_rank) < 0) return std::nullopt;
+    return kept_->useful(local_rank);
+}
+
 void Agent::perform(const agent_action::ReportStage& action) {
     rdzv::WorkersReady ready{order_.generation, name_of(action.stage), "", -1};
     for (int i = 0; i < static_cast<int>(workers_.size()); ++i)

@@ -31,11 +31,17 @@ Result<std::unique_ptr<KeptFile>> KeptFile::create(os::System& system, int worke
 
 KeptFile::~KeptFile() { ::munmap(base_, bytes_); }
 
+const KeptLine& KeptFile::line(int local_rank) const {
+    return reinterpret_cast<const KeptLine*>(static_cast<const char*>(base_) + kKeptLinesOffset)[local_rank];
+}
+
 std::int64_t KeptFile::commits(int local_rank) const {
-    const auto* lines = reinterpret_cast<const KeptLine*>(static_cast<const char*>(base_) + kKeptLinesOffset);
-    const KeptLine& line = lines[local_rank];
-    if (line.generation.load(std::memory_order_acquire) == 0) return -1;
-    return static_cast<std::int64_t>(line.commits.load(std::memory_order_relaxed));
+    if (line(local_rank).generation.load(std::memory_order_acquire) == 0) return -1;
+    return static_cast<std::int64_t>(line(local_rank).commits.load(std::memory_order_relaxed));
+}
+
+Duration KeptFile::useful(int local_rank) const {
+    return Duration(line(local_rank).useful_ns.load(std::memory_order_relaxed));
 }
 
 }  // namespace ddprun

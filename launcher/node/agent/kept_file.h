@@ -26,8 +26,11 @@ class KeptFile {
     [[nodiscard]] int fd() const { return fd_.get(); }
     /// The units that this rank's processes have committed; -1: none yet.
     [[nodiscard]] std::int64_t commits(int local_rank) const;
+    /// The time that its processes have spent on units that they committed.
+    [[nodiscard]] Duration useful(int local_rank) const;
 
   private:
+    [[nodiscard]] const KeptLine& line(int local_rank) const;
     KeptFile(UniqueFd fd, void* base, std::size_t bytes) : fd_(std::move(fd)), base_(base), bytes_(bytes) {}
 
     UniqueFd fd_;
