@@ -62,6 +62,7 @@ TEST(Recovery, ReplacesAKilledWorkerWhileTheOthersKeepTheirProcess) {
         const int rank = generation;
         const pid_t pid = pid_of(logs.path(), rank, generation);
         ASSERT_GT(pid, 0) << generation;
+        ASSERT_GT(pid_of(logs.path(), 0, generation), 0) << generation;
         ::kill(pid, SIGKILL);
         ASSERT_TRUE(program.wait_for_output("rank " + std::to_string(rank) + " is back"));
     }
@@ -116,10 +117,12 @@ TEST(Recovery, RecoverRestartRestartsAllWorkers) {
     Program program(ddprun_recover(
         {"--nproc-per-node=3", "--recover=restart", "--max-restarts=1", "-r3", "--log-dir=" + logs.path()},
         {"100"}));
+    const pid_t first = pid_of(logs.path(), 0, 1);
+    ASSERT_GT(first, 0);
     ::kill(pid_of(logs.path(), 1, 1), SIGKILL);
     ASSERT_TRUE(program.wait_for_output("restart 1 of 1"));
     ASSERT_GT(pid_of(logs.path(), 0, 2), 0);
-    EXPECT_NE(pid_of(logs.path(), 0, 2), pid_of(logs.path(), 0, 1));
+    EXPECT_NE(pid_of(logs.path(), 0, 2), first);
     program.signal(SIGTERM);
     EXPECT_THAT(program.wait().err, Not(HasSubstr("in place")));
 }
@@ -139,12 +142,14 @@ TEST(Recovery, AWorkerThatDoesNotLetGoIsReplacedToo) {
     Program program(
         ddprun_recover({"--nproc-per-node=5", "--recover-within=500ms", "-r3", "--log-dir=" + logs.path()},
                        {"300", "deaf", "2"}));
+    const pid_t first = pid_of(logs.path(), 0, 1);
+    ASSERT_GT(first, 0);
     ::kill(pid_of(logs.path(), 1, 1), SIGKILL);
     ASSERT_TRUE(program.wait_for_output("ranks 1, 2 are back"));
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("was not ready for generation 2 within 500 ms (--recover-within)"));
-    EXPECT_EQ(pid_of(logs.path(), 0, 3), pid_of(logs.path(), 0, 1)) << "the others keep their process";
+    EXPECT_EQ(pid_of(logs.path(), 0, 3), first) << "the others keep their process";
 }
 
 TEST(Recovery, AReplacementThatFailsAgainAndAgainEndsTheJobWithItsCause) {
