@@ -172,7 +172,8 @@ struct Outcome {
 };
 
 /// Runs the training with processes that `interrupt` may kill.
-Outcome train(int ranks, const Interrupt& interrupt, Progress progress = Progress::Inline) {
+Outcome train(int ranks, const Interrupt& interrupt, Progress progress = Progress::Inline,
+              std::chrono::nanoseconds limit = std::chrono::seconds(30)) {
     const std::filesystem::path directory =
         std::filesystem::temp_directory_path() / fmt::format("test-recovery-{}", ::getpid());
     std::filesystem::create_directory(directory);
@@ -184,7 +185,7 @@ Outcome train(int ranks, const Interrupt& interrupt, Progress progress = Progres
                                              std::ofstream(directory / std::to_string(context.rank()))
                                                  << training.digest();
                                          },
-                                         {.workers = Workers::Processes});
+                                         {.workers = Workers::Processes, .limit = limit});
     for (int rank = 0; rank < ranks; ++rank) {
         std::string& digest = outcome.digests.emplace_back();
         std::ifstream file(directory / std::to_string(rank));
@@ -236,6 +237,13 @@ INSTANTIATE_TEST_SUITE_P(Recovery, Losing,
 TEST(Recovery, GoesOnWithAProgressThread) {
     for (const Point point : {Point::Backward, Point::BeforePart, Point::BeforeCommit})
         EXPECT_EQ(train(3, at(point, 1, 3), Progress::Thread).digests, undisturbed(3));
+}
+
+TEST(Recovery, ATimeOutAtWhichNobodyDiesIsNotTakenForTheEnd) {
+    const auto late = at(Point::Backward, 1, 3, [] { throw TimeoutError("nobody came"); });
+    const Outcome disturbed = train(3, late, Progress::Inline, std::chrono::milliseconds(200));
+    EXPECT_EQ(disturbed.generations, 2) << "without a next generation the rank fails";
+    EXPECT_EQ(disturbed.digests, undisturbed(3));
 }
 
 /// Fails in a collective that rank 1 does not call.

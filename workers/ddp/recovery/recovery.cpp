@@ -189,10 +189,15 @@ class Recovery::Impl {
             require_unchanged();
             return nullptr;
         } catch (const PeerLostError&) {
-            if (is_in_change || !recovers()) throw;
+            return outlived();
         } catch (const TimeoutError&) {
-            if (is_in_change || !recovers()) throw;
+            return outlived();
         }
+    }
+
+    /// Called in a handler: the failure, where the next generation can follow it; else throws it on.
+    [[nodiscard]] std::exception_ptr outlived() const {
+        if (is_in_change || !recovers()) throw;
         return std::current_exception();
     }
 
