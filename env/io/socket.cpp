@@ -231,6 +231,43 @@ Result<UnixPeer> unix_peer(int fd) {
     return UnixPeer{peer.pid, peer.uid};
 }
 
+ssize_t send_packet(int socket, std::string_view packet, int descriptor, int flags) {
+    iovec part{const_cast<char*>(packet.data()), packet.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (descriptor >= 0) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        cmsghdr* const header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+    }
+    return ::sendmsg(socket, &message, MSG_NOSIGNAL | flags);
+}
+
+ssize_t receive_packet(int socket, std::span<char> packet, UniqueFd& descriptor, int flags) {
+    iovec part{packet.data(), packet.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | flags);
+    descriptor.reset();
+    const cmsghdr* const header = n < 0 ? nullptr : CMSG_FIRSTHDR(&message);
+    if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
+        return n;
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    descriptor = UniqueFd(fd);
+    return n;
+}
+
 Status send_all(int fd, std::string_view bytes, TimePoint deadline) {
     while (!bytes.empty()) {
         // MSG_DONTWAIT: the deadline holds even on a blocking socket.

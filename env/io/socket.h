@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -54,6 +55,12 @@ struct UnixPeer {
     uid_t uid;
 };
 Result<UnixPeer> unix_peer(int fd);
+/// Sends one packet over a Unix socket, with a copy of `descriptor` unless that is -1. Returns what sendmsg
+/// does; raises no SIGPIPE.
+ssize_t send_packet(int socket, std::string_view packet, int descriptor = -1, int flags = 0);
+/// Receives one packet, and the descriptor that came with it, CLOEXEC; `descriptor` becomes empty where none
+/// did. Returns what recvmsg does.
+ssize_t receive_packet(int socket, std::span<char> packet, UniqueFd& descriptor, int flags = 0);
 
 /// Writes all bytes to a non-blocking socket, waiting with poll until the deadline. Error: Timeout, Closed
 /// (EPIPE, RST), System. `what` of the error says only the attempt ("send: Broken pipe"); the caller knows

@@ -136,6 +136,7 @@ class Agent {
 
     void remember_last_workers();
     Status prepare(const rdzv::StartGeneration& order);
+    [[nodiscard]] Result<std::unique_ptr<SegmentFile>> make_segment(std::size_t workers) const;
     Status make_kept_memory(int workers);
     void recover(const rdzv::StartGeneration& order);
     Status begin_in_place(const rdzv::StartGeneration& order);

@@ -2,11 +2,10 @@
 // place").
 #include <fmt/core.h>
 #include <signal.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "env/io/socket.h"
 #include "env/lifeline.h"
 #include "env/text.h"
 #include "launcher/node/agent/agent.h"
@@ -33,26 +32,6 @@ Result<std::uint64_t> take_number(std::string_view& text) {
     const Result<std::uint64_t> number = parse_uint(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
     return number;
-}
-
-/// Sends one packet without waiting, with a descriptor if that is not -1. False: the worker does not read, or
-/// has ended.
-bool send_packet(int lifeline, std::string_view packet, int descriptor = -1) {
-    iovec bytes{const_cast<char*>(packet.data()), packet.size()};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &bytes;
-    message.msg_iovlen = 1;
-    if (descriptor >= 0) {
-        message.msg_control = control;
-        message.msg_controllen = sizeof control;
-        cmsghdr* const header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int));
-        std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-    }
-    return ::sendmsg(lifeline, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
 }
 
 bool is_of_one_process(std::string_view name) { return name == "DDPRUN_TOKEN" || name.ends_with("_FD"); }
@@ -95,11 +74,9 @@ Status Agent::begin_in_place(const rdzv::StartGeneration& order) {
         plan_workers(config_.spec, config_.program, config_.machine, order);
     if (!plans) return plans.error();
     // A new segment: a process that is in uninterruptible sleep must not write into the new world.
-    SegmentShape shape{static_cast<int>(plans->size()), order.world_size, order.first_rank, order.generation,
-                       config_.machine.cpus};
-    Result<std::unique_ptr<SegmentFile>> segment = SegmentFile::create(system_, shape);
+    Result<std::unique_ptr<SegmentFile>> segment = make_segment(plans->size());
     if (!segment) return segment.error();
-    for (int i = 0; i < shape.local_world_size; ++i) {
+    for (int i = 0; i < (*segment)->size(); ++i) {
         const RankLine& before = segment_->line(i);
         (*segment)->line(i).step.store(before.step.load());
         (*segment)->line(i).samples.store(before.samples.load());
@@ -136,7 +113,7 @@ void Agent::send_generation(int local_rank) {
         if (packet.size() > 1) packet += '\n';
         packet += name + '=' + value;
     }
-    if (!worker.lifeline || !send_packet(worker.lifeline.get(), packet, segment_->fd()))
+    if (!worker.lifeline || send_packet(worker.lifeline.get(), packet, segment_->fd(), MSG_DONTWAIT) < 0)
         log_.debug("rank {} does not read its lifeline", order_.first_rank + local_rank);
 }
 
@@ -192,12 +169,13 @@ void Agent::handle(const rdzv::Release& release) {
 void Agent::perform(const agent_action::TellRelease& action) {
     const Worker& worker = workers_[static_cast<std::size_t>(action.local_rank)];
     if (worker.lifeline)
-        send_packet(worker.lifeline.get(), fmt::format("{}{}", lifeline::kRelease, order_.generation));
+        send_packet(worker.lifeline.get(), fmt::format("{}{}", lifeline::kRelease, order_.generation), -1,
+                    MSG_DONTWAIT);
 }
 
 void Agent::perform(const agent_action::TellLast& action) {
     const Worker& worker = workers_[static_cast<std::size_t>(action.local_rank)];
-    if (worker.lifeline) send_packet(worker.lifeline.get(), {&lifeline::kGeneration, 1});
+    if (worker.lifeline) send_packet(worker.lifeline.get(), {&lifeline::kGeneration, 1}, -1, MSG_DONTWAIT);
 }
 
 /// The steps that a worker told or committed; -1: it does not count them.

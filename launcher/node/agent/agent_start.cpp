@@ -32,6 +32,12 @@ std::string_view name_of(std::string_view variable) { return variable.substr(0, 
 
 }  // namespace
 
+/// Makes the segment of the generation that is ordered.
+Result<std::unique_ptr<SegmentFile>> Agent::make_segment(std::size_t workers) const {
+    return SegmentFile::create(system_, {static_cast<int>(workers), order_.world_size, order_.first_rank,
+                                         order_.generation, config_.machine.cpus});
+}
+
 Status Agent::prepare(const rdzv::StartGeneration& order) {
     order_ = order;
     first_failure_.reset();
@@ -49,13 +55,11 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     Result<std::vector<WorkerPlan>> plans =
         plan_workers(config_.spec, config_.program, config_.machine, order);
     if (!plans) return plans.error();
-    SegmentShape shape{static_cast<int>(plans->size()), order.world_size, order.first_rank, order.generation,
-                       config_.machine.cpus};
-    Result<std::unique_ptr<SegmentFile>> segment = SegmentFile::create(system_, shape);
+    Result<std::unique_ptr<SegmentFile>> segment = make_segment(plans->size());
     if (!segment) return segment.error();
     segment_ = std::move(*segment);
     if (reads_scalars()) segment_->scalars(0)->is_read.store(1, std::memory_order_release);
-    if (const Status kept = make_kept_memory(shape.local_world_size); !kept) return kept;
+    if (const Status kept = make_kept_memory(segment_->size()); !kept) return kept;
     if (config_.cgroup != nullptr) {
         if (const Status renewed = config_.cgroup->renew(); !renewed)
             log_.warning("{}: the workers start in our own cgroup", renewed.error().what);

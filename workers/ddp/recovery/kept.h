@@ -30,7 +30,6 @@ class KeptState {
 
     /// Throws InvalidInput for a name that is empty or used, and for tensors that are not in host memory.
     void add(KeptItem item);
-    [[nodiscard]] const std::vector<KeptItem>& items() const { return items_; }
     [[nodiscard]] bool has(Kind kind) const;
     /// Names, kinds, types and shapes: one line for each tensor or text.
     [[nodiscard]] std::string layout() const;

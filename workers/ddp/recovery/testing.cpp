@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "ddp/worker/segment_map.h"
+#include "env/io/socket.h"
 #include "env/kept.h"
 #include "env/lifeline.h"
 
@@ -53,24 +54,7 @@ UniqueFd make_kept_memory(std::uint32_t workers, std::chrono::nanoseconds limit)
     return fd;
 }
 
-void send_packet(int socket, const std::string& packet, int descriptor = -1) {
-    iovec part{.iov_base = const_cast<char*>(packet.data()), .iov_len = packet.size()};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    if (descriptor >= 0) {
-        message.msg_control = control;
-        message.msg_controllen = sizeof control;
-        cmsghdr* header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int));
-        std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-    }
-    (void)!::sendmsg(socket, &message, MSG_NOSIGNAL);  // a worker that has gone is noticed by its end of file
-}
-
+/// A worker that has gone is noticed by its end of file, so that packets to it are lost without a word.
 class Agent {
   public:
     Agent(int ranks, const Program& program, const RecoveringOptions& options)
@@ -212,7 +196,8 @@ class Agent {
     void release() {
         for (Worker& worker : workers_) {
             if (!worker.has_ended)
-                send_packet(worker.socket.get(), ddprun::lifeline::kRelease + std::to_string(generation_));
+                ddprun::send_packet(worker.socket.get(),
+                                    ddprun::lifeline::kRelease + std::to_string(generation_));
         }
         is_released_ = true;
     }
@@ -252,7 +237,8 @@ class Agent {
         std::string failures;
         for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
             Worker& worker = workers_[rank];
-            if (!worker.has_ended) send_packet(worker.socket.get(), {ddprun::lifeline::kGeneration});
+            if (!worker.has_ended)
+                ddprun::send_packet(worker.socket.get(), {&ddprun::lifeline::kGeneration, 1});
             if (!worker.has_ended) (void)end(worker);
             if (!worker.failure.empty()) failures += fmt::format("; rank {}: {}", rank, worker.failure);
         }
@@ -263,7 +249,7 @@ class Agent {
         std::string packet(1, ddprun::lifeline::kGeneration);
         for (const auto& [name, value] : ddprun::to_environment(environment(rank)))
             packet += name + "=" + value + "\n";
-        send_packet(workers_[rank].socket.get(), packet, segment_.get());
+        ddprun::send_packet(workers_[rank].socket.get(), packet, segment_.get());
     }
 
     const Program& program_;

@@ -13,11 +13,13 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/shm/joining.h"
 #include "ddp/types.h"
 #include "ddp/worker/stacks.h"
+#include "env/io/socket.h"
 #include "env/text.h"
 
 namespace ddp {
@@ -89,37 +91,14 @@ bool wait_for(int fd, short events, TimePoint deadline) {
 }
 
 void send_with_fd(int socket, const Hello& hello, int fd) {
-    iovec part{.iov_base = const_cast<Hello*>(&hello), .iov_len = sizeof hello};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
     // Joining detects a rank that has gone meanwhile; ignoring it here.
-    (void)!::sendmsg(socket, &message, MSG_NOSIGNAL);
+    (void)!ddprun::send_packet(socket, {reinterpret_cast<const char*>(&hello), sizeof hello}, fd);
 }
 
 UniqueFd receive_with_fd(int socket, Hello& hello) {
-    iovec part{.iov_base = &hello, .iov_len = sizeof hello};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    if (::recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != static_cast<ssize_t>(sizeof hello)) return {};
-    const cmsghdr* header = CMSG_FIRSTHDR(&message);
-    if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
-        return {};
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    return UniqueFd(fd);
+    UniqueFd fd;
+    const ssize_t n = ddprun::receive_packet(socket, {reinterpret_cast<char*>(&hello), sizeof hello}, fd);
+    return n == static_cast<ssize_t>(sizeof hello) ? std::move(fd) : UniqueFd();
 }
 
 /// Serves one connection. False when the peer is not a rank of this node.

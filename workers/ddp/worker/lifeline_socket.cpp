@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ddp/types.h"
+#include "env/io/socket.h"
 #include "env/lifeline.h"
 #include "env/text.h"
 
@@ -26,15 +27,6 @@ UniqueFd inherited_descriptor(int fd) {
     // The program's own children would keep it open, and read packets meant for this process.
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
     return own;
-}
-
-UniqueFd descriptor_in(msghdr& message) {
-    const cmsghdr* header = CMSG_FIRSTHDR(&message);
-    if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
-        return {};
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    return UniqueFd(fd);
 }
 
 ddprun::EnvironmentList variables_in(const std::string& payload) {
@@ -72,19 +64,13 @@ bool LifelineSocket::report(char kind, const std::string& payload) {
 
 void LifelineSocket::receive() {
     char packet[ddprun::lifeline::kMaxPacket];
+    UniqueFd descriptor;
     while (fd_) {
-        iovec part{.iov_base = packet, .iov_len = sizeof packet};
-        alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-        msghdr message{};
-        message.msg_iov = &part;
-        message.msg_iovlen = 1;
-        message.msg_control = control;
-        message.msg_controllen = sizeof control;
-        const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        const ssize_t n = ddprun::receive_packet(fd_.get(), packet, descriptor, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return;
         if (n <= 0) return fd_.reset();  // the agent has gone and will send nothing more
-        take(packet[0], {packet + 1, static_cast<std::size_t>(n) - 1}, descriptor_in(message));
+        take(packet[0], {packet + 1, static_cast<std::size_t>(n) - 1}, std::move(descriptor));
     }
 }
 
