@@ -20,12 +20,11 @@ namespace {
 rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix) {
     const JobSpec& spec = setup.spec;
     const rdzv::Heartbeats heartbeat = heartbeats_of(spec.rendezvous);
-    const bool recovers = spec.recover.mode == RecoverSpec::Mode::Auto;
     rdzv::Terms terms{fmt::format("ddprun={}", DDPRUN_VERSION),
                       fmt::format("--nnodes={}:{}", spec.nodes.min, spec.nodes.max),
                       fmt::format("--max-restarts={}{}", spec.restart.max_restarts,
                                   spec.restart.window ? "/" + format_duration(*spec.restart.window) : ""),
-                      fmt::format("--recover={}", recovers ? "auto" : "restart"),
+                      fmt::format("--recover={}", name_of(spec.recover.mode)),
                       fmt::format("--recover-within={}", format_duration(spec.recover.within)),
                       fmt::format("heartbeats=every {}", format_duration(heartbeat.interval)),
                       fmt::format("lost after={}", format_duration(heartbeat.timeout)),

@@ -97,14 +97,27 @@ struct RestartSpec {
     Duration backoff_max = std::chrono::seconds(60);
 };
 
-/// What follows the failure of some workers, where all have announced that they survive it.
+/// What follows the failure of some workers.
 struct RecoverSpec {
     enum class Mode : std::uint8_t {
-        Auto,     ///< the failed ones start again, the others go on
+        Auto,  ///< the failed ones start again, where all have announced that they survive it; else Restart
         Restart,  ///< all workers start again
+        Program,  ///< the others go on, and nobody starts again before all have ended
     } mode = Mode::Auto;
     Duration within = std::chrono::seconds(60);  ///< the limit of each wait of a recovery
 };
+
+/// The value of --recover.
+constexpr std::string_view name_of(RecoverSpec::Mode mode) {
+    constexpr std::string_view kNames[] = {"auto", "restart", "program"};
+    return kNames[static_cast<unsigned>(mode)];
+}
+
+/// For people: what follows a failure where nothing recovers in place by choice.
+constexpr std::string_view without_recovery(RecoverSpec::Mode mode) {
+    return mode == RecoverSpec::Mode::Program ? "the other ranks go on without it (--recover=program)"
+                                              : "all ranks restart (--recover=restart)";
+}
 
 /// Whether a batch job whose time ran out is put back into its queue.
 struct RequeueSpec {

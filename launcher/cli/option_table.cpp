@@ -374,10 +374,13 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
                   "Wait before the second restart in a row, doubled each time up to MAX. Default 0:60s.");
     options.choice(
         "--recover", "HOW", spec.recover.mode,
-        {{"auto", RecoverSpec::Mode::Auto}, {"restart", RecoverSpec::Mode::Restart}},
+        {{"auto", RecoverSpec::Mode::Auto},
+         {"restart", RecoverSpec::Mode::Restart},
+         {"program", RecoverSpec::Mode::Program}},
         "What follows a worker's failure: auto (where all workers have announced that they survive it, as those with ddp::Recovery "
-        "do, the failed one starts again in place and the others go on, which uses up no restart), or restart (all workers end, and "
-        "start again while --max-restarts allows it). Default auto.");
+        "do, the failed one starts again in place and the others go on, which uses up no restart), restart (all workers end, and "
+        "start again while --max-restarts allows it), or program (the others go on without it, for programs that recover by "
+        "themselves, as with NVRx; the first failure gives the exit code). Default auto.");
     options.value(
         "--recover-within", "SPAN", into(spec.recover.within, parse_span),
         "The longest wait for workers in a recovery in place; then the late ones are killed. Default 60s.");

@@ -864,6 +864,38 @@ TEST(InPlace, ARestartOfTheGangAsksTheWorkersAnew) {
     EXPECT_EQ(text_of(job.fails(2)), "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 2 of 2\n");
 }
 
+JobPolicy for_program(int restarts) {
+    JobPolicy policy = with_restarts(restarts);
+    policy.recover.mode = RecoverSpec::Mode::Program;
+    return policy;
+}
+
+TEST(RecoverProgram, AFailureStopsNobodyAndTheJobIsOverWhenTheOthersHaveSucceeded) {
+    Job job(for_program(3), {2, 2});
+    EXPECT_EQ(text_of(job.fails(2)),
+              "rank 2 on node00, signal 9 (SIGKILL): the other ranks go on without it (--recover=program)\n");
+    job.succeeds(0);
+    job.succeeds(0);
+    EXPECT_TRUE(job.tell(job_event::NodeEnded{0}).empty());
+    job.succeeds(1);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{1})).size(), 1u);
+}
+
+TEST(RecoverProgram, WhenAllHaveFailedTheFirstFailureDecidesOnARestart) {
+    Job job(for_program(1));
+    for (const int rank : {2, 0, 1, 3}) job.fails(rank);
+    EXPECT_EQ(job.state.phase, Phase::Running);
+    const auto actions = job.tell(job_event::NodeEnded{0});
+    EXPECT_EQ(text_of(actions), "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 1 of 1\n");
+    EXPECT_EQ(all_of<job_action::StartGeneration>(actions).size(), 1u);
+    EXPECT_FALSE(job.state.outlived);
+}
+
+TEST(RecoverProgram, AProgramThatCannotRunStopsTheOthersAtOnce) {
+    Job job(for_program(0));
+    EXPECT_EQ(all_of<job_action::StopGeneration>(job.fails(0, {true, false, 127, true})).size(), 1u);
+}
+
 TEST(InPlace, SaysForPsWhetherAFailureIsRecovered) {
     Job job(with_restarts(0), {2, 2});
     const auto described = [&](RecoverSpec::Mode mode = RecoverSpec::Mode::Auto) {
@@ -871,6 +903,7 @@ TEST(InPlace, SaysForPsWhetherAFailureIsRecovered) {
     };
     EXPECT_THAT(described(), HasSubstr("has not announced"));
     EXPECT_THAT(described(RecoverSpec::Mode::Restart), HasSubstr("--recover=restart"));
+    EXPECT_THAT(described(RecoverSpec::Mode::Program), HasSubstr("--recover=program"));
     job.tell(job_event::NodeReady{0, Stage::Announced});
     EXPECT_THAT(described(), HasSubstr("not all ranks are ready"));
     job.tell(job_event::NodeReady{1, Stage::Announced});

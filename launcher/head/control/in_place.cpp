@@ -17,7 +17,7 @@ bool all_can_recover(const JobState& state) {
 
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
                                 std::size_t failed, TimePoint now) {
-    if (policy.recover.mode == RecoverSpec::Mode::Restart) return {};
+    if (policy.recover.mode != RecoverSpec::Mode::Auto) return {};
     if (!state.cannot_recover.empty()) return {false, state.cannot_recover};
     if (!can_recover_somewhere(state)) return {};
     if (!permanent_failure(failure).empty()) return {};
@@ -33,7 +33,7 @@ InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, 
 }
 
 std::string describe_recovery(const JobState& state, RecoverSpec::Mode mode) {
-    if (mode == RecoverSpec::Mode::Restart) return "all ranks restart (--recover=restart)";
+    if (mode != RecoverSpec::Mode::Auto) return std::string(without_recovery(mode));
     if (!state.cannot_recover.empty()) return "all ranks restart (" + state.cannot_recover + ")";
     if (!can_recover_somewhere(state))
         return "all ranks restart (the program has not announced that it recovers in place)";

@@ -102,6 +102,7 @@ void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     state.failure.clear();
     state.failure_decided.reset();
     state.in_place.reset();
+    state.outlived.reset();
     state.cannot_recover.clear();
     state.is_released = false;
     state.history.stuck_recoveries = 0;
@@ -266,6 +267,19 @@ void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPo
     fail(state, event.facts, event.rank, what, After::Restart, policy, now, actions, decision.why);
 }
 
+/// Notes a failure that the other ranks outlive.
+void outlive(JobState& state, const job_event::WorkerEnded& event, JobActions& actions) {
+    warn(actions, fmt::format("{}: {}", event.what, without_recovery(RecoverSpec::Mode::Program)));
+    if (!state.outlived) state.outlived = {event.rank, event.facts, event.what};
+}
+
+/// Handles the end of a generation in which ranks outlived a failure.
+void end_outlived(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    if (state.anybody_succeeded()) return finish(state, actions);
+    const JobState::Failure first = *state.outlived;
+    fail(state, first.facts, first.rank, first.what, After::Restart, policy, now, actions);
+}
+
 void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     const JobState::InPlace done = *std::exchange(state.in_place, std::nullopt);
     ++state.recoveries;
@@ -352,11 +366,14 @@ JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPol
         if (state.phase == JobPhase::Running && state.unfinished == 0) state.phase = JobPhase::Succeeded;
         return actions;
     }
-    if (state.phase == JobPhase::Running && !event.by_us) lose_rank(state, event, policy, now, actions);
+    if (state.phase != JobPhase::Running || event.by_us) return actions;
+    const bool others_go_on = policy.recover.mode == RecoverSpec::Mode::Program && !event.facts.never_ran;
+    if (others_go_on) outlive(state, event, actions);
+    else lose_rank(state, event, policy, now, actions);
     return actions;
 }
 
-JobActions on(JobState& state, const job_event::NodeEnded& event, const JobPolicy&, TimePoint now) {
+JobActions on(JobState& state, const job_event::NodeEnded& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     if (state.phase == JobPhase::Joining || state.phase == JobPhase::Finished ||
         state.phase == JobPhase::BackingOff) {
@@ -367,6 +384,7 @@ JobActions on(JobState& state, const job_event::NodeEnded& event, const JobPolic
     node.ended = true;
     if (node.leaving) actions.emplace_back(job_action::Dismiss{*node.leaving});
     if (state.phase != JobPhase::Running) continue_after_end(state, now, actions);
+    else if (state.outlived && state.nodes_there == 0) end_outlived(state, policy, now, actions);
     return actions;
 }
 

@@ -88,6 +88,9 @@ std::string permanent_failure(const FailureFacts& failure);
 /// Running, and no restart is used up. `in_place` is set until all ranks have joined. A rank that has ended
 /// before its node knew of the new generation (`is_late`) starts again with the others of that node. Ranks
 /// that have finished wait for `is_released`, so that a failure before it can be recovered.
+///
+/// With --recover=program a worker's failure stops nobody. When all have ended, the job is over if one has
+/// succeeded; else the first failure is handled like any other.
 struct JobState {
     enum class Phase : std::uint8_t { Joining, Running, Succeeded, Stopping, BackingOff, Finished };
     /// What follows the end of a stopping generation.
@@ -133,6 +136,12 @@ struct JobState {
     bool hung = false;  ///< the generation was stopped because it hung
     bool killing = false;
     std::optional<InPlace> in_place;  ///< a recovery that is under way
+    struct Failure {
+        int rank = 0;
+        FailureFacts facts;
+        std::string what;
+    };
+    std::optional<Failure> outlived;  ///< the generation's first failure, where the others go on
     int recoveries = 0;               ///< failures of the job so far that were recovered in place
     std::string cannot_recover;       ///< the first refusal of a worker; "" none
     bool is_released = false;         ///< ranks that have finished may end

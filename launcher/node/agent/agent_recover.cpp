@@ -42,7 +42,7 @@ bool is_of_one_process(std::string_view name) { return name == "DDPRUN_TOKEN" ||
 Status Agent::make_kept_memory(int workers) {
     kept_.reset();
     const bool is_possible = config_.pmix == nullptr && !config_.spec.outer_rank;
-    if (!is_possible || config_.spec.recover.mode == RecoverSpec::Mode::Restart) return {};
+    if (!is_possible || config_.spec.recover.mode != RecoverSpec::Mode::Auto) return {};
     Result<std::unique_ptr<KeptFile>> kept = KeptFile::create(system_, workers, config_.spec.recover.within,
                                                               heartbeats_of(config_.spec.rendezvous).timeout);
     if (!kept) return kept.error();

@@ -187,7 +187,7 @@ std::string describe_restarts(const RestartSpec& restart) {
 
 /// Whether workers may recover in place; Agent::make_kept_memory decides alike.
 std::string describe_recovery(const JobSpec& spec, bool has_pmix) {
-    if (spec.recover.mode == RecoverSpec::Mode::Restart) return "all ranks restart (--recover=restart)";
+    if (spec.recover.mode != RecoverSpec::Mode::Auto) return std::string(without_recovery(spec.recover.mode));
     if (has_pmix) return "all ranks restart (MPI does not outlive its peers)";
     if (spec.outer_rank) return "all ranks restart (one ddprun for each rank)";
     return fmt::format(
