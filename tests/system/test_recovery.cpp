@@ -7,6 +7,7 @@
 #include <map>
 #include <regex>
 
+#include "tests/bench/torch_python.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -125,6 +126,42 @@ TEST(Recovery, RecoverRestartRestartsAllWorkers) {
     EXPECT_NE(pid_of(logs.path(), 0, 2), first);
     program.signal(SIGTERM);
     EXPECT_THAT(program.wait().err, Not(HasSubstr("in place")));
+}
+
+TEST(Recovery, RecoverProgramLetsTheOthersWorkToTheirEnd) {
+    const std::string script = "[ $RANK != 1 ] || exit 7; sleep 0.3; echo rank $RANK has ended";
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=3", "--recover=program",
+                                 "--max-restarts=2", "--no-python", "/bin/sh", "-c", script});
+    EXPECT_EQ(outcome.status, 7) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("rank 0 has ended"), HasSubstr("rank 2 has ended")));
+    EXPECT_THAT(outcome.err, HasSubstr("exit code 7: the other ranks go on without it"));
+}
+
+/// The digest of examples/recover.py with three ranks, after rank 1 was killed so many times.
+std::string digest_in_python(const std::string& python, int kills) {
+    const TemporaryDirectory logs;
+    Program program({path_of("DDPRUN"), "--nproc-per-node=3", "--tee=3", "--log-dir=" + logs.path(),
+                     path_of("SOURCE_ROOT") + "/examples/recover.py"},
+                    with_environment({"STEPS=1000", "PYTHON_EXEC=" + python}));
+    for (int kill = 0; kill < kills; ++kill) {
+        const auto lives = [&] {
+            return occurrences(log_files(logs.path())["attempt_0/1/stdout.log"], "(pid ");
+        };
+        if (!comes([&] { return lives() > kill; }, 60s)) break;
+        const std::string log = log_files(logs.path())["attempt_0/1/stdout.log"];
+        ::kill(std::stoi(log.substr(log.rfind("(pid ") + 5)), SIGKILL);
+    }
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.err, "] recovered after"), kills) << outcome.err;
+    const std::size_t at = outcome.out.find("digest ");
+    return at == std::string::npos ? outcome.out + outcome.err : outcome.out.substr(at, 15);
+}
+
+TEST(Recovery, APyTorchProgramThatSpeaksTheLettersLosesNoStep) {
+    const std::string python = bench::torch_python();
+    if (python.empty()) GTEST_SKIP() << "python3 has no torch (PYTHON_EXEC names another)";
+    EXPECT_EQ(digest_in_python(python, 2), digest_in_python(python, 0));
 }
 
 TEST(Recovery, ARefusalIsNamedAndAllRestart) {
