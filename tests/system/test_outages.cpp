@@ -38,10 +38,11 @@ class Outages : public ::testing::Test {
             ASSERT_TRUE(node(rank / 2).wait_for_output("[" + std::to_string(rank) + "]: up"));
     }
     Program& node(int host) { return *nodes_[static_cast<std::size_t>(host)]; }
+    /// Starts no process for each that it looks at: a busy machine would make the hosts' times differ.
     void signal_all(int host, const std::string& names, const std::string& signal) {
         run(hosts_->command(host, {"sh", "-c",
-                                   "for p in /proc/[0-9]*; do case \"$(cat $p/comm)\" in " + names +
-                                       ") kill -" + signal + " ${p#/proc/};; esac; done; true"}));
+                                   "for p in /proc/[0-9]*; do read -r comm <$p/comm; case $comm in " + names +
+                                       ") kill -" + signal + " ${p#/proc/};; esac; done 2>/dev/null; true"}));
     }
     void signal_ddpruns(int host, const std::string& signal) { signal_all(host, "ddprun", signal); }
     void let_pass(std::chrono::milliseconds span) { std::this_thread::sleep_for(span); }
@@ -179,11 +180,12 @@ TEST_F(Outages, TheWorkersOfAStoppedDdprunAreKilledEvenIfItNeverContinues) {
     EXPECT_EQ(node(0).wait().status, 69);
     // Dead workers stay zombies while their parent is stopped.
     const auto workers_are_there = [&] {
-        return run(hosts_->command(1, {"ps", "-C", "probe", "-o", "stat="})).out.find_first_not_of("Z \n") !=
+        return run(hosts_->command(1, {"ps", "-C", "probe", "-o", "state="})).out.find_first_not_of("Z \n") !=
                std::string::npos;
     };
     for (int look = 0; look < 1000 && workers_are_there(); ++look) let_pass(10ms);
-    EXPECT_FALSE(workers_are_there());
+    EXPECT_FALSE(workers_are_there())
+        << run(hosts_->command(1, {"ps", "-e", "-o", "pid,ppid,stat,etime,comm"})).out;
     signal_ddpruns(1, "CONT");
     EXPECT_EQ(node(1).wait().status, 69);
 }
