@@ -137,6 +137,18 @@ TEST(Recovery, RecoverProgramLetsTheOthersWorkToTheirEnd) {
     EXPECT_THAT(outcome.err, HasSubstr("exit code 7: the other ranks go on without it"));
 }
 
+TEST(Recovery, RanksThatNvrxRestartsWithoutTheKilledOneWorkToTheirEnd) {
+    const std::string python = bench::torch_python();
+    const std::string import_it = python + " -c 'import nvidia_resiliency_ext.inprocess' 2>/dev/null";
+    if (python.empty() || std::system(import_it.c_str()) != 0)
+        GTEST_SKIP() << "python3 has no torch and nvidia-resiliency-ext (PYTHON_EXEC names another)";
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=4", "--recover=program",
+                                 path_of("SOURCE_ROOT") + "/tests/support/nvrx_worker.py"},
+                                with_environment({"PYTHON_EXEC=" + python}));
+    EXPECT_EQ(outcome.status, 128 + SIGKILL) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "of 3 has summed 3"), 3) << outcome.out << outcome.err;
+}
+
 /// The digest of examples/recover.py with three ranks, after rank 1 was killed so many times.
 std::string digest_in_python(const std::string& python, int kills) {
     const TemporaryDirectory logs;
