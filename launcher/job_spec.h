@@ -105,6 +105,8 @@ struct RecoverSpec {
         Program,  ///< the others go on, and nobody starts again before all have ended
     } mode = Mode::Auto;
     Duration within = std::chrono::seconds(60);  ///< the limit of each wait of a recovery
+    int rehearse =
+        0;  ///< the world is formed again, without a failure, after so many steps or more; 0: never
 };
 
 /// The value of --recover.

@@ -108,6 +108,11 @@ Result<int> parse_requeue_limit(Text value) {
     return limit ? Result<int>(static_cast<int>(*limit)) : limit.error();
 }
 
+Result<int> parse_rehearse(Text value) {
+    const Result<std::int64_t> steps = parse_int_between(value, 1, 1'000'000'000);
+    return steps ? Result<int>(static_cast<int>(*steps)) : steps.error();
+}
+
 Status set_event_handler(Draft& draft, Text value) {
     if (value.empty()) return invalid("the value is empty");
     if (value == "null") return {};
@@ -384,6 +389,10 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
     options.value(
         "--recover-within", "SPAN", into(spec.recover.within, parse_span),
         "The longest wait for workers in a recovery in place; then the late ones are killed. Default 60s.");
+    options.value(
+        "--rehearse", "N", into(spec.recover.rehearse, parse_rehearse),
+        "Every N committed steps or more, all workers let go of their generation and meet in the next one, as after a failure, but "
+        "none is killed. A program that keeps the contract of ddp::Recovery ends with the same result as without. Default: never.");
     options.value(
         "--gpu-memory-wait", "SPAN", into(spec.gpu_memory_wait, parse_span),
         "Wait at most so long before a restart until the GPU memory of the workers that have ended is free. 0: do not "

@@ -238,6 +238,8 @@ Status check_contradictions(const Reading& reading) {
          "the workers of a node meet by their local ranks"},
         {spec.pass_mpi_env && spec.pmix == PmixUse::On, "pass-mpi-env", "pmix",
          "workers have one launcher that their MPI speaks with"},
+        {spec.recover.rehearse > 0 && spec.recover.mode != RecoverSpec::Mode::Auto, "rehearse", "recover",
+         "a rehearsal is a recovery in place"},
         {spec.attach && spec.stdin_rank && spec.attach->first != *spec.stdin_rank, "attach", "stdin",
          "the attached rank reads the terminal"},
     };

@@ -896,6 +896,59 @@ TEST(RecoverProgram, AProgramThatCannotRunStopsTheOthersAtOnce) {
     EXPECT_EQ(all_of<job_action::StopGeneration>(job.fails(0, {true, false, 127, true})).size(), 1u);
 }
 
+TEST(Rehearsal, FormsTheNextGenerationInPlaceAndCountsAsNoRecovery) {
+    Job job = recoverable();
+    job.policy.recover.rehearse = 100;
+    const auto actions = job.tell(job_event::RehearsalDue{});
+    ASSERT_EQ(all_of<job_action::Recover>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Recover>(actions)[0].generation, 2u);
+    EXPECT_EQ(all_of<job_action::Recover>(actions)[0].failed_rank, -1);
+    EXPECT_TRUE(job.tell(job_event::RehearsalDue{}).empty()) << "one is under way";
+    const auto joined = job.tell(job_event::NodeReady{0, Stage::Joined, "", 812});
+    EXPECT_EQ(text_of(joined), "");
+    EXPECT_EQ(job.state.rehearsals, 1);
+    EXPECT_EQ(job.state.recoveries, 0);
+    EXPECT_EQ(job.state.history.recovered_step, -1) << "a failure at this step is not stuck";
+    EXPECT_EQ(describe_rehearsals(job.state, job.policy.recover),
+              "1 rehearsal: all ranks let go and met again, 100 steps or more apart");
+}
+
+TEST(Rehearsal, BecomesARecoveryWhereARankFailsInIt) {
+    Job job = recoverable();
+    job.tell(job_event::RehearsalDue{});
+    job.tell(job_event::NodeReady{0, Stage::Started});
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(2)).size(), 1u);
+    EXPECT_THAT(text_of(job.tell(job_event::NodeReady{0, Stage::Joined, "", 812})),
+                HasSubstr("rank 2 is back"));
+    EXPECT_EQ(job.state.recoveries, 1);
+    EXPECT_EQ(job.state.rehearsals, 0);
+}
+
+TEST(Rehearsal, ThatNotAllRanksJoinIsAFailure) {
+    Job job = recoverable(4, 1);
+    job.tell(job_event::RehearsalDue{});
+    job.now += 2 * job.policy.recover.within + kJoinPatience;
+    EXPECT_THAT(
+        text_of(job.tell(job_event::TimerFired{})),
+        HasSubstr("root cause: a rehearsal (--rehearse); not recovered in place: not all ranks were ready"));
+}
+
+TEST(Rehearsal, IsRefusedWithOneLineWhereTheJobCannotRecoverInPlace) {
+    Job refused = recoverable();
+    refused.policy.recover.rehearse = 100;
+    EXPECT_EQ(text_of(refused.tell(job_event::NodeReady{0, Stage::Refused, "rank 2: sharded"})),
+              "there are no rehearsals (--rehearse): rank 2: sharded\n");
+    EXPECT_TRUE(refused.tell(job_event::RehearsalDue{}).empty());
+    EXPECT_EQ(describe_rehearsals(refused.state, refused.policy.recover), "") << "it was said";
+
+    const Job silent(with_restarts(0));
+    EXPECT_EQ(describe_rehearsals(silent.state, {.rehearse = 100}),
+              "there was no rehearsal (--rehearse): all ranks restart (the program has not announced that it "
+              "recovers in place)");
+    EXPECT_EQ(describe_rehearsals(recoverable().state, {.rehearse = 100}),
+              "there was no rehearsal (--rehearse): the job ended too soon for one");
+}
+
 TEST(InPlace, SaysForPsWhetherAFailureIsRecovered) {
     Job job(with_restarts(0), {2, 2});
     const auto described = [&](RecoverSpec::Mode mode = RecoverSpec::Mode::Auto) {

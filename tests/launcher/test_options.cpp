@@ -207,6 +207,9 @@ TEST(Option, RecoveryInPlaceIsOnUnlessTheUserWantsRestarts) {
     EXPECT_EQ(spec_of({"--recover=restart"}).recover.mode, RecoverSpec::Mode::Restart);
     EXPECT_EQ(spec_of({"--recover-within=2m"}).recover.within, std::chrono::minutes(2));
     EXPECT_THAT(error_of({"--recover-within=0"}), HasSubstr("--recover=restart turns recovery off"));
+    EXPECT_EQ(spec_of({"--rehearse=100"}).recover.rehearse, 100);
+    EXPECT_THAT(error_of({"--rehearse=0"}), HasSubstr("--rehearse"));
+    EXPECT_THAT(error_of({"--rehearse=100", "--recover=restart"}), HasSubstr("contradict each other"));
 }
 
 TEST(Option, MaxRestartsTakesACountOrABudgetOverTime) {

@@ -239,6 +239,25 @@ TEST(Recovery, AStopAfterARecoveryEndsAllRanks) {
     EXPECT_THAT(outcome.err, Not(HasSubstr("SIGKILL in 1 s")));
 }
 
+/// The line of train's ranks about the weights with which they end.
+std::string digest_line(const std::string& out) {
+    const std::size_t at = out.find("sha256 ");
+    return at == std::string::npos ? "" : out.substr(at, out.find('\n', at) - at);
+}
+
+TEST(Recovery, RehearsalsChangeNoBitOfAProgramThatKeepsTheContract) {
+    const auto train = [](const char* option) {
+        return run({path_of("DDPRUN"), "--nproc-per-node=3", option, path_of("TRAIN"), "--device=cpu",
+                    "--data=synthetic:2000,32,10", "--hidden=64", "--epochs=10", "--batch-size=16"});
+    };
+    const Outcome undisturbed = train("--recover=auto"), rehearsed = train("--rehearse=20");
+    EXPECT_EQ(rehearsed.status, 0) << rehearsed.err;
+    EXPECT_NE(digest_line(undisturbed.out), "");
+    EXPECT_EQ(digest_line(rehearsed.out), digest_line(undisturbed.out));
+    EXPECT_THAT(rehearsed.err, AllOf(HasSubstr("all ranks let go and met again, 20 steps or more apart"),
+                                     Not(HasSubstr("recovered after"))));
+}
+
 TEST(Recovery, EventsAndPsTellOfIt) {
     const TemporaryDirectory logs;
     Program program(ddprun_recover(

@@ -10,6 +10,7 @@
 
 #include "env/text.h"
 #include "launcher/exit_codes.h"
+#include "launcher/head/control/in_place.h"
 #include "launcher/head/control/succession.h"
 #include "launcher/head/report/explain.h"
 #include "launcher/node/fabric/fabric.h"
@@ -317,6 +318,8 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
     const int signal = static_cast<int>(parse_int(notice.text).value_or(15));
     if (notice.kind == "preempt") preempt(signal, signal_name(signal));
     else if (notice.kind == "stop") stop(signal, peer);
+    else if (notice.kind == "rehearse" && notice.text == std::to_string(state_.generation))
+        feed(job_event::RehearsalDue{});
     else if (notice.kind == "remark") log_.info("{}: {}", printable(host_of(peer)), printable(notice.text));
 }
 
@@ -456,7 +459,9 @@ void Controller::perform(const job_action::Recover& action) {
 void Controller::perform(const job_action::Recovered& action) {
     answered_ends_.clear();
     oldest_report_ = TimePoint::max();
-    if (recovered_handler_) recovered_handler_(action);
+    if (action.cause.empty())
+        log_.debug("rehearsal: all ranks met again after {}", format_duration(action.took));
+    else if (recovered_handler_) recovered_handler_(action);
 }
 
 void Controller::perform(const job_action::Release&) { broadcast(rdzv::Release{state_.generation}); }
@@ -678,6 +683,8 @@ void Controller::perform(const job_action::Say& action) {
 }
 
 void Controller::perform(const job_action::Finish&) {
+    if (const std::string line = describe_rehearsals(state_, policy_.recover); !line.empty())
+        log_.info("{}", line);
     without_successor([this] {
         const JobEnd how = end();
         const rdzv::Shutdown shutdown{exit_code(how),

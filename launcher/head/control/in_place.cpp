@@ -41,4 +41,16 @@ std::string describe_recovery(const JobState& state, RecoverSpec::Mode mode) {
     return "the failed ranks start again in place";
 }
 
+std::string describe_rehearsals(const JobState& state, const RecoverSpec& spec) {
+    if (spec.rehearse == 0) return "";
+    if (state.rehearsals > 0)
+        return fmt::format("{} rehearsal{}: all ranks let go and met again, {} steps or more apart",
+                           state.rehearsals, state.rehearsals == 1 ? "" : "s", spec.rehearse);
+    if (!state.cannot_recover.empty()) return "";  // the line that named the refusal has said so
+    const std::string why = all_can_recover(state) && !state.nodes.empty()
+                                ? "the job ended too soon for one"
+                                : describe_recovery(state, spec.mode);
+    return fmt::format("there was no rehearsal (--rehearse): {}", why);
+}
+
 }  // namespace ddprun

@@ -25,4 +25,7 @@ bool can_recover_somewhere(const JobState& state);
 /// A few words for people: whether this job recovers in place, or why not.
 std::string describe_recovery(const JobState& state, RecoverSpec::Mode mode);
 
+/// One line at the end of a job with --rehearse; "" where none is needed.
+std::string describe_rehearsals(const JobState& state, const RecoverSpec& spec);
+
 }  // namespace ddprun

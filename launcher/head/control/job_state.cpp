@@ -228,15 +228,20 @@ void add_failed(std::vector<int>& failed, int rank) {
 }
 
 /// Begins the next generation, in which the workers that run go on.
-void recover(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now,
-             JobActions& actions) {
-    if (!state.in_place) state.in_place = {now, event.what, {}};
-    add_failed(state.in_place->failed, event.rank);
+void begin_in_place(JobState& state, int failed_rank, const JobPolicy& policy, TimePoint now,
+                    JobActions& actions) {
     ++state.generation;
     for (JobState::Node& node : state.nodes) node.knows = node.joined = node.finished = false;
     // An agent kills workers that are late; the rest of the time is for one whose kill does not help.
     set_timer(state, deadline_after(now, 2 * policy.recover.within + kJoinPatience), actions);
-    actions.emplace_back(job_action::Recover{state.generation, state.restarts_used, event.rank});
+    actions.emplace_back(job_action::Recover{state.generation, state.restarts_used, failed_rank});
+}
+
+void recover(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now,
+             JobActions& actions) {
+    if (!state.in_place || state.in_place->cause.empty()) state.in_place = {now, event.what, {}};
+    add_failed(state.in_place->failed, event.rank);
+    begin_in_place(state, event.rank, policy, now, actions);
     const int others = state.ranks() - static_cast<int>(state.in_place->failed.size());
     const std::string meaning = event.facts.meaning.empty() ? "" : fmt::format(" ({})", event.facts.meaning);
     warn(actions, fmt::format("{}{}: {} rank{} on in place, rank {} starts again", event.what, meaning,
@@ -282,12 +287,14 @@ void end_outlived(JobState& state, const JobPolicy& policy, TimePoint now, JobAc
 
 void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     const JobState::InPlace done = *std::exchange(state.in_place, std::nullopt);
-    ++state.recoveries;
+    const bool is_rehearsal = done.cause.empty();
+    ++(is_rehearsal ? state.rehearsals : state.recoveries);
     const Duration took = now - done.since;
     const std::int64_t steps = state.history.recovered_step;
-    say(actions, fmt::format("recovered after {}: {} {} back{}", format_duration(took), named(done.failed),
-                             done.failed.size() == 1 ? "is" : "are",
-                             steps < 0 ? "" : fmt::format(", at step {}", steps)));
+    if (!is_rehearsal)
+        say(actions, fmt::format("recovered after {}: {} {} back{}", format_duration(took),
+                                 named(done.failed), done.failed.size() == 1 ? "is" : "are",
+                                 steps < 0 ? "" : fmt::format(", at step {}", steps)));
     actions.emplace_back(job_action::Recovered{done.cause, done.failed, took, steps});
     const bool grows = state.waiting_nodes > 0 && policy.grow == Grow::Now;
     set_timer(state, grows ? deadline_after(now, kOneChange) : kNever, actions);
@@ -309,6 +316,8 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
         case Announced: node.can_recover = true; break;
         case Refused:
             node.can_recover = false;
+            if (policy.recover.rehearse > 0 && state.cannot_recover.empty())
+                warn(actions, "there are no rehearsals (--rehearse): " + event.why);
             if (state.cannot_recover.empty()) state.cannot_recover = event.why;
             release(state, actions);  // no failure is recovered any more, so nobody has to wait
             break;
@@ -320,7 +329,8 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
                            [&](const JobState::Node& one) { return one.*has_come; });
     };
     if (event.stage == Joined && state.in_place) {
-        state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
+        if (!state.in_place->cause.empty())
+            state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
         if (all(&JobState::Node::joined)) end_recovery(state, policy, now, actions);
     }
     if (event.stage == Finished && all(&JobState::Node::finished)) release(state, actions);
@@ -330,7 +340,9 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
 /// Stops a generation in place that not all ranks have joined, although the agents have killed late ones.
 void give_up_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     const JobState::InPlace pending = *state.in_place;
-    fail(state, FailureFacts{}, pending.failed.back(), pending.cause, After::Restart, policy, now, actions,
+    const int rank = pending.failed.empty() ? -1 : pending.failed.back();
+    const std::string cause = pending.cause.empty() ? "a rehearsal (--rehearse)" : pending.cause;
+    fail(state, FailureFacts{}, rank, cause, After::Restart, policy, now, actions,
          fmt::format("not all ranks were ready {} later", format_duration(now - pending.since)));
 }
 
@@ -623,6 +635,15 @@ JobActions on(JobState& state, const job_event::HangFound& event, const JobPolic
 JobActions on(JobState& state, const job_event::WalltimeKnown& event, const JobPolicy&, TimePoint) {
     state.time_up = event.time_up;
     return {};
+}
+
+JobActions on(JobState& state, const job_event::RehearsalDue&, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (state.phase != JobPhase::Running || state.in_place) return actions;
+    if (!decide_in_place(state, policy, {}, 0, now).in_place) return actions;
+    state.in_place = {now, "", {}};
+    begin_in_place(state, -1, policy, now, actions);
+    return actions;
 }
 
 JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy& policy, TimePoint now) {

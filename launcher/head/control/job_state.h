@@ -108,8 +108,8 @@ struct JobState {
         bool finished = false;     ///< all its workers have done their work
     };
     struct InPlace {
-        TimePoint since{};        ///< the first failure
-        std::string cause;        ///< it
+        TimePoint since{};        ///< the first failure, or the rehearsal's begin
+        std::string cause;        ///< the first failure; "" none: a rehearsal
         std::vector<int> failed;  ///< ranks
     };
 
@@ -143,6 +143,7 @@ struct JobState {
     };
     std::optional<Failure> outlived;  ///< the generation's first failure, where the others go on
     int recoveries = 0;               ///< failures of the job so far that were recovered in place
+    int rehearsals = 0;               ///< generations in place without a failure
     std::string cannot_recover;       ///< the first refusal of a worker; "" none
     bool is_released = false;         ///< ranks that have finished may end
     std::uint64_t hang_ended = 0;     ///< the generation in which a rank was last killed because it hung
@@ -230,6 +231,8 @@ struct HangFound {
 struct WalltimeKnown {
     TimePoint time_up;
 };
+/// The ranks have committed as many steps as --rehearse asks for.
+struct RehearsalDue {};
 struct TimerFired {};
 }  // namespace job_event
 
@@ -237,7 +240,7 @@ using JobEvent =
     std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded, job_event::NodeReady,
                  job_event::NodeEnded, job_event::NodeLost, job_event::NodesWaiting, job_event::Outnumbered,
                  job_event::StopAsked, job_event::PreemptAsked, job_event::HangFound,
-                 job_event::WalltimeKnown, job_event::TimerFired>;
+                 job_event::WalltimeKnown, job_event::RehearsalDue, job_event::TimerFired>;
 
 namespace job_action {
 /// Start this generation on every node.
@@ -249,11 +252,11 @@ struct StartGeneration {
 struct Recover {
     std::uint64_t generation;
     int restart_count;
-    int failed_rank;
+    int failed_rank;  ///< -1: none, a rehearsal
 };
 /// All ranks are in the generation in place.
 struct Recovered {
-    std::string cause;
+    std::string cause;       ///< "" none: a rehearsal
     std::vector<int> ranks;  ///< that have started again
     Duration took;
     std::int64_t steps;  ///< -1 not known

@@ -39,6 +39,7 @@ Agent::~Agent() {
     }
     loop_.cancel(deadline_timer_);
     loop_.cancel(watch_timer_);
+    loop_.cancel(rehearsal_timer_);
     loop_.cancel(scalars_timer_);
 }
 

@@ -143,6 +143,8 @@ class Agent {
     void replace(Worker& worker, WorkerPlan plan);
     [[nodiscard]] std::int64_t steps_of(int local_rank) const;
     void send_generation(int local_rank);
+    void begin_rehearsing();
+    void ask_for_rehearsal();
     void kill_failed(std::string_view rank_and_why);
     void kill_failed(int local_rank, const std::string& why);
     void spawn_slice();
@@ -193,6 +195,8 @@ class Agent {
     std::unique_ptr<KeptFile> kept_;          ///< null: no recovery in place
     TimePoint end_seen_{}, abort_set_{};      ///< of the last recovery, for the log
     std::unique_ptr<FileWatch> error_files_;  ///< null: error files are not watched
+    std::int64_t rehearse_at_ = 0;            ///< steps of the first worker after which --rehearse asks
+    os::EventLoop::TimerId rehearsal_timer_ = 0;
     os::EventLoop::TimerId watch_timer_ = 0;
     os::EventLoop::TimerId scalars_timer_ = 0;
     std::unique_ptr<NcclWords> nccl_words_;  ///< NCCL's lines of the first worker; null: not read

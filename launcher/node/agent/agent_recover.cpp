@@ -16,6 +16,9 @@ namespace {
 
 using Stage = AgentState::Stage;
 
+/// How often --rehearse looks at the number of steps.
+constexpr Duration kRehearsalPause = std::chrono::milliseconds(5);
+
 const char* name_of(Stage stage) {
     switch (stage) {
         case Stage::None: return "none";
@@ -196,6 +199,24 @@ void Agent::perform(const agent_action::ReportStage& action) {
     for (int i = 0; i < static_cast<int>(workers_.size()); ++i)
         ready.steps = std::max(ready.steps, steps_of(i));
     send_(ready);
+    if (action.stage == Stage::Joined) begin_rehearsing();
+}
+
+/// The node of rank 0 counts the steps between two rehearsals: all ranks commit the same ones.
+void Agent::begin_rehearsing() {
+    if (config_.spec.recover.rehearse == 0 || order_.first_rank != 0) return;
+    rehearse_at_ = std::max<std::int64_t>(kept_->commits(0), 0) + config_.spec.recover.rehearse;
+    loop_.cancel(rehearsal_timer_);
+    rehearsal_timer_ = loop_.call_after(kRehearsalPause, [this] { ask_for_rehearsal(); });
+}
+
+void Agent::ask_for_rehearsal() {
+    if (state_.phase != AgentState::Phase::Running || !kept_) return;
+    if (kept_->commits(0) >= rehearse_at_) {
+        send_(rdzv::Notice{"rehearse", std::to_string(order_.generation)});
+        return begin_rehearsing();  // in case that the head cannot have it now
+    }
+    rehearsal_timer_ = loop_.call_after(kRehearsalPause, [this] { ask_for_rehearsal(); });
 }
 
 void Agent::perform(const agent_action::ReportRefusal& action) {
