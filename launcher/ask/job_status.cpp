@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 
 #include "env/json.h"
 #include "env/text.h"
@@ -35,6 +36,16 @@ std::string label(std::string_view text) {
     return out;
 }
 
+struct Loss {
+    const char* cause;
+    double seconds;
+};
+std::array<Loss, 3> losses(const JobStatus& status) {
+    return {{{"failures", status.lost_to_failures},
+             {"restarts", status.lost_to_restarts},
+             {"rehearsals", status.lost_to_rehearsals}}};
+}
+
 class Metrics {
   public:
     explicit Metrics(const JobStatus& status)
@@ -53,6 +64,12 @@ class Metrics {
             if (has_value != nullptr && !(worker.*has_value)) continue;
             text_ += fmt::format("ddprun_{}{{{},rank=\"{}\"}} {}\n", name, job_, worker.rank, value(worker));
         }
+    }
+    void lost() {
+        head("lost_seconds_total", "counter", "Time in which the job got nowhere, by cause.");
+        for (const Loss& loss : losses(status_))
+            text_ += fmt::format("ddprun_lost_seconds_total{{{},cause=\"{}\"}} {}\n", job_, loss.cause,
+                                 loss.seconds);
     }
     std::string take() { return std::move(text_); }
 
@@ -101,6 +118,10 @@ void each_job_member(Status& status, const Field& field) {
     field("restarts_used", status.restarts_used);
     field("max_restarts", status.max_restarts);
     field("recoveries", status.recoveries);
+    field("useful_before", status.useful_before);
+    field("lost_to_failures", status.lost_to_failures);
+    field("lost_to_restarts", status.lost_to_restarts);
+    field("lost_to_rehearsals", status.lost_to_rehearsals);
     field("recovery", status.recovery);
     field("world_size", status.world_size);
     field("nodes", status.nodes);
@@ -194,18 +215,24 @@ constexpr int kAlways = 100;
 std::optional<double> useful_seconds(const JobStatus& status) {
     std::optional<double> most;
     for (const WorkerStatus& worker : status.workers) most = std::max(most, worker.useful_seconds);
+    if (most) *most += status.useful_before;
     return most;
 }
 
-/// "; 3 recoveries so far, 97.2 % of the time useful", or "".
+/// "; 3 recoveries so far, 97.2 % of the time useful, 1.5 s lost in failures", or "".
 std::string recovered_so_far(const JobStatus& status) {
+    std::string text;
+    if (status.recoveries > 0)
+        text = fmt::format("; {} {} so far", status.recoveries,
+                           status.recoveries == 1 ? "recovery" : "recoveries");
+    std::string lost;
+    for (const Loss& loss : losses(status)) {
+        if (loss.seconds > 0) lost += fmt::format(", {} lost in {}", span(loss.seconds), loss.cause);
+    }
     const std::optional<double> useful = useful_seconds(status);
-    if (status.recoveries == 0) return "";
-    std::string text =
-        fmt::format("; {} {} so far", status.recoveries, status.recoveries == 1 ? "recovery" : "recoveries");
-    if (useful && status.seconds > 0)
-        text += fmt::format(", {:.1f} % of the time useful", 100 * *useful / status.seconds);
-    return text;
+    if (!useful || status.seconds <= 0 || (text.empty() && lost.empty())) return text;
+    return fmt::format("{}{} {:.1f} % of the time useful{}", text, text.empty() ? ";" : ",",
+                       100 * *useful / status.seconds, lost);
 }
 
 struct Column {
@@ -406,6 +433,7 @@ std::string render_metrics(const JobStatus& status) {
     if (const std::optional<double> useful = useful_seconds(status))
         metrics.job("useful_seconds_total", "counter",
                     "Time of the steps that are committed (ddp::Recovery).", *useful);
+    if (status.is_head) metrics.lost();
     return metrics.take();
 }
 

@@ -57,7 +57,11 @@ struct JobStatus {
     std::uint64_t generation = 0;
     int restarts_used = 0;
     int max_restarts = 0;
-    int recoveries = 0;    ///< in place
+    int recoveries = 0;  ///< in place
+    double useful_before =
+        0;  ///< seconds of the steps that earlier starts of all ranks committed, and that count
+    // Seconds lost so far (LostTime).
+    double lost_to_failures = 0, lost_to_restarts = 0, lost_to_rehearsals = 0;
     std::string recovery;  ///< whether a failure is recovered in place, or why not; "" not known
     int world_size = 0;
     int nodes = 1;

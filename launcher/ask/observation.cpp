@@ -133,8 +133,8 @@ WorkerStatus Observation::worker_status(int local_rank) const {
         status.uses_libddp || status.step > 0 || line.progress_ns.load(std::memory_order_relaxed) != 0;
     status.comm_seconds = static_cast<double>(line.comm_ns.load(std::memory_order_relaxed)) / 1e9;
     status.collective = describe_line(line);
-    if (const std::optional<Duration> useful = agent.useful_time(local_rank))
-        status.useful_seconds = in_seconds(*useful);
+    if (const std::optional<CommittedTime> committed = agent.committed_time(local_rank))
+        status.useful_seconds = in_seconds(committed->time);
     return status;
 }
 
@@ -164,7 +164,13 @@ JobStatus Observation::status() const {
     return status;
 }
 
-void add_job(JobStatus& status, const JobState& state, RecoverSpec::Mode recover) {
+void add_job(JobStatus& status, const JobState& state, const JobTime& time, Duration latest,
+             RecoverSpec::Mode recover) {
+    status.useful_before = in_seconds(time.useful.value_or(latest) - latest);
+    status.lost_to_failures = in_seconds(time.lost.failures);
+    status.lost_to_restarts = in_seconds(time.lost.restarts);
+    status.lost_to_rehearsals = in_seconds(time.lost.rehearsals);
+
     status.is_head = true;
     status.phase = name_of(state.phase);
     status.restarts_used = state.restarts_used;

@@ -76,7 +76,9 @@ class Observation {
     std::unique_ptr<RequestServer> metrics_;
 };
 
-/// Makes a node's status the head's: adds what the job's state says.
-void add_job(JobStatus& status, const JobState& state, RecoverSpec::Mode recover);
+/// Makes a node's status the head's: adds what the controller knows. `latest`: the part of the useful time
+/// for which the workers that run now account.
+void add_job(JobStatus& status, const JobState& state, const JobTime& time, Duration latest,
+             RecoverSpec::Mode recover);
 
 }  // namespace ddprun

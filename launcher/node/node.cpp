@@ -65,7 +65,10 @@ Status Node::build() {
     if (const Status output = parts_.build_output(is_apart); !output) return output;
     parts_.build_agent([this](rdzv::FromAgent message) { agent_says(std::move(message)); });
     const Status observed = parts_.build_observation([this](JobStatus& status) {
-        if (head_) add_job(status, head_->controller().state(), spec_.recover.mode);
+        if (!head_) return;
+        const CommittedTime latest = parts_.agent->most_committed();
+        const Controller& controller = head_->controller();
+        add_job(status, controller.state(), controller.time_with(latest), latest.time, spec_.recover.mode);
     });
     if (!observed) return observed;
     if (const Status known = parts_.build_hello(choice->is_head); !known) return known;

@@ -45,6 +45,7 @@ static void fields(Fields& f, WorkerExited& m) {
     f("status", m.status);
     f.usually("steps", m.steps, std::int64_t{-1});
     f.usually("stopped_failing", m.stopped_failing, false);
+    f.usually("commits", m.commits, std::int64_t{-1});
     f.usually("useful_ns", m.useful_ns, std::int64_t{-1});
 }
 static void fields(Fields& f, GenerationEnded& m) {

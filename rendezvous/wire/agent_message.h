@@ -61,7 +61,8 @@ struct WorkerExited {
     std::int64_t steps = -1;       ///< training steps done; -1 when the worker does not report them
     bool stopped_failing = false;  ///< ddprun stopped it after it had reported its error: it counts as failed
     std::int64_t error_age_ns = -1;  ///< the age of its error report; -1 it wrote none
-    std::int64_t useful_ns = -1;     ///< time of the units that its rank has committed; -1: it commits none
+    std::int64_t commits = -1;       ///< units that its rank has committed; -1: it commits none
+    std::int64_t useful_ns = -1;     ///< their time
     [[nodiscard]] bool failed() const { return signaled || status != 0 || !exec_failure.empty(); }
     bool operator==(const WorkerExited&) const = default;
 };

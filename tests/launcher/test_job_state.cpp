@@ -896,6 +896,24 @@ TEST(RecoverProgram, AProgramThatCannotRunStopsTheOthersAtOnce) {
     EXPECT_EQ(all_of<job_action::StopGeneration>(job.fails(0, {true, false, 127, true})).size(), 1u);
 }
 
+TEST(LostTime, IsAddedUpByCause) {
+    Job job = recoverable(4, 1);
+    job.fails(2);
+    job.now += 84ms;
+    job.tell(job_event::NodeReady{0, Stage::Joined, "", 812});
+    job.tell(job_event::RehearsalDue{});
+    job.now += 10ms;
+    job.tell(job_event::NodeReady{0, Stage::Joined, "", 812});
+    for (const int rank : {0, 1, 2}) job.fails(rank);
+    ASSERT_EQ(job.state.phase, Phase::Stopping);
+    job.now += 2s;
+    job.tell(job_event::NodeEnded{0});
+    ASSERT_EQ(job.state.phase, Phase::Running);
+    EXPECT_EQ(job.state.lost.failures, 84ms);
+    EXPECT_EQ(job.state.lost.rehearsals, 10ms);
+    EXPECT_EQ(job.state.lost.restarts, 2s);
+}
+
 TEST(Rehearsal, FormsTheNextGenerationInPlaceAndCountsAsNoRecovery) {
     Job job = recoverable();
     job.policy.recover.rehearse = 100;

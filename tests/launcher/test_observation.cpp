@@ -359,6 +359,17 @@ TEST(JobStatus, TheUsefulTimeIsThatOfTheRankWithMost) {
                 HasSubstr("useful_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\"} 9\n"));
     EXPECT_THAT(render_status(nullptr, status, 0),
                 HasSubstr("after a failure: in place; 3 recoveries so far, 75.0 % of the time useful\n"));
+    status.useful_before = 1.5;
+    status.lost_to_failures = 0.25;
+    status.lost_to_restarts = 2;
+    EXPECT_EQ(job_status_from_json(to_json(status)).value_or(JobStatus{}), status);
+    EXPECT_THAT(render_status(nullptr, status, 0),
+                HasSubstr("87.5 % of the time useful, 250 ms lost in failures, 2 s lost in restarts\n"));
+    const std::string metrics = render_metrics(status);
+    EXPECT_THAT(metrics, HasSubstr("useful_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\"} 10.5\n"));
+    EXPECT_THAT(
+        metrics,
+        HasSubstr("lost_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\",cause=\"restarts\"} 2\n"));
 }
 
 TEST(JobStatus, RatesAreOverTheTimeBetweenTwoStatuses) {

@@ -11,6 +11,8 @@
 namespace ddprun {
 namespace {
 
+using namespace std::chrono_literals;
+
 using testing::HasSubstr;
 using testing::Not;
 
@@ -446,13 +448,36 @@ TEST(JsonReport, MatchesTheTable) {
 }
 
 TEST(JsonReport, HasTheRecoveriesAndTheTimeOfTheRankThatCommittedMost) {
-    WorkerEnd most = exited(1, 0);
-    most.useful_ns = 41'500'000'000;
-    JobEnd end = job({exited(0, 0), most});
+    JobEnd end = job({exited(0, 0)});
+    end.wall = 60s;
+    end.time = {41'500ms, {.failures = 2s, .restarts = 8s}};
     end.recoveries = 3;
     const Json json = parse_json(render_report_json(end)).value_or(Json());
     EXPECT_EQ(json["recoveries"], 3);
     EXPECT_EQ(json["useful_seconds"], 41.5);
+    EXPECT_EQ(json["lost_seconds"]["failures"], 2);
+    EXPECT_EQ(json["lost_seconds"]["restarts"], 8);
+    EXPECT_EQ(json["lost_seconds"]["rehearsals"], 0);
+    EXPECT_EQ(json["lost_seconds"]["other"], 8.5) << "all adds up to the job's seconds";
+}
+
+TEST(UsefulTime, AddsUpStartsAndCountsStepsThatALaterStartRepeatsAsLostByTheRestart) {
+    // Steps 0 to 1000 and 500 to 2000, then 1500 to 1800: the first two keep 500 and 1000 steps.
+    const JobTime time = add_up({{1000, 1000, 10s}, {2000, 1500, 30s}, {1800, 300, 6s}}, {.failures = 1s});
+    EXPECT_EQ(time.useful, 5s + 20s + 6s);
+    EXPECT_EQ(time.lost.restarts, 5s + 10s);
+    EXPECT_EQ(time.lost.failures, 1s);
+}
+
+TEST(UsefulTime, AStartFromTheBeginningKeepsNothingOfEarlierOnes) {
+    const JobTime time = add_up({{1000, 1000, 10s}, {-1, 200, 2s}}, {});
+    EXPECT_EQ(time.useful, 2s) << "a program that counts no steps has committed them since its start";
+    EXPECT_EQ(time.lost.restarts, 10s);
+}
+
+TEST(UsefulTime, AStartThatCommitsNothingChangesNothing) {
+    EXPECT_EQ(add_up({{1000, 1000, 10s}, {}}, {}).useful, 10s);
+    EXPECT_FALSE(add_up({{}, {}}, {}).useful) << "no rank commits any step";
 }
 
 }  // namespace

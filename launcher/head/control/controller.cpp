@@ -65,6 +65,15 @@ std::chrono::seconds countdown_mark_below(std::chrono::seconds left) {
     return best;
 }
 
+/// Of the rank that has committed most.
+CommittedTime committed_by(const std::vector<WorkerEnd>& ends) {
+    CommittedTime most;
+    for (const WorkerEnd& end : ends) {
+        if (end.commits > most.commits) most = {end.steps, end.commits, Duration(end.useful_ns)};
+    }
+    return most;
+}
+
 std::string one_line(const WorkerEnd& end) {
     return fmt::format("rank {} on {}, {}", end.rank, end.host, describe_end(end));
 }
@@ -437,6 +446,7 @@ void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_
 void Controller::perform(const job_action::StartGeneration& action) {
     agreement_ = {};  // of workers that have all ended
     held_stop_.reset();
+    committed_.push_back(committed_by(ends_));
     ends_.clear();
     answered_ends_.clear();
     oldest_report_ = TimePoint::max();
@@ -694,6 +704,12 @@ void Controller::perform(const job_action::Finish&) {
     });
 }
 
+JobTime Controller::time_with(const CommittedTime& latest) const {
+    std::vector<CommittedTime> starts = committed_;
+    starts.push_back(latest);
+    return add_up(starts, state_.lost);
+}
+
 JobEnd Controller::end() const {
     JobEnd end;
     end.run_id = config_.spec.rendezvous.run_id;
@@ -702,6 +718,7 @@ JobEnd Controller::end() const {
     end.restarts_used = state_.restarts_used;
     end.max_restarts = config_.spec.restart.max_restarts;
     end.recoveries = state_.recoveries;
+    end.time = time_with(committed_by(ends_));
     end.world_size = world_size();
     end.wall = MonotonicClock::now() - begun_;
     end.stopped_by_signal = state_.stopped_by;

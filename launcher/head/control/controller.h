@@ -119,6 +119,8 @@ class Controller {
     [[nodiscard]] bool finished() const { return state_.phase == JobState::Phase::Finished; }
     /// How the job ended; complete once `done` has been called.
     [[nodiscard]] JobEnd end() const;
+    /// The job's time, if the workers that were started last have committed `latest`.
+    [[nodiscard]] JobTime time_with(const CommittedTime& latest) const;
     /// Called before a new generation's StartGeneration is sent: fences the store.
     void on_generation(std::function<void(std::uint64_t)> handler) {
         generation_handler_ = std::move(handler);
@@ -207,6 +209,7 @@ class Controller {
     std::vector<WorkerEnd> ends_;  ///< of the current generation, in order
     /// The ends that a recovery in place answers, until it is over: the cause if it fails.
     std::vector<WorkerEnd> answered_ends_;
+    std::vector<CommittedTime> committed_;  ///< by earlier starts of all ranks
     std::vector<std::string> notes_;
     std::uint64_t order_ = 0;
     TimePoint oldest_report_ = TimePoint::max();       ///< of the errors in `ends_`

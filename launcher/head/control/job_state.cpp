@@ -96,6 +96,8 @@ void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     state.waiting_nodes = 0;
     state.phase = JobPhase::Running;
     state.generation_started = now;
+    state.lost.restarts += now - state.idle_since.value_or(now);
+    state.idle_since.reset();
     state.killing = false;
     state.is_free = false;
     state.hung = false;
@@ -133,6 +135,7 @@ void continue_after_end(JobState& state, TimePoint now, JobActions& actions) {
 void stop_generation(JobState& state, int signal, Duration grace, int failed_rank, std::string why,
                      TimePoint now, JobActions& actions) {
     state.phase = JobPhase::Stopping;
+    if (!state.idle_since) state.idle_since = state.in_place ? state.in_place->since : now;
     state.in_place.reset();
     actions.emplace_back(job_action::StopGeneration{signal, grace, failed_rank, std::move(why)});
     continue_after_end(state, now, actions);
@@ -290,6 +293,7 @@ void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobAc
     const bool is_rehearsal = done.cause.empty();
     ++(is_rehearsal ? state.rehearsals : state.recoveries);
     const Duration took = now - done.since;
+    (is_rehearsal ? state.lost.rehearsals : state.lost.failures) += took;
     const std::int64_t steps = state.history.recovered_step;
     if (!is_rehearsal)
         say(actions, fmt::format("recovered after {}: {} {} back{}", format_duration(took),

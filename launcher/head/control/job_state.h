@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "env/clock.h"
+#include "launcher/head/report/useful_time.h"
 #include "launcher/job_spec.h"
 
 namespace ddprun {
@@ -144,11 +145,13 @@ struct JobState {
     std::optional<Failure> outlived;  ///< the generation's first failure, where the others go on
     int recoveries = 0;               ///< failures of the job so far that were recovered in place
     int rehearsals = 0;               ///< generations in place without a failure
-    std::string cannot_recover;       ///< the first refusal of a worker; "" none
-    bool is_released = false;         ///< ranks that have finished may end
-    std::uint64_t hang_ended = 0;     ///< the generation in which a rank was last killed because it hung
-    bool is_free = false;             ///< the next generation uses up no restart
-    std::string failure;              ///< a cause other than a worker: rendezvous, lost node, hang
+    LostTime lost;
+    std::optional<TimePoint> idle_since;  ///< when the last generation failed or was stopped
+    std::string cannot_recover;           ///< the first refusal of a worker; "" none
+    bool is_released = false;             ///< ranks that have finished may end
+    std::uint64_t hang_ended = 0;         ///< the generation in which a rank was last killed because it hung
+    bool is_free = false;                 ///< the next generation uses up no restart
+    std::string failure;                  ///< a cause other than a worker: rendezvous, lost node, hang
     std::optional<TimePoint> failure_decided;  ///< when; later ends of workers are its consequences
 
     /// True when a worker has succeeded: it is not run again for a new node, so this generation runs to its

@@ -306,11 +306,15 @@ Status check_report_file(const JobSpec& spec) {
     return possible ? Status() : Status(possible.error().with("--report"));
 }
 
-/// The time of the committed steps, of the rank that has most; null where no rank commits any.
-static Json useful_seconds(const JobEnd& end) {
-    std::int64_t most = -1;
-    for (const WorkerEnd& worker : end.workers) most = std::max(most, worker.useful_ns);
-    return most < 0 ? Json() : Json(in_seconds(Duration(most)));
+/// The time that was not useful, by cause; null where no rank commits any step.
+static Json lost_seconds(const JobEnd& end) {
+    if (!end.time.useful) return {};
+    const LostTime& lost = end.time.lost;
+    const Duration other = end.wall - *end.time.useful - lost.failures - lost.restarts - lost.rehearsals;
+    return {{"failures", in_seconds(lost.failures)},
+            {"restarts", in_seconds(lost.restarts)},
+            {"rehearsals", in_seconds(lost.rehearsals)},
+            {"other", in_seconds(std::max(other, Duration::zero()))}};
 }
 
 std::string render_report_json(const JobEnd& end) {
@@ -330,7 +334,8 @@ std::string render_report_json(const JobEnd& end) {
         {"restarts_used", end.restarts_used},
         {"max_restarts", end.max_restarts},
         {"recoveries", end.recoveries},
-        {"useful_seconds", useful_seconds(end)},
+        {"useful_seconds", end.time.useful ? Json(in_seconds(*end.time.useful)) : Json()},
+        {"lost_seconds", lost_seconds(end)},
         {"world_size", end.world_size},
         {"seconds", in_seconds(end.wall)},
         {"preempted", end.preempted},

@@ -8,6 +8,7 @@
 
 #include "env/clock.h"
 #include "env/result.h"
+#include "launcher/head/report/useful_time.h"
 #include "launcher/job_spec.h"
 #include "launcher/node/output/log_files.h"
 #include "rendezvous/wire/agent_message.h"
@@ -32,6 +33,7 @@ struct JobEnd {
     int restarts_used = 0;
     int max_restarts = 0;
     int recoveries = 0;  ///< in place
+    JobTime time;
     int world_size = 0;
     Duration wall{};
     std::optional<int> stopped_by_signal;  ///< the signal that ended ddprun, if that is why

@@ -11,6 +11,7 @@
 #include "env/os/log.h"
 #include "env/os/system.h"
 #include "launcher/head/report/explain.h"
+#include "launcher/head/report/useful_time.h"
 #include "launcher/node/agent/agent_state.h"
 #include "launcher/node/agent/file_watch.h"
 #include "launcher/node/agent/kept_file.h"
@@ -91,8 +92,10 @@ class Agent {
     /// A variable of the worker's environment at its start, without those that ddprun sets (RANK, ...);
     /// nullopt: not set.
     [[nodiscard]] std::optional<std::string> variable(int local_rank, std::string_view name) const;
-    /// The time of the units that this worker's rank has committed; nullopt: it commits none.
-    [[nodiscard]] std::optional<Duration> useful_time(int local_rank) const;
+    /// What this worker's rank has committed; nullopt: nothing.
+    [[nodiscard]] std::optional<CommittedTime> committed_time(int local_rank) const;
+    /// Of the worker that has committed most.
+    [[nodiscard]] CommittedTime most_committed() const;
     /// The content of the error file of this node's worker `rank`; "" none, or not this node's worker.
     [[nodiscard]] std::string error_report(int rank) const;
     /// The first worker of this node that failed by itself in this generation; nullopt: none.

@@ -150,8 +150,10 @@ void Agent::perform(const agent_action::ReportExit& action) {
     if (worker.started != TimePoint{})
         report.after_start_ns = (MonotonicClock::now() - worker.started).count();
     if (segment_) report.steps = steps_of(action.local_rank);
-    if (const std::optional<Duration> useful = useful_time(action.local_rank))
-        report.useful_ns = useful->count();
+    if (const std::optional<CommittedTime> committed = committed_time(action.local_rank)) {
+        report.commits = committed->commits;
+        report.useful_ns = committed->time.count();
+    }
     end_seen_ = MonotonicClock::now();
     // The others wait for this worker, and it is not started again.
     const bool is_awaited = state_.is_recovering && state_.phase == AgentState::Phase::Stopping;

@@ -189,9 +189,18 @@ std::int64_t Agent::steps_of(int local_rank) const {
     return told > 0 || line.joined.load() != 0 ? std::max(static_cast<std::int64_t>(told), commits) : commits;
 }
 
-std::optional<Duration> Agent::useful_time(int local_rank) const {
+std::optional<CommittedTime> Agent::committed_time(int local_rank) const {
     if (!kept_ || kept_->commits(local_rank) < 0) return std::nullopt;
-    return kept_->useful(local_rank);
+    return CommittedTime{steps_of(local_rank), kept_->commits(local_rank), kept_->useful(local_rank)};
+}
+
+CommittedTime Agent::most_committed() const {
+    CommittedTime most;
+    for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
+        const CommittedTime one = committed_time(i).value_or(CommittedTime{});
+        if (one.commits > most.commits) most = one;
+    }
+    return most;
 }
 
 void Agent::perform(const agent_action::ReportStage& action) {

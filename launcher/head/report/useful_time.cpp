@@ -1,0 +1,25 @@
+#include "launcher/head/report/useful_time.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ddprun {
+
+JobTime add_up(const std::vector<CommittedTime>& starts, LostTime lost) {
+    JobTime job{std::nullopt, lost};
+    std::int64_t next_start = std::numeric_limits<std::int64_t>::max();
+    for (auto start = starts.rbegin(); start != starts.rend(); ++start) {
+        if (start->commits <= 0) continue;
+        const std::int64_t end = std::max(start->steps, start->commits);
+        const std::int64_t begin = end - start->commits;
+        const std::int64_t kept = std::clamp<std::int64_t>(next_start - begin, 0, start->commits);
+        const double part = static_cast<double>(kept) / static_cast<double>(start->commits);
+        const Duration useful(static_cast<Duration::rep>(static_cast<double>(start->time.count()) * part));
+        job.useful = job.useful.value_or(Duration::zero()) + useful;
+        job.lost.restarts += start->time - useful;
+        next_start = std::min(next_start, begin);
+    }
+    return job;
+}
+
+}  // namespace ddprun
