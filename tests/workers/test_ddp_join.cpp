@@ -140,6 +140,20 @@ TEST(Join, TakesPartOnlyInReducedPasses) {
     });
 }
 
+TEST(Join, TellsRanksWithoutBatchesThatOthersAskToStop) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Counter mine;
+        DistributedDataParallel model(group, mine.parameters());
+        Join join(model, {.divide_by_initial_world_size = false});
+        if (group.rank() == 1) {
+            model.request_stop();
+            mine.pass(model, 8);
+        }
+        join.finish();
+        EXPECT_TRUE(model.stop_requested());
+    });
+}
+
 TEST(Join, EndsAtOnceWithoutBatches) {
     run_ranks(2, [](ProcessGroup& group) {
         Counter mine;

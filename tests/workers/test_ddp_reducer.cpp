@@ -354,6 +354,63 @@ TEST(Reducer, ReducesFloat64NextToFloat32) {
     });
 }
 
+TEST(Reducer, TellsAllRanksInTheSameStepThatOneAsksToStop) {
+    using enum ddp::DType;
+    for (const ddp::DType type : {F32, F64, F16, BF16}) {
+        for (const std::size_t count :
+             {1U, 7U, 30U, 32U}) {  // with 7, 30 and 32 no or little padding is left
+            run_ranks(3, [&](ProcessGroup& group) {
+                std::vector<double> memory(2 * count);
+                const auto shape = {static_cast<std::int64_t>(count)};
+                Reducer reducer(group,
+                                {{"a", shape, {memory.data(), count, type, {}}},
+                                 {"b", shape, {memory.data() + count, count, type, {}}}},
+                                {.limits = {.first_bytes = 1, .cap_bytes = 1}});
+                const Buffer all = reducer.averaged(1), gradient = reducer.gradient(0);
+                const auto* const bytes = static_cast<const char*>(all.data);
+                for (int step = 0; step < 5; ++step) {
+                    reducer.set_accumulating(step == 1);
+                    reducer.mark_ready(1);
+                    std::memset(gradient.data, 0x3c, gradient.bytes());
+                    if (step == 1 && group.rank() == 1) reducer.request_stop();
+                    reducer.mark_ready(0);
+                    reducer.finish();
+                    EXPECT_EQ(reducer.stop_requested(), step >= 2) << "step 1 is not reduced";
+                    EXPECT_EQ(bytes[gradient.bytes() - 1], 0x3c) << "the last byte of the last gradient";
+                    EXPECT_EQ(std::count(bytes + gradient.bytes(), bytes + all.bytes(), 0),
+                              static_cast<std::ptrdiff_t>(all.bytes() - gradient.bytes()))
+                        << "a norm over the bucket would include it";
+                }
+            });
+        }
+    }
+}
+
+TEST(Reducer, CarriesARequestToStopFromTheNextStepOnWhenTheLastGradientIsReady) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({3});
+        Reducer reducer(group, model.parameters, {});
+        for (const bool expected : {false, true}) {
+            reducer.mark_ready(0);
+            if (group.rank() == 0) reducer.request_stop();
+            reducer.finish();
+            EXPECT_EQ(reducer.stop_requested(), expected);
+        }
+    });
+}
+
+TEST(Reducer, RefusesARequestToStopThatAHookWouldLose) {
+    run_ranks(1, [](ProcessGroup& group) {
+        Model model({3});
+        Reducer reducer(group, model.parameters, {});
+        EXPECT_TRUE(reducer.carries_stop());
+        reducer.set_hook(ddp::power_sgd());
+        EXPECT_FALSE(reducer.carries_stop());
+        EXPECT_THROW(reducer.request_stop(), ddp::Error);
+        EXPECT_THROW(static_cast<void>(reducer.stop_requested()), ddp::Error);
+    });
+}
+
 TEST(Reducer, RefusesParametersThatCannotBeAveraged) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<std::int64_t> counters(3);

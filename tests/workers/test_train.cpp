@@ -669,26 +669,40 @@ TEST(Scaling, GivesColumnsMeanZeroAndDeviationOneOfTheTrainingRows) {
         << "a constant column carries no information";
 }
 
-TEST(Trainer, ResumesToTheSameBitsAfterAStopInAnEpoch) {
-    const TemporaryDirectory temporary;
-    const Samples samples = two_clouds();
-    Options options = options_for(temporary, 4, 6);
-    const Outcome in_one_go = train_with(2, options);
-    options.checkpoint_dir = temporary.file("stopped");
-    ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
-        // Only one rank learns of it, at the third vote.
-        int votes = 0;
-        const train::ComputeDevice device = on_the_cpu();
-        train::Trainer trainer(group, device, options, samples, [](const std::string&) {},
-                               {[&] { return group.rank() == 1 && ++votes == 3; }, {}});
-        const train::Summary summary = trainer.run("job1");
-        EXPECT_TRUE(summary.stopped);
-        EXPECT_TRUE(summary.epochs.empty()) << "this test is about the middle of the first epoch";
-    });
-    options.resume = true;
-    const Outcome resumed = train_with(2, options);
-    EXPECT_FALSE(resumed.summary.stopped);
-    EXPECT_EQ(resumed.summary.digest, in_one_go.summary.digest);
+TEST(Trainer, LosesNoStepInManyPreemptionsInARow) {
+    using enum ddp::Shard;
+    // Gradients carry the request to stop, or the ranks vote.
+    for (const auto& [shard, epochs, preemptions] : {std::tuple(None, 2, 20), {Optimizer, 1, 2}}) {
+        const TemporaryDirectory temporary;
+        Options options = options_for(temporary, 4, static_cast<std::uint64_t>(epochs));
+        options.shard = shard;
+        const std::string digest = train_with(2, options).summary.digest;
+        options.checkpoint_dir = temporary.file("stopped");
+        options.resume = true;
+        std::uint64_t steps = 0;  // of rank 0, in all runs
+        int stops = 0;
+        train::Summary summary;
+        for (summary.stopped = true; summary.stopped; ++stops) {
+            ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
+                const train::ComputeDevice device = on_the_cpu();
+                int asked = 0;
+                const auto is_told = [&] { return group.rank() == stops % 2 && ++asked == 2; };
+                const auto count = [&, is_first = true](std::uint64_t done) mutable {
+                    if (group.rank() != 0) return false;
+                    EXPECT_TRUE(!std::exchange(is_first, false) || done == steps) << "a step was lost";
+                    steps = done;
+                    return false;
+                };
+                train::Trainer trainer(group, device, options, two_clouds(), [](const std::string&) {},
+                                       {is_told, count});
+                trainer.resume(std::nullopt);
+                train::Summary mine = trainer.run("job1");
+                if (group.rank() == 0) summary = std::move(mine);
+            });
+        }
+        EXPECT_GT(stops, preemptions) << name_of(shard);
+        EXPECT_EQ(summary.digest, digest) << name_of(shard);
+    }
 }
 
 TEST(Trainer, ResumesToTheSameBits) {

@@ -179,6 +179,11 @@ class Reducer {
     /// was marked ready: all ranks must change the hook in the same step.
     void set_hook(CommunicationHook hook);
 
+    /// See DistributedDataParallel. The padding at the end of the last bucket carries the request.
+    void request_stop();
+    [[nodiscard]] bool stop_requested() const;
+    [[nodiscard]] bool carries_stop() const;
+
     /// Whether any rank had a gradient for this parameter in the last finished step; always true without
     /// find_unused_parameters. The gradient of an unused parameter reads as zeros.
     [[nodiscard]] bool is_used(std::size_t parameter) const;
@@ -214,6 +219,8 @@ class Reducer {
     void require_static_graph() const;
     [[noreturn]] void throw_missing(std::span<const std::size_t> missing) const;
     void complete_step();
+    void take_stop();
+    void require_carried_stop() const;
     void reduce_used();
     [[nodiscard]] bool must_find_unused() const {
         return options_.static_graph ? statistics_.steps == 0 : options_.find_unused_parameters;
@@ -239,6 +246,8 @@ class Reducer {
     std::size_t next_ = 0;      ///< first bucket that has not started
     std::size_t finished_ = 0;  ///< buckets whose averages are there
     bool accumulating_ = false;
+    bool asks_to_stop_ = false;    ///< this rank does
+    bool stop_requested_ = false;  ///< a rank has asked in a finished step
     std::atomic<bool> is_marking_ = false;
     ReducerStatistics statistics_;
 };
@@ -334,6 +343,22 @@ class DistributedDataParallel : public Stateful {
         bool before_;
     };
     NoSync no_sync(bool accumulate = true) { return {reducer(), accumulate}; }
+
+    /// Lets all ranks stop after the same step where each learns at its own time that it should, by a signal
+    /// for example. The request travels with the gradients of the next step that is reduced, so it costs no
+    /// message; a request that comes when the last gradient is marked ready already travels with those of the
+    /// step after.
+    ///
+    ///     if (lifeline.preemption_requested()) model.request_stop();
+    ///     ... backward; model.finish(); optimizer->step(model.gradients()); ...
+    ///     if (model.stop_requested()) { save(); break; }   // on all ranks in the same step
+    ///
+    /// Once true it stays true, until the next group. A rank that has finished its Join sees it too.
+    void request_stop() { reducer().request_stop(); }
+    [[nodiscard]] bool stop_requested() const { return reducer().stop_requested(); }
+    /// False with a hook, where gradients are sharded, and on a GPU; request_stop() and stop_requested()
+    /// throw Error there. Lifeline::should_stop works everywhere under ddprun.
+    [[nodiscard]] bool carries_stop() const { return reducer().carries_stop(); }
 
     void set_hook(CommunicationHook hook) { reducer().set_hook(std::move(hook)); }
     [[nodiscard]] bool is_used(std::size_t parameter) const { return reducer().is_used(parameter); }

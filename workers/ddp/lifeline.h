@@ -38,7 +38,8 @@ class Lifeline {
     /// launcher, and where ddprun found no such step: then preemption_requested() tells of the notice.
     [[nodiscard]] bool should_stop(std::uint64_t steps_done);
     /// True once the launcher or a signal asks this process to save and stop. Non-blocking: one system call,
-    /// none once it is true. The ranks learn of it at different steps.
+    /// none once it is true. The ranks learn of it at different steps; DistributedDataParallel::request_stop
+    /// lets all stop after the same one.
     [[nodiscard]] bool preemption_requested();
     /// The reason of the request: "SIGTERM", "walltime in 120 s"; "" before a request, or without a reason.
     [[nodiscard]] const std::string& reason() const { return reason_; }

@@ -48,25 +48,17 @@ std::optional<AgreedError> agree(ddp::ProcessGroup& group, const std::optional<S
     return AgreedError{{code_of(*failed), all_equal ? what : fmt::format("rank {}: {}", rank, what)}, rank};
 }
 
-StopVote::StopVote(ddp::ProcessGroup& group, StopRequest request)
-    : group_(group), request_(std::move(request)), last_vote_(ddprun::MonotonicClock::now()) {}
+StopVote::StopVote(ddp::ProcessGroup& group) : group_(group), last_vote_(ddprun::MonotonicClock::now()) {}
 
-bool StopVote::passed(std::uint64_t steps_done) {
-    if (!request_.wanted || passed_) return passed_;
-    passed_ = request_.agreed && request_.agreed(steps_done);
-    if (!passed_ && --steps_left_ == 0) vote();
-    return passed_;
-}
-
-void StopVote::vote() {
+bool StopVote::passed(const std::function<bool()>& wanted) {
+    if (passed_ || --steps_left_ > 0) return passed_;
     const ddprun::TimePoint now = ddprun::MonotonicClock::now();
     const double step_seconds =
         std::chrono::duration<double>(now - last_vote_).count() / static_cast<double>(steps_between_);
     last_vote_ = now;
     double slowest = 0;
-    for (const auto& [wanted, seconds] :
-         gather_numbers<2>(group_, {request_.wanted() ? 1.0 : 0.0, step_seconds})) {
-        passed_ = passed_ || wanted > 0;
+    for (const auto& [is_asked, seconds] : gather_numbers<2>(group_, {wanted() ? 1.0 : 0.0, step_seconds})) {
+        passed_ = passed_ || is_asked > 0;
         slowest = std::max(slowest, seconds);
     }
     // At most twice the last number: the first steps are slow and not typical.
@@ -74,6 +66,7 @@ void StopVote::vote() {
     steps_between_ = std::clamp(static_cast<std::uint64_t>(wanted_steps), std::uint64_t{1},
                                 std::min(kMostSteps, 2 * steps_between_));
     steps_left_ = steps_between_;
+    return passed_;
 }
 
 }  // namespace train

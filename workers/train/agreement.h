@@ -68,25 +68,21 @@ struct StopRequest {
     std::function<bool(std::uint64_t steps)> agreed;  ///< ddprun has found the step for all ranks
 };
 
-/// Lets all ranks stop after the same step. After a notice ddprun finds that step. A request of which each
-/// rank learns at its own time (a signal) is agreed on by a vote of the ranks now and then: the number of
-/// steps between two votes gives about five votes a second on the slowest rank; it is computed from all
-/// ranks' votes, so that it is equal on all.
+/// Lets all ranks stop after the same step where gradients do not carry the request
+/// (ddp::DistributedDataParallel::carries_stop), by a vote now and then: the number of steps between two
+/// votes gives about five votes a second on the slowest rank; it is computed from all ranks' votes, so that
+/// it is equal on all.
 class StopVote {
   public:
-    /// `wanted` is called at every vote; without it no rank ever stops, and nothing is sent. Borrows the
-    /// group.
-    StopVote(ddp::ProcessGroup& group, StopRequest request);
+    /// Borrows the group.
+    explicit StopVote(ddp::ProcessGroup& group);
 
-    /// Collective, after every step. True on all ranks from the agreed step on, and from the vote on in which
-    /// one rank wanted to stop.
-    bool passed(std::uint64_t steps_done);
+    /// Collective, after every step. True on all ranks from the vote on in which one rank wanted to stop.
+    /// `wanted` is called at every vote.
+    bool passed(const std::function<bool()>& wanted);
 
   private:
-    void vote();
-
     ddp::ProcessGroup& group_;
-    StopRequest request_;
     bool passed_ = false;
     std::uint64_t steps_left_ = 1;
     std::uint64_t steps_between_ = 1;

@@ -74,8 +74,7 @@ class Learner {
     [[nodiscard]] ddp::MemoryUse memory() const;
     [[nodiscard]] std::string_view optimizer_name() const { return optimizer_->name(); }
     [[nodiscard]] std::size_t parameter_count() const { return mlp_.parameter_count(); }
-    /// Collective; see DistributedDataParallel.
-    std::string verify_equal_parameters() { return model_.verify_equal_parameters(); }
+    [[nodiscard]] ddp::Model& model() { return model_; }
 
   private:
     std::unique_ptr<ddp::Optimizer> make_optimizer();

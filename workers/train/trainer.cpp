@@ -121,7 +121,7 @@ Trainer::Trainer(const World& world, const ComputeDevice& device, const Options&
     summary_.world_size = world.size;
     if (world.group == nullptr) return;
     group_ = *world.group;
-    stop_.emplace(*world.group, stop_request_);
+    vote_.emplace(*world.group);
 }
 
 void Trainer::keep_in(ddp::Recovery& recovery) {
@@ -140,7 +140,7 @@ void Trainer::keep_in(ddp::Recovery& recovery) {
 void Trainer::attach(ddp::ProcessGroup& group, bool is_new) {
     learner_.attach(group, is_new);
     group_ = group;
-    stop_.emplace(group, stop_request_);
+    vote_.emplace(group);
     is_new_ = is_new;
 }
 
@@ -261,12 +261,22 @@ Trainer::Pass Trainer::begin_pass() {
     return pass;
 }
 
+/// Between two steps, on all ranks alike.
+bool Trainer::must_stop() {
+    if (!stop_request_.wanted) return false;
+    if (stop_request_.agreed && stop_request_.agreed(steps_)) return true;
+    ddp::Model& model = learner_.model();
+    if (!model.carries_stop()) return vote_->passed(stop_request_.wanted);
+    if (stop_request_.wanted()) model.request_stop();
+    return model.stop_requested();
+}
+
 bool Trainer::train_epoch(Pass& pass) {
     const std::size_t samples = samples_per_step(options_);
     for (;;) {
         const BatchSource batch = feed_->next();
         if (batch.count == 0) break;
-        if (learner_.is_between_steps() && stop_->passed(steps_)) return false;
+        if (learner_.is_between_steps() && must_stop()) return false;
         learner_.forward(batch);
         // On a GPU the step is only queued: its score is not known yet.
         Score score;
@@ -395,7 +405,7 @@ Summary Trainer::run(const std::string& run_id) {
         end_epoch(pass);
     }
     summary_.held_out_accuracy = held_out_accuracy();
-    summary_.digest = learner_.verify_equal_parameters();
+    summary_.digest = learner_.model().verify_equal_parameters();
     summary_.seconds = seconds_since(start);
     print(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
                       100 * summary_.held_out_accuracy, epoch(), summary_.seconds));

@@ -57,6 +57,7 @@ class Trainer {
         std::size_t trained = 0;        ///< samples of this rank
     };
     Pass begin_pass();
+    bool must_stop();
     /// Trains to the end of the epoch; false after an early stop.
     bool train_epoch(Pass& pass);
     void end_epoch(const Pass& pass);
@@ -98,7 +99,7 @@ class Trainer {
 
     // Of the present group.
     ddp::BorrowedGroup group_;
-    std::optional<StopVote> stop_;
+    std::optional<StopVote> vote_;
     bool is_new_ = true;
     struct OrderAhead {
         std::uint64_t epoch;

@@ -21,7 +21,10 @@ FlatLayout lay_out(std::span<const GradientSpec> specs, BucketPlan plan, std::si
         for (const std::size_t tensor : plan[b]) {
             layout.tensors[tensor] = {at, specs[tensor].bytes};
             layout.bucket_of[tensor] = b;
-            at = round_up(layout.tensors[tensor].end(), FlatLayout::kAlignment);
+            const bool has_tail =
+                multiple == FlatLayout::kAlignment && b + 1 == plan.size() && tensor == plan[b].back();
+            at = round_up(layout.tensors[tensor].end() + (has_tail ? FlatLayout::kTail : 0),
+                          FlatLayout::kAlignment);
         }
         layout.buckets.push_back({layout.bytes, round_up(at - layout.bytes, multiple)});
         layout.types.push_back(specs[plan[b].front()].dtype);

@@ -25,6 +25,9 @@ struct FlatLayout {
     static constexpr std::size_t kAlignment = 64;
     /// A slice of a bucket is a multiple of a page. Norms are sums over these chunks.
     static constexpr std::size_t kChunk = 4096;
+    /// The last bucket of a layout that is not sharded ends with at least this many bytes of padding (see
+    /// Reducer::request_stop).
+    static constexpr std::size_t kTail = 8;
 
     BucketPlan plan;
     std::vector<Extent> buckets;

@@ -109,6 +109,14 @@ class DeviceGradients final : public GradientMemory {
     cuda::PinnedMemory staging_;
 };
 
+/// Bytes that are a small positive number in every type: its average over any number of ranks is not 0.
+constexpr int kSmallNumber = 0x3c;
+
+/// The end of the last bucket, which is padding.
+std::byte* tail_of(const Buffer& bucket) {
+    return static_cast<std::byte*>(bucket.data) + bucket.bytes() - FlatLayout::kTail;
+}
+
 /// For memory from the group, which is borrowed. Collective for a device.
 std::unique_ptr<GradientMemory> make_gradient_memory(ProcessGroup& group, std::size_t parameters) {
     if (group.device().kind == Device::Kind::Cpu) return std::make_unique<HostGradients>(group);
@@ -302,8 +310,9 @@ void Reducer::start(std::size_t index) {
         if (locally_used_[i] == 0) memory_->zero(arena_.data() + places_[i].begin, places_[i].bytes);
     }
     if (reduction_->open_buckets > 0) zero_padding(index);
-    const GradientBucket complete{index, index + 1 == buckets_.size(), bucket.buffer, plan()[index],
-                                  bucket.gradients};
+    const bool is_last = index + 1 == buckets_.size();
+    if (is_last && asks_to_stop_) std::memset(tail_of(bucket.buffer), kSmallNumber, FlatLayout::kTail);
+    const GradientBucket complete{index, is_last, bucket.buffer, plan()[index], bucket.gradients};
     if (hook_) bucket.finish = hook_(*group_, complete);
     else if (reduction_->scatters)
         bucket.work = group_->reduce_scatter(bucket.averaged, bucket.buffer, ReduceOp::Avg);
@@ -391,11 +400,40 @@ void Reducer::complete_step() {
     {
         const Stopwatch stopwatch(statistics_.blocked_seconds);
         finish_buckets(buckets_.size());
+        if (carries_stop()) take_stop();
         if (must_find_unused()) reduce_used();
     }
     ++statistics_.steps;
     std::fill(locally_used_.begin(), locally_used_.end(), 0);
     begin_step();
+}
+
+/// Norms are sums over whole buckets, so the padding becomes zero again.
+void Reducer::take_stop() {
+    std::byte* const tail = tail_of(buckets_.back().buffer);
+    stop_requested_ = stop_requested_ || std::any_of(tail, tail + FlatLayout::kTail,
+                                                     [](auto one) { return one != std::byte{}; });
+    std::memset(tail, 0, FlatLayout::kTail);
+}
+
+bool Reducer::carries_stop() const { return !hook_ && !reduction_->scatters && group_->device() == Device{}; }
+
+void Reducer::require_carried_stop() const {
+    if (!carries_stop())
+        throw Error(fmt::format(
+            "rank {}: a request to stop travels with whole gradients in host memory only, without a hook: use "
+            "Lifeline::should_stop, or a collective of your own",
+            group_->rank()));
+}
+
+void Reducer::request_stop() {
+    require_carried_stop();
+    asks_to_stop_ = true;
+}
+
+bool Reducer::stop_requested() const {
+    require_carried_stop();
+    return stop_requested_;
 }
 
 void Reducer::reduce_used() {
