@@ -8,8 +8,10 @@
 #include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
 #include "ddp/optimizer.h"
+#include "ddp/reduce/loops.h"
 #include "ddp/sampler.h"
 #include "ddp/testing.h"
+#include "env/io/socket.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/workers/on_nodes.h"
 
@@ -382,22 +384,50 @@ TEST(DistributedDataParallel, GivesNoGradientsToAnOptimizerBeforeTheyAreAveraged
     });
 }
 
+/// The parameters of rank 1 change between the second step and the third.
+void train_with_different_parameters(ProcessGroup& group) {
+    Regression mine;
+    DistributedDataParallel model(group, mine.parameters(), {.verify_every = 2});
+    const auto sgd = ddp::make_sgd(mine.parameters(), {});
+    for (int step = 0; step < 4; ++step) {
+        if (step == 2 && group.rank() == 1) mine.w[4] += 1;
+        mine.backward(model, std::array<std::size_t, 1>{0});
+        sgd->step(model.gradients());
+        EXPECT_LT(step, 3) << "the fourth finish() compares";
+    }
+}
+
 TEST(DistributedDataParallel, ComparesParametersAfterEveryVerifyEverySteps) {
-    const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
-        Regression mine;
-        DistributedDataParallel model(group, mine.parameters(), {.verify_every = 2});
-        const auto sgd = ddp::make_sgd(mine.parameters(), {});
-        for (int step = 0; step < 4; ++step) {
-            if (step == 2 && group.rank() == 1) mine.w[4] += 1;
-            mine.backward(model, std::array<std::size_t, 1>{0});
-            sgd->step(model.gradients());
-            EXPECT_LT(step, 3) << "the fourth finish() compares";
-        }
-    });
-    for (const auto& failure : failures)
+    for (const auto& failure : failures_of_ranks(2, train_with_different_parameters))
         EXPECT_EQ(
             message_of(failure),
-            "parameters on rank 1 are not bitwise equal to rank 0's after 4 steps; the first that differs is 'w' (float32[1, 5])");
+            "parameters are not bitwise equal after 4 steps, and no more than 1 of 2 ranks agree, so that the right "
+            "ones are not known; the first that differs is 'w' (float32[1, 5])");
+}
+
+TEST(DistributedDataParallel, EndsTheRankWhoseParametersDifferFromThoseOfMost) {
+    try {
+        run_ranks(3, train_with_different_parameters);
+        FAIL();
+    } catch (const ddp::MismatchError& error) {
+        EXPECT_EQ(error.what(), "parameters of rank 1 on " + ddprun::host_name() +
+                                    " are not bitwise equal to those of the other 2 ranks after 4 steps; the "
+                                    "first that differs is 'w' (float32[1, 5])");
+    }
+}
+
+TEST(HashOfParameters, DiffersWhenAnyBitFlips) {
+    for (const std::size_t bytes : {6U, 64U, 300U}) {
+        std::string text(bytes, 'x');
+        const std::uint64_t hash = ddp::hash_of(text, 1);
+        EXPECT_NE(ddp::hash_of(text, 2), hash);
+        for (std::size_t bit = 0; bit < 8 * bytes; ++bit) {
+            const auto flip = [&] { text[bit / 8] = static_cast<char>(text[bit / 8] ^ (1 << bit % 8)); };
+            flip();
+            EXPECT_NE(ddp::hash_of(text, 1), hash) << bit;
+            flip();
+        }
+    }
 }
 
 /// A parameter, and buffers such as those of a normalisation.

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +20,7 @@
 #include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
 #include "ddp/loader.h"
+#include "ddp/model.h"
 #include "ddp/objects.h"
 #include "ddp/optimizer.h"
 #include "ddp/sampler.h"
@@ -370,6 +373,39 @@ struct Belongings {
                 resident * 4096};
     }
 };
+
+TEST(Recovery, ReplacesARankWhoseWeightsHaveAFlippedBit) {
+    std::array<std::vector<float>, 3> weights;
+    const auto train = [&](bool flips) {
+        return run_recovering(3, [&](const Context& context) {
+            Model model({{"w", {100}}}, {.verify_every = 1});
+            const auto optimizer = make_sgd(model, {.learning_rate = 0.1, .momentum = 0.9});
+            std::uint64_t units = 0;
+            Recovery recovery(context, {.timeout = std::chrono::seconds(20)});
+            recovery.keep("model", model);
+            recovery.keep("optimizer", *optimizer);
+            recovery.keep_value("units", units);
+            recovery.run([&](ProcessGroup& group, const Start& start) {
+                model.attach(group, start.is_new());
+                const std::span<float> w = model.weights<float>(0), gradient = model.gradient_as<float>(0);
+                while (units < kUnits) {
+                    if (flips && start.generation == 1 && units == 3 && group.rank() == 0)
+                        w[70] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(w[70]) ^ 1U);
+                    for (std::size_t i = 0; i < w.size(); ++i)
+                        gradient[i] = w[i] - static_cast<float>(i) * static_cast<float>(group.rank() + 1);
+                    model.mark_ready(0);
+                    model.finish();
+                    recovery.commit([&] { optimizer->step(), ++units; });
+                }
+                weights[static_cast<std::size_t>(group.rank())].assign(w.begin(), w.end());
+            });
+        });
+    };
+    EXPECT_EQ(train(false), 1);
+    const auto undisturbed = weights;
+    EXPECT_EQ(train(true), 2) << "rank 0 has been replaced";
+    EXPECT_EQ(weights, undisturbed);
+}
 
 TEST(Recovery, LeaksNothingIn200Generations) {
     const std::uint64_t warm = 20, last = 200;

@@ -112,6 +112,8 @@ TEST(TrainOptions, RefuseContradictions) {
         refusal({"--backend=staged", "--cuda-graph"}),
         "--cuda-graph: the staged backend goes through the host, which no graph can hold; use --backend "
         "nccl");
+    EXPECT_EQ(refusal({"--verify-every=1", "--cuda-graph"}),
+              "--verify-every: the host compares, which no graph can hold; leave out --cuda-graph");
     EXPECT_EQ(refusal({"--data=synthetic:100,4,2", "--labels=x"}),
               "--labels: synthetic data has labels of its own");
     EXPECT_EQ(refusal({"--clip=0"}), "--clip: a norm of 0 leaves nothing of the gradients");
@@ -838,7 +840,7 @@ TEST(Agreement, DetectsEveryOptionThatOnlyOneRankWasGiven) {
         {"--epochs", "3"}, {"--optimizer", "adamw"}, {"--lr", "0.1"},
         {"--no-scale-lr"}, {"--momentum", "0.5"},    {"--weight-decay", "0"},
         {"--seed", "7"},   {"--deterministic"},      {"--cuda-graph"},
-        {"--resume"},      {"--shard", "gradients"}};
+        {"--resume"},      {"--shard", "gradients"}, {"--verify-every", "4"}};
     const Samples samples = two_clouds();
     for (const std::vector<const char*>& words : alone) {
         const auto theirs = parse(words), ours = parse({});

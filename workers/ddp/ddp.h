@@ -261,8 +261,8 @@ struct DdpOptions {
     std::vector<Tensor> buffers = {};
     /// Overwrite all ranks' buffers with rank 0's in begin_forward().
     bool broadcast_buffers = true;
-    /// finish() calls verify_equal_parameters after every `verify_every` steps, but not inside a Join, whose
-    /// ranks may have no step left; 0 means never. A comparison takes about a millisecond per megabyte.
+    /// finish() calls verify_by_majority in every `verify_every`th step, but not inside a Join, whose ranks
+    /// may have no step left; 0 means never.
     std::uint64_t verify_every = 0;
 };
 
@@ -312,7 +312,7 @@ class DistributedDataParallel : public Stateful {
     void zero_gradients() { reducer().zero_gradients(); }
     /// Throws the errors of Reducer::mark_ready, and Error inside a Join without begin_forward().
     void mark_ready(std::size_t parameter);
-    /// Throws the errors of Reducer::finish, and with verify_every those of verify_equal_parameters.
+    /// Throws the errors of Reducer::finish, and with verify_every those of verify_by_majority.
     void finish();
 
     /// Called before a forward pass, on all ranks: overwrites the buffers with rank 0's, unless the previous
@@ -369,6 +369,12 @@ class DistributedDataParallel : public Stateful {
     /// equal to sha256sum of a safetensors file without its header. Equal on all ranks. Throws MismatchError
     /// naming the ranks whose parameters differ from rank 0's, and the first parameter that differs.
     std::string verify_equal_parameters();
+    /// Collective. Compares a hash of 64 bits of the parameters, which costs one pass over their memory.
+    /// Where more than half of the ranks agree and others differ, the latter throw MismatchError, which names
+    /// these ranks, their hosts and the first parameter, and should end their processes. The former throw
+    /// PeerLostError once they have ended: over a Recovery the ranks that differ are replaced, with the state
+    /// of the others, and the unit is repeated. Where no more than half agree, all throw MismatchError.
+    void verify_by_majority();
 
   protected:
     /// For a Model: has no group until attach_group(), which may be called again once that group is gone.

@@ -38,8 +38,10 @@ ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
 
 ddp::Model make_model(const World& world, const ComputeDevice& device, const Options& options,
                       const std::vector<std::size_t>& widths) {
-    const ddp::ModelOptions how{
-        .shard = options.shard, .accumulates = options.accumulate > 1, .overlaps_gather = true};
+    const ddp::ModelOptions how{.shard = options.shard,
+                                .accumulates = options.accumulate > 1,
+                                .overlaps_gather = true,
+                                .verify_every = options.verify_every};
     const std::vector<ddp::TensorSpec> specs = Mlp::specs(widths, device.compute->dtype());
     if (world.group == nullptr) return ddp::Model(specs, how);
     return {*world.group, specs, how};

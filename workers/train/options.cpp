@@ -148,6 +148,11 @@ const std::array kFlags = {
          [](Options& o, std::string_view v) { return store(parse_path(v), o.checkpoint_dir); }},
     Flag{"--checkpoint-every", "N", "epochs between checkpoints; default 10, and after the last",
          [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.checkpoint_every); }},
+    Flag{
+        "--verify-every", "N",
+        "steps between comparisons of all workers' parameters: a worker that\ndiffers from most is replaced, "
+        "or ends the job; default: never",
+        [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.verify_every); }},
     Flag{"--resume", "", "continue from the newest checkpoint, if there is one",
          [](Options& o, std::string_view) { return o.resume = true, Status{}; }},
     Flag{"--log-json", "FILE", "write losses, accuracies and the digest of the parameters at the end",
@@ -206,6 +211,8 @@ Status check_together(const Options& o) {
         return wrong(
             fmt::format("--shard: not with {}; leave --shard none",
                         o.cuda_graph ? "--cuda-graph" : fmt::format("--precision {}", name_of(o.precision))));
+    if (o.verify_every > 0 && o.cuda_graph)
+        return wrong("--verify-every: the host compares, which no graph can hold; leave out --cuda-graph");
     if (!o.labels.empty() && o.data.starts_with("synthetic:"))
         return wrong("--labels: synthetic data has labels of its own");
     return {};

@@ -48,6 +48,7 @@ struct Options {
     std::uint64_t seed = 0;
     std::string checkpoint_dir;           ///< "" ./checkpoints/<name of the data>
     std::uint64_t checkpoint_every = 10;  ///< epochs; also after the last
+    std::uint64_t verify_every = 0;       ///< steps; 0: never
     bool resume = false;
     std::string log_json;     ///< "" none
     std::string tensorboard;  ///< directory of the curves; "" none

@@ -90,6 +90,7 @@ CommonSettings common_settings(const Options& options, const Samples& samples) {
              {"--momentum", fmt::format("{}", options.momentum)},
              {"--weight-decay", fmt::format("{}", options.weight_decay)},
              {"--seed", fmt::format("{}", options.seed)},
+             {"--verify-every", fmt::format("{}", options.verify_every)},
              {"--deterministic", yes_or_no(options.deterministic)},
              {"--cuda-graph", yes_or_no(options.cuda_graph)},
              {"--resume", yes_or_no(options.resume)}}};
@@ -363,6 +364,7 @@ bool Trainer::is_checkpoint_due() const {
 
 void Trainer::save_checkpoint(const std::string& run_id) {
     if (recovery_ != nullptr) recovery_->prepare();
+    verify();
     const std::string path = save(run_id);
     commit([&] {
         saved_epoch_ = epoch();
@@ -370,7 +372,13 @@ void Trainer::save_checkpoint(const std::string& run_id) {
     });
 }
 
+/// Keeps parameters that are wrong on a few ranks out of checkpoints and results.
+void Trainer::verify() {
+    if (options_.verify_every > 0) learner_.model().verify_by_majority();
+}
+
 void Trainer::stop_early(const std::string& run_id) {
+    verify();
     summary_.stopped = true;
     summary_.checkpoint = save(run_id);
     print(fmt::format("train: asked to stop in epoch {}: saved {}; --resume continues from there",
@@ -405,6 +413,7 @@ Summary Trainer::run(const std::string& run_id) {
         end_epoch(pass);
     }
     summary_.held_out_accuracy = held_out_accuracy();
+    verify();
     summary_.digest = learner_.model().verify_equal_parameters();
     summary_.seconds = seconds_since(start);
     print(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",

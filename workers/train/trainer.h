@@ -64,6 +64,7 @@ class Trainer {
     [[nodiscard]] EpochResult result_of(const Pass& pass);
     [[nodiscard]] bool is_checkpoint_due() const;
     void save_checkpoint(const std::string& run_id);
+    void verify();
     void begin_run();
     void stop_early(const std::string& run_id);
     void commit(const std::function<void()>& change);

@@ -8,8 +8,10 @@
 
 #include "ddp/cuda/host_copies.h"
 #include "ddp/reduce/flat_layout.h"
+#include "ddp/reduce/loops.h"
 #include "ddp/reduce/tensor_broadcast.h"
 #include "env/hmac.h"
+#include "env/io/socket.h"
 #include "env/text.h"
 
 namespace ddp {
@@ -111,7 +113,7 @@ void DistributedDataParallel::finish() {
     }
     if (options_.verify_every > 0 && !reducer_->accumulating() &&
         statistics().steps % options_.verify_every == 0)
-        verify_equal_parameters();
+        verify_by_majority();
 }
 
 void DistributedDataParallel::begin_forward() {
@@ -150,7 +152,49 @@ std::string first_different(ProcessGroup& group, std::span<const Tensor> tensors
     return "none any more";
 }
 
+/// "ranks 1, 3 on node01, node02".
+std::string with_hosts(ProcessGroup& group, const std::vector<int>& ranks) {
+    const std::vector<std::string> all = group.all_gather_bytes(ddprun::host_name());
+    std::vector<std::string> hosts;
+    for (const int rank : ranks) hosts.push_back(all[static_cast<std::size_t>(rank)]);
+    hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
+    return fmt::format("rank{} {} on {}", ranks.size() == 1 ? "" : "s", ddprun::format_ranges(ranks),
+                       ddprun::join(hosts, ", "));
+}
+
 }  // namespace
+
+void DistributedDataParallel::verify_by_majority() {
+    wait_for_parameters();
+    const cuda::HostCopies copies(parameters_, cuda::HostCopies::Begin::WithContents);
+    std::uint64_t hash = 0;
+    for (const Tensor& tensor : copies.tensors()) hash = hash_of(contents_of(tensor), hash);
+    const std::string mine(reinterpret_cast<const char*>(&hash), sizeof hash);
+    const std::vector<std::string> all = group_->all_gather_bytes(mine);
+    // More than half of the ranks have the one in the middle, if any value is that of more than half.
+    std::vector<std::string> sorted = all;
+    std::ranges::nth_element(sorted, sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2));
+    const std::string& majority = sorted[sorted.size() / 2];
+    std::vector<int> outside;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+        if (all[rank] != majority) outside.push_back(static_cast<int>(rank));
+    }
+    if (outside.empty()) return;
+    const std::string different = first_different(*group_, copies.tensors());
+    const std::string where = with_hosts(*group_, outside);
+    const std::size_t others = all.size() - outside.size();
+    if (2 * others <= all.size())
+        throw MismatchError(fmt::format(
+            "parameters are not bitwise equal after {} steps, and no more than {} of {} ranks agree, so that the "
+            "right ones are not known; the first that differs is {}",
+            statistics().steps, others, all.size(), different));
+    const std::string what = fmt::format(
+        "parameters of {} are not bitwise equal to those of the other {} ranks after {} steps; the first "
+        "that differs is {}",
+        where, others, statistics().steps, different);
+    if (mine != majority) throw MismatchError(what);
+    group_->barrier().wait();  // which the others do not reach: their processes end
+}
 
 std::string DistributedDataParallel::verify_equal_parameters() {
     wait_for_parameters();
