@@ -28,11 +28,13 @@ struct HeirStep {
         for (const auto& [agent, arrival] : std::exchange(state.arrivals, {}))
             actions.refuse.emplace_back(agent, why);
     }
-    /// The number of arrived agents that the head had not lost and that ran this generation or a later one.
-    [[nodiscard]] int present(std::uint64_t generation) const {
+    /// The number of agents that came by then, that the head had not lost, and that ran this generation or a
+    /// later one.
+    [[nodiscard]] int present(std::uint64_t generation, TimePoint by) const {
         return static_cast<int>(std::ranges::count_if(state.arrivals, [&](const auto& one) {
             const rdzv::AgentHello& hello = one.second.hello;
-            return hello.kept_generation >= generation && !state.lost_before.contains(hello.instance);
+            return hello.kept_generation >= generation && !state.lost_before.contains(hello.instance) &&
+                   one.second.came <= by;
         }));
     }
     /// Takes the job over. Of two agents with the same place, the one that had it last joins first.
@@ -52,11 +54,11 @@ struct HeirStep {
         const bool time_is_up = now >= state.until;
         // The arrivals, perhaps thousands, are counted only when all may be there.
         if (!time_is_up && static_cast<int>(state.arrivals.size()) < agents - 1) return;
-        const int here = present(0);
-        const bool all_have_stopped = present(state.legacy->generation) >= state.legacy->running;
+        const int here = present(0, now);
+        const bool all_have_stopped = present(state.legacy->generation, now) >= state.legacy->running;
         if (!time_is_up && (here < agents - 1 || !all_have_stopped)) return;
         const bool are_most = 2 * here > agents - (state.head_is_dead ? 1 : 0);
-        if (are_most && now < state.head_runs_until) return;
+        if (are_most && !state.head_is_dead && 2 * present(0, now - state.head_notices) <= agents) return;
         state.is_decided = true;
         if (are_most) return take_over();
         actions.give_up = fmt::format(
@@ -78,9 +80,9 @@ struct HeirStep {
         state.why = fmt::format("the head at {} is lost ({})", to_string(event.head), event.why.what);
         state.head_is_dead = event.head_is_dead;
         state.until = deadline_after(now, state.patience);
-        state.head_runs_until = event.head_is_dead ? now : deadline_after(now, state.head_notices);
+        state.head_knows_all = deadline_after(now, state.head_notices);
         actions.stop_workers = state.why;
-        if (state.is_standby()) state.timer = std::min(state.until, state.head_runs_until);
+        if (state.is_standby()) state.timer = std::min(state.until, state.head_knows_all);
     }
     /// True when this node may join the lost head again. A head that took this node for lost is alive and may
     /// still need it. A silent head may come back, as a stopped process does; without restarts it would then
@@ -142,9 +144,10 @@ struct HeirStep {
         }
     }
     void on(const heir_event::AgentCame& event) {
-        const TimePoint refused_at = deadline_after(now, state.patience);
-        state.arrivals[event.agent] = {event.hello, refused_at};
-        if (!state.is_orphan()) state.timer = std::min(state.timer, refused_at);
+        state.arrivals[event.agent] = {event.hello, now};
+        state.head_knows_all = deadline_after(now, state.head_notices);
+        const TimePoint due = state.is_orphan() ? state.head_knows_all : deadline_after(now, state.patience);
+        state.timer = std::min(state.timer, due);
         consider();
     }
     void on(const heir_event::AgentGone& event) { state.arrivals.erase(event.agent); }
@@ -157,13 +160,14 @@ struct HeirStep {
         state.timer = kNever;
         if (!state.is_orphan()) return refuse_late();
         consider();
-        for (const TimePoint due : {state.until, state.head_runs_until}) {
+        for (const TimePoint due : {state.until, state.head_knows_all}) {
             if (!state.is_decided && due > now) state.timer = std::min(state.timer, due);
         }
     }
     void refuse_late() {
         for (const auto& [agent, arrival] : state.arrivals) {
-            if (arrival.refused_at > now) state.timer = std::min(state.timer, arrival.refused_at);
+            const TimePoint refused_at = deadline_after(arrival.came, state.patience);
+            if (refused_at > now) state.timer = std::min(state.timer, refused_at);
             else
                 actions.refuse.emplace_back(
                     agent, stale("the job has not lost its head: this node was taken for lost"));

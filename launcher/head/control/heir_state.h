@@ -27,9 +27,10 @@ inline Duration head_notices_within(const rdzv::Heartbeats& limits) { return 2 *
 ///
 /// Orphaned: this node joins the standby; the standby joins itself. After the head's loss the standby counts
 /// the agents that come. When all have come or its wait is over, it takes the job over if they are more than
-/// half of those that may live. Returning: the other nodes have ended this generation; when its workers have
-/// ended, this node joins the head as a new one, and is no standby until the head appoints it again. In all
-/// other cases the node leaves.
+/// half of those that may live. A head that may live has to have noticed the loss of so many: until then it
+/// may begin a generation with them. Returning: the other nodes have ended this generation; when its workers
+/// have ended, this node joins the head as a new one, and is no standby until the head appoints it again. In
+/// all other cases the node leaves.
 ///
 /// While this node still hears the head, an agent that arrives here was cut off alone: it is refused after a
 /// while. If the head is lost next, that agent does not count (Legacy::lost): the head may go on without
@@ -55,13 +56,13 @@ struct HeirState {
     TimePoint legacy_came{};
     std::uint16_t port = 0;  ///< that this node listens on; 0 none
     rdzv::Successor successor;
-    bool head_is_dead = false;    ///< the head's process has ended: it is not merely cut off
-    bool is_decided = false;      ///< this standby has taken over or given up
-    TimePoint until = kNever;     ///< when the standby stops waiting for other nodes
-    TimePoint head_runs_until{};  ///< the latest time at which the lost head may still run workers
+    bool head_is_dead = false;   ///< the head's process has ended: it is not merely cut off
+    bool is_decided = false;     ///< this standby has taken over or given up
+    TimePoint until = kNever;    ///< when the standby stops waiting for other nodes
+    TimePoint head_knows_all{};  ///< when a living head has noticed that the nodes that have come left it
     struct Arrival {
         rdzv::AgentHello hello;
-        TimePoint refused_at;  ///< when the agent is refused, unless the head is lost by then
+        TimePoint came;  ///< after `patience` the agent is refused, unless the head is lost by then
     };
     std::map<rdzv::AgentId, Arrival> arrivals;
     std::set<std::string> lost_before;  ///< instances that the head has lost
