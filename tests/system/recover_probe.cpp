@@ -7,7 +7,7 @@
 //     deaf        never leaves a generation
 //     crash-new   a replacement of this rank exits with code 3 before it joins
 //     stuck-new   a replacement of this rank never joins
-//     throw       exits with code 3 after 10 units, once, with an error report
+//     throw       reports an error after 10 units, once, and hangs in its exit
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -129,6 +129,7 @@ class Worker {
                 std::FILE* const report = std::fopen(variable("TORCHELASTIC_ERROR_FILE").c_str(), "w");
                 std::fputs(R"({"message": "the first process failed"})", report);
                 std::fclose(report);
+                ::pause();
                 std::_Exit(3);
             }
             if (kept_ == nullptr) continue;

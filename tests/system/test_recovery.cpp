@@ -101,15 +101,21 @@ TEST(Recovery, LeaksNoDescriptor) {
     EXPECT_EQ(program.wait().status, 75);
 }
 
-TEST(Recovery, TheLogGoesOnAndTheErrorReportOfTheFirstProcessIsGone) {
+TEST(Recovery, AnErrorReportReleasesTheOthersAndItsWorkerThatHangsInExitIsReplaced) {
     const TemporaryDirectory logs;
     const Outcome outcome =
-        run(ddprun_recover({"--nproc-per-node=3", "-r3", "--log-dir=" + logs.path()}, {"200", "throw", "1"}));
+        run(ddprun_recover({"--nproc-per-node=3", "--failure-grace=500ms", "-r3", "--log-dir=" + logs.path()},
+                           {"700", "throw", "1"}),
+            with_environment({"LOGLEVEL=debug"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("2 ranks go on in place, rank 1 starts again"));
+    const std::size_t killed = outcome.err.find("has not exited 500 ms later (--failure-grace); killing it");
+    ASSERT_NE(killed, std::string::npos) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.err.substr(0, killed), "has left generation 1"), 2) << outcome.err;
+    EXPECT_THAT(outcome.err.substr(killed), HasSubstr("2 ranks go on in place, rank 1 starts again"));
     const auto files = log_files(logs.path());
-    EXPECT_EQ(occurrences(files.at("attempt_0/1/stdout.log"), "rank 1 runs in generation"), 2);
-    EXPECT_FALSE(files.contains("attempt_0/1/error.json"));
+    EXPECT_EQ(occurrences(files.at("attempt_0/1/stdout.log"), "rank 1 runs in generation"), 2)
+        << "the log goes on";
+    EXPECT_FALSE(files.contains("attempt_0/1/error.json")) << "the report of the first process is gone";
     EXPECT_FALSE(files.contains("attempt_1/1/stdout.log"));
 }
 

@@ -114,6 +114,10 @@ struct AgentState {
     [[nodiscard]] bool can_recover() const {
         return recover_within > Duration::zero() && reported >= Stage::Announced && !refuses;
     }
+    /// True when the workers may leave this generation before the head begins the next one in place.
+    [[nodiscard]] bool may_be_left() const {
+        return (phase == Phase::Starting || phase == Phase::Running) && can_recover() && !is_released;
+    }
     /// The local rank of a pid of this generation; -1: not a worker.
     [[nodiscard]] int local_rank_of(pid_t pid) const;
 };
