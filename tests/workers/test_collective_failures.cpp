@@ -458,6 +458,32 @@ TEST(PeerLost, IsThrownLongBeforeTheTimeOutOnceTheLauncherEndsTheGeneration) {
     EXPECT_LT(ddprun::MonotonicClock::now() - before, seconds(15));
 }
 
+TEST(PeerLost, LeavesTheSharedBufferToAPeerThatIsStillInTheCollective) {
+    ddprun::UniqueFd fd = make_segment({.local_world_size = 2, .world_size = 2});
+    const SegmentMap launcher(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
+    const Pipe filled, left;
+    ForkedRanks ranks(2, [&](int rank) {
+        auto group = group_on(fd.get(), rank, 2, seconds(60));
+        const std::span<std::byte> mine = group->allocate_shared(4096);
+        std::ranges::fill(mine, std::byte{7});
+        barrier(*group);
+        if (rank == 0) {
+            filled.say_one();
+            const int thrown = reduce_until_peer_lost(*group, -1);
+            group.reset();
+            left.say_one();
+            return thrown;
+        }
+        left.await_one();
+        const std::byte* const peers = mine.data() - 4096;  // buffers lie in the order of ranks
+        return peers[0] == std::byte{7} ? kRight : 4;
+    });
+    filled.await_one();
+    launcher.header().aborted.store(1 + 1);
+    EXPECT_EQ(ranks.wait(0), kRight);
+    EXPECT_EQ(ranks.wait(1), kRight);
+}
+
 TEST(PeerLost, IsThrownForAKilledPeerWithoutALauncher) {
     ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
     const Pipe reached;

@@ -61,6 +61,7 @@ class Lockstep {
     [[noreturn]] void fail_mismatch(const std::string& on_what);
     /// Makes every later collective fail with `why`, after an error outside of the steps.
     void mark_broken(std::exception_ptr why);
+    [[nodiscard]] bool is_broken() const { return broken_ != nullptr; }
     /// Throws the first failure again.
     void throw_if_broken() const {
         if (broken_) std::rethrow_exception(broken_);

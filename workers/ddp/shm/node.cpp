@@ -61,8 +61,11 @@ Node::Node(const Node& parent, const std::vector<std::uint32_t>& members, std::u
       messages_(arena, cpus, steps.timeout(), loops) {}
 
 // Discards only this rank's parts: a peer may still be inside the last collective, but no rank reads another
-// one's shared buffer after the last step of a collective.
+// one's shared buffer after the last step of a collective. A rank that has left a collective by a failure may
+// have left before that step: a slower peer can still sum what is in its buffer, and complete the collective.
 Node::~Node() {
+    const bool has_failed = steps.is_broken() || segment->header().aborted.load() != 0;
+    if (has_failed) return;  // the memory ends with the segment
     for (const Region& region : regions_) {
         if (!region.others_use_it) segment->discard(region.offset + rank * region.stride, region.stride);
     }
