@@ -35,6 +35,7 @@ std::string name_of(AgentState::Phase phase) {
         case AgentState::Phase::AwaitingGpus: return "waiting for GPU memory";
         case AgentState::Phase::Starting: return "starting";
         case AgentState::Phase::Running: return "running";
+        case AgentState::Phase::Suspended: return "waiting for the next generation";
         case AgentState::Phase::Stopping: return "stopping";
         case AgentState::Phase::Killing: return "killing";
         case AgentState::Phase::Sweeping: return "sweeping";

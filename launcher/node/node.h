@@ -64,6 +64,7 @@ class Node final : public rdzv::AgentLinkHandler {
     void on_detail(const std::string& line) override { parts_.log.debug("{}", line); }
     void obey(const rdzv::StartGeneration& start);
     void obey(const rdzv::StopGeneration& stop) { parts_.agent->handle(stop); }
+    void obey(const rdzv::SuspendGeneration& order) { parts_.agent->handle(order); }
     void obey(const rdzv::Release& release) { parts_.agent->handle(release); }
     void obey(const rdzv::Shutdown& shutdown) { link_->obey(shutdown); }
     void obey(const rdzv::Notice& notice) { parts_.agent->handle(notice); }

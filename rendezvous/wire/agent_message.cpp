@@ -89,6 +89,11 @@ static void fields(Fields& f, StopGeneration& m) {
     f.usually("stop_at", m.stop_at, std::uint64_t{0});
     f("why", m.why);
 }
+static void fields(Fields& f, SuspendGeneration& m) {
+    f("failed_rank", m.failed_rank);
+    f("generation", m.generation);
+    f("why", m.why);
+}
 static void fields(Fields& f, Release& m) { f("generation", m.generation); }
 static void fields(Fields& f, StopProposal& m) {
     f("generation", m.generation);

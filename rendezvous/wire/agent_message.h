@@ -86,7 +86,7 @@ struct StepsDone {
 struct WorkersReady {
     static constexpr MessageType kType = MessageType::WorkersReady;
     std::uint64_t generation = 0;
-    std::string stage;        ///< "announced", "joined" (this generation), "finished", "refused"
+    std::string stage;        ///< "announced", "joined" (this generation), "finished", "suspended", "refused"
     std::string why;          ///< of a refusal: "rank 3: backend mpi"
     std::int64_t steps = -1;  ///< the most steps done by a worker of this node; -1: none counts them
     bool operator==(const WorkersReady&) const = default;
@@ -128,6 +128,15 @@ struct StopGeneration {
     std::string why;
     std::uint64_t stop_at = 0;  ///< the agreed step after which the workers stop by themselves; 0: none
     bool operator==(const StopGeneration&) const = default;
+};
+/// Ends the collectives of a generation, but none of its workers: they wait for the next one, which begins in
+/// place, or for a StopGeneration. Answered by WorkersReady.
+struct SuspendGeneration {
+    static constexpr MessageType kType = MessageType::SuspendGeneration;
+    std::uint64_t generation = 0;
+    int failed_rank = -1;  ///< the rank whose loss is the cause; -1: none
+    std::string why;
+    bool operator==(const SuspendGeneration&) const = default;
 };
 /// Workers that have finished may end, now and later: all have, or no failure is recovered any more.
 struct Release {
@@ -284,9 +293,9 @@ using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, No
                                FenceEntered, ModexRequest, ModexReply, StandbyListens, OutputPiece, StepsDone,
                                WorkerScalars, WorkersReady>;
 /// The messages of the controller to an agent.
-using ToAgent =
-    std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver,
-                 ModexRequest, ModexReply, Legacy, Successor, OutputShown, StopProposal, Release>;
+using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
+                             FenceOver, ModexRequest, ModexReply, Legacy, Successor, OutputShown,
+                             StopProposal, Release, SuspendGeneration>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
 Result<JobMoved> decode_job_moved(Frame frame);

@@ -57,6 +57,7 @@ constexpr std::array kMessages{
     MessageRow{MessageType::OutputShown, MessageKind::ToAgent, "OutputShown"},
     MessageRow{MessageType::StopProposal, MessageKind::ToAgent, "StopProposal"},
     MessageRow{MessageType::Release, MessageKind::ToAgent, "Release"},
+    MessageRow{MessageType::SuspendGeneration, MessageKind::ToAgent, "SuspendGeneration"},
     MessageRow{MessageType::Notice, MessageKind::EitherWay, "Notice"},
     MessageRow{MessageType::Question, MessageKind::EitherWay, "Question"},
     MessageRow{MessageType::Answer, MessageKind::EitherWay, "Answer"},

@@ -58,6 +58,7 @@ enum class MessageType : std::uint8_t {
     OutputShown,
     StopProposal,
     Release,
+    SuspendGeneration,
     Notice = 96,
     Question,
     Answer,

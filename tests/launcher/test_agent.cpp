@@ -47,12 +47,14 @@ class AgentNode {
     }
 
     Agent& agent() { return *agent_; }
-    void start(std::uint64_t generation, int failed_rank = -1) {
+    void start(std::uint64_t generation, int failed_rank = -1, int first_rank = 0) {
         rdzv::StartGeneration order;
         order.in_place = failed_rank >= 0;
         order.failed_rank = failed_rank;
         order.generation = generation;
-        order.world_size = order.local_world_size = order.role_world_size = workers_;
+        order.first_rank = first_rank;
+        order.local_world_size = workers_;
+        order.world_size = order.role_world_size = first_rank + workers_;
         order.master_addr = "127.0.0.1";
         order.restart_count = static_cast<int>(generation) - 1;
         ended_ = false;
@@ -429,6 +431,26 @@ TEST(AgentRecovery, LeaksNoDescriptor) {
         if (generation == 5) before = system.open_fds();
     }
     ASSERT_TRUE(node.comes_to([&] { return system.open_fds() <= before; }));
+}
+
+TEST(AgentRecovery, SuspendedWorkersLeaveTheirGenerationAndGoOnUnderOtherNumbers) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    start_recoverable(system, node);
+    const WorkersSide survivor(system, node.pid(0));
+    const pid_t before = node.pid(0);
+    node.agent().handle(rdzv::SuspendGeneration{1, 5, "node node02 is lost"});
+    EXPECT_EQ(node.ready.back().stage, "suspended");
+    EXPECT_EQ(facts_of(survivor.descriptor("DDPRUN_SEGMENT_FD")).aborted, 6u) << "1 + the failed rank";
+    EXPECT_TRUE(system.signals().empty());
+    survivor.say("L1 812 a peer has ended");
+    node.start(2, 5, 3);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    EXPECT_EQ(node.pid(0), before);
+    EXPECT_THAT(survivor.hear().first,
+                AllOf(StartsWith("G"), HasSubstr("\nRANK=3"), HasSubstr("\nLOCAL_RANK=0")));
+    node.stop(2);
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
 }
 
 TEST(AgentRecovery, TellsWorkersThatMayEndOrHaveNoNextGeneration) {

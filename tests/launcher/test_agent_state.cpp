@@ -446,6 +446,55 @@ TEST(AgentRecovery, ARankThatFinishesAfterTheReleaseMayEndAtOnce) {
     EXPECT_EQ(all_of<agent_action::TellRelease>(later).size(), 1u);
 }
 
+TEST(AgentRecovery, SuspendsItsWorkersWithoutASignalUntilTheNextGeneration) {
+    AgentState state = recoverable(3);
+    const auto suspended = step(state, agent_event::SuspendRequested{}, kStart);
+    EXPECT_EQ(all_of<agent_action::ReportSuspended>(suspended).size(), 1u);
+    EXPECT_TRUE(all_of<agent_action::SignalWorker>(suspended).empty());
+    EXPECT_TRUE(all_of<agent_action::TellLast>(step(state, agent_event::LetGo{0, 7}, kStart)).empty());
+    EXPECT_TRUE(all_of<agent_action::ReportStage>(join(state, 0, 7)).empty()) << "that generation is over";
+    die(state, 102);
+    const auto actions = step(state, agent_event::RecoverRequested{8}, kStart);
+    ASSERT_EQ(all_of<agent_action::SpawnNext>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SpawnNext>(actions)[0].local_rank, 1);
+    EXPECT_EQ(state.local_rank_of(103), 2) << "survivors keep their process";
+}
+
+TEST(AgentRecovery, SuspendedWorkersThatHaveAllDiedEndNothing) {
+    AgentState state = recoverable(1);
+    step(state, agent_event::SuspendRequested{}, kStart);
+    EXPECT_TRUE(all_of<agent_action::Sweep>(die(state, 101)).empty());
+    const auto actions = step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
+}
+
+TEST(AgentRecovery, KillsASuspendedWorkerThatDoesNotLeaveItsGeneration) {
+    AgentState state = recoverable(2);
+    step(state, agent_event::SuspendRequested{}, kStart);
+    step(state, agent_event::LetGo{0, 7}, kStart);
+    const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + 60s);
+    ASSERT_EQ(all_of<agent_action::KillLate>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::KillLate>(actions)[0].local_ranks, std::vector<int>{1});
+}
+
+TEST(AgentRecovery, AStopEndsSuspendedWorkersAsOthers) {
+    AgentState state = recoverable(3);
+    die(state, 102);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    step(state, agent_event::Spawned{1, 201}, kStart);
+    step(state, agent_event::SuspendRequested{}, kStart);
+    step(state, agent_event::LetGo{0, 8}, kStart);
+    const auto stop = step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    ASSERT_EQ(all_of<agent_action::TellLast>(stop).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::TellLast>(stop)[0].local_rank, 0);
+    EXPECT_EQ(all_of<agent_action::SignalWorker>(stop).size(), 6u)
+        << "the signal and SIGCONT, also for the replacement: nobody waits for it any more";
+    EXPECT_EQ(
+        all_of<agent_action::SignalWorker>(step(state, agent_event::DeadlinePassed{}, kStart + 30s)).size(),
+        3u)
+        << "the grace is over";
+}
+
 TEST(AgentRecovery, AKillOfTheJobKillsReplacementsToo) {
     AgentState state = recoverable(2);
     die(state, 102);

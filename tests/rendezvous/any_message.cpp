@@ -31,7 +31,7 @@ using AllMessages =
              Value, Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationEnded,
              StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceEntered,
              FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor, JobMoved, OutputPiece,
-             OutputShown, StepsDone, StopProposal, WorkersReady, Release, WorkerScalars>;
+             OutputShown, StepsDone, StopProposal, WorkersReady, Release, SuspendGeneration, WorkerScalars>;
 
 struct Encode {
     std::uint32_t request;

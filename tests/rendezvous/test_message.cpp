@@ -108,6 +108,7 @@ std::vector<Message> one_of_each() {
         WorkerScalars{3, Blob("300 1700000000.5 0.25 loss\n")},
         WorkersReady{3, "refused", "rank 3: backend mpi", 812},
         Release{3},
+        SuspendGeneration{3, 5, "node02 is lost"},
     };
 }
 

@@ -745,6 +745,9 @@ class SimulatedJob {
         to_controller(
             agent, rdzv::WorkersReady{agent.order.generation, names[static_cast<int>(action.stage)], "", -1});
     }
+    void perform(Agent& agent, const agent_action::ReportSuspended&) {
+        to_controller(agent, rdzv::WorkersReady{agent.order.generation, "suspended", "", -1});
+    }
     void perform(Agent&, const agent_action::ReportRefusal&) {}
     void perform(Agent& agent, const agent_action::KillLate& action) {
         must(!agent.grace_ends, fmt::format("a worker of node{} is killed in its grace", agent.node));
@@ -1023,6 +1026,11 @@ class SimulatedJob {
         const bool listens = agent.state.phase == AgentState::Phase::Running && !dice_.chance(10);
         agent.accepted = listens && agent.highest < proposal.step ? proposal.step : 0;
         to_controller(agent, rdzv::StepsDone{proposal.generation, proposal.step, listens, agent.highest});
+    }
+    void obey(Agent& agent, const rdzv::SuspendGeneration& order) {
+        if (order.generation != agent.order.generation) return;
+        let_go_of_all(agent);
+        feed(agent, agent_event::SuspendRequested{});
     }
     void obey(Agent& agent, const rdzv::Release& release) {
         if (release.generation == agent.order.generation) feed(agent, agent_event::Released{});

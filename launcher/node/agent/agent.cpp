@@ -59,8 +59,8 @@ void Agent::perform(const agent_action::SetDeadline& action) {
 // ---- orders of the controller
 
 void Agent::handle(const rdzv::StartGeneration& order) {
-    const bool has_workers =
-        state_.phase == AgentState::Phase::Running || state_.phase == AgentState::Phase::Starting;
+    using enum AgentState::Phase;
+    const bool has_workers = state_.phase == Starting || state_.phase == Running || state_.phase == Suspended;
     if (order.in_place && has_workers && kept_) return recover(order);
     remember_last_workers();
     if (const Status prepared = prepare(order); !prepared) return fail_start(prepared.error().what);

@@ -60,9 +60,13 @@ class Agent {
 
     void handle(const rdzv::StartGeneration& order);
     void handle(const rdzv::StopGeneration& order);
+    void handle(const rdzv::SuspendGeneration& order);
     void handle(const rdzv::Release& release);
     void handle(const rdzv::Notice& notice);
     void handle(const rdzv::StopProposal& proposal);
+    /// Ends the collectives of the generation; the workers wait for the next one. Call it only where they
+    /// can: state().can_recover(). `failed_rank`: whose loss is the cause; -1 none.
+    void suspend(int failed_rank, const std::string& why);
     /// Kills all workers without grace: after the second Ctrl-C, or when the controller is lost.
     void kill_all();
     /// Passes a signal on to every worker's group ("forward and carry on"). A signal that comes from both
@@ -124,6 +128,7 @@ class Agent {
     void perform(const agent_action::SpawnNext& action);
     void perform(const agent_action::ReportStarted& action);
     void perform(const agent_action::ReportStage& action);
+    void perform(const agent_action::ReportSuspended& action);
     void perform(const agent_action::ReportRefusal& action);
     void perform(const agent_action::KillLate& action);
     void perform(const agent_action::TellLast& action);
@@ -145,6 +150,7 @@ class Agent {
     Status begin_in_place(const rdzv::StartGeneration& order);
     void replace(Worker& worker, WorkerPlan plan);
     [[nodiscard]] std::int64_t steps_of(int local_rank) const;
+    void report_stage(const char* stage);
     void send_generation(int local_rank);
     void begin_rehearsing();
     void ask_for_rehearsal();

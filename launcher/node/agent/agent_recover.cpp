@@ -53,6 +53,20 @@ Status Agent::make_kept_memory(int workers) {
     return {};
 }
 
+void Agent::handle(const rdzv::SuspendGeneration& order) {
+    if (order.generation == order_.generation) suspend(order.failed_rank, order.why);
+}
+
+void Agent::suspend(int failed_rank, const std::string& why) {
+    if (!segment_) return;
+    abort_set_ = MonotonicClock::now();
+    segment_->abort(std::max(failed_rank, 0));
+    if (const int alive = state_.alive(); alive > 0)
+        log_.info("{} worker{} for the next generation: {}", alive, alive == 1 ? " waits" : "s wait",
+                  printable(why));
+    feed(agent_event::SuspendRequested{});
+}
+
 void Agent::recover(const rdzv::StartGeneration& order) {
     abort_set_ = MonotonicClock::now();
     segment_->abort(std::max(order.failed_rank, 0));
@@ -204,11 +218,16 @@ CommittedTime Agent::most_committed() const {
 }
 
 void Agent::perform(const agent_action::ReportStage& action) {
-    rdzv::WorkersReady ready{order_.generation, name_of(action.stage), "", -1};
+    report_stage(name_of(action.stage));
+    if (action.stage == Stage::Joined) begin_rehearsing();
+}
+void Agent::perform(const agent_action::ReportSuspended&) { report_stage("suspended"); }
+
+void Agent::report_stage(const char* stage) {
+    rdzv::WorkersReady ready{order_.generation, stage, "", -1};
     for (int i = 0; i < static_cast<int>(workers_.size()); ++i)
         ready.steps = std::max(ready.steps, steps_of(i));
     send_(ready);
-    if (action.stage == Stage::Joined) begin_rehearsing();
 }
 
 /// The node of rank 0 counts the steps between two rehearsals: all ranks commit the same ones.

@@ -19,7 +19,8 @@ void set_deadline(AgentState& state, TimePoint when, AgentActions& actions) {
 }
 
 bool is_running(const AgentState& state) {
-    return state.phase == AgentPhase::Starting || state.phase == AgentPhase::Running;
+    return state.phase == AgentPhase::Starting || state.phase == AgentPhase::Running ||
+           state.phase == AgentPhase::Suspended;
 }
 
 void kill_strays(AgentState& state, TimePoint now, AgentActions& actions) {
@@ -81,6 +82,16 @@ AgentActions spawn_next(AgentState& state, int first, TimePoint now) {
     return actions;
 }
 
+AgentActions on(AgentState& state, const agent_event::SuspendRequested&, TimePoint now) {
+    if (!is_running(state) && state.phase != AgentPhase::AwaitingGpus) return {};
+    state.phase = AgentPhase::Suspended;
+    state.is_recovering = false;
+    state.awaits_head = true;
+    AgentActions actions{agent_action::ReportSuspended{}};
+    set_deadline(state, deadline_after(now, state.recover_within), actions);
+    return actions;
+}
+
 AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, TimePoint now) {
     if (!is_running(state)) return {};
     state.generation = event.generation;
@@ -125,7 +136,7 @@ AgentActions on(AgentState& state, const agent_event::StageReached& event, TimeP
     // In a stop no failure is recovered any more, so nobody has to wait for the others.
     if (event.stage == AgentStage::Finished && (state.is_released || !is_running(state)))
         actions.emplace_back(agent_action::TellRelease{event.local_rank});
-    if (!is_running(state)) return actions;
+    if (!is_running(state) || state.phase == AgentPhase::Suspended) return actions;
     if (has_recovered) set_deadline(state, kNever, actions);
     while (state.reported < slowest) {
         state.reported = static_cast<AgentStage>(static_cast<int>(state.reported) + 1);
@@ -241,6 +252,9 @@ AgentActions on(AgentState& state, const agent_event::StopRequested& event, Time
     if (state.phase == AgentPhase::AwaitingGpus) return stop_waiting(state);
     AgentActions actions;
     if (!is_running(state)) return actions;
+    if (state.phase == AgentPhase::Suspended) {
+        for (AgentState::Worker& worker : state.workers) worker.is_new = false;  // nobody waits for it
+    }
     state.phase = AgentPhase::Stopping;
     state.stop_signal = event.signal;
     state.awaits_head = false;
@@ -300,7 +314,8 @@ AgentActions on(AgentState& state, const agent_event::DeadlinePassed&, TimePoint
         case AgentPhase::Killing: return give_up(state, {});
         case AgentPhase::Sweeping: break;
         case AgentPhase::Starting:
-        case AgentPhase::Running: return kill_late(state, now);
+        case AgentPhase::Running:
+        case AgentPhase::Suspended: return kill_late(state, now);
         case AgentPhase::Idle:
         case AgentPhase::AwaitingGpus: return {};
     }

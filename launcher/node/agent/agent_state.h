@@ -77,9 +77,20 @@ class ForwardedSignals {
 /// Recovery in place: when all workers have announced that they survive the end of a generation, a failure
 /// ends nothing here; the head decides. RecoverRequested begins a new generation: Running goes back to
 /// Starting, which starts the workers that have ended. Workers that have not joined the new generation within
-/// `recover_within` are killed, which the head hears of as of any failure.
+/// `recover_within` are killed, which the head hears of as of any failure. Between the two, Running may
+/// become Suspended: the generation is over, and its workers wait until the head knows the next world. A
+/// worker that does not leave the generation within `recover_within` is killed.
 struct AgentState {
-    enum class Phase : std::uint8_t { Idle, AwaitingGpus, Starting, Running, Stopping, Killing, Sweeping };
+    enum class Phase : std::uint8_t {
+        Idle,
+        AwaitingGpus,
+        Starting,
+        Running,
+        Suspended,
+        Stopping,
+        Killing,
+        Sweeping
+    };
     /// How far a worker is in recovery in place (env/lifeline.h).
     enum class Stage : std::uint8_t { None, Announced, Joined, Finished };
     struct Worker {
@@ -129,6 +140,8 @@ struct StartRequested {
     bool await_gpus = false;
     Duration recover_within{};  ///< zero: workers are not asked whether they can recover in place
 };
+/// The generation is over, and no worker is stopped: RecoverRequested or StopRequested follows.
+struct SuspendRequested {};
 /// Starts the workers that have ended again, in a new generation; the others go on.
 struct RecoverRequested {
     std::uint64_t generation;
@@ -177,11 +190,12 @@ struct Swept {
 };
 }  // namespace agent_event
 
-using AgentEvent = std::variant<agent_event::StartRequested, agent_event::RecoverRequested,
-                                agent_event::StageReached, agent_event::Released, agent_event::Refused,
-                                agent_event::LetGo, agent_event::GpusFree, agent_event::Spawned,
-                                agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
-                                agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
+using AgentEvent =
+    std::variant<agent_event::StartRequested, agent_event::SuspendRequested, agent_event::RecoverRequested,
+                 agent_event::StageReached, agent_event::Released, agent_event::Refused, agent_event::LetGo,
+                 agent_event::GpusFree, agent_event::Spawned, agent_event::SpawnFailed, agent_event::Exited,
+                 agent_event::StopRequested, agent_event::KillRequested, agent_event::DeadlinePassed,
+                 agent_event::Swept>;
 
 namespace agent_action {
 /// Feed GpusFree when the GPUs' memory is free, or after a bounded time.
@@ -194,6 +208,7 @@ struct ReportStarted {};
 struct ReportStage {
     AgentState::Stage stage;
 };
+struct ReportSuspended {};
 struct ReportRefusal {
     int local_rank;
     std::string why;
@@ -250,11 +265,13 @@ struct ReportEnded {
 };
 }  // namespace agent_action
 
-using AgentAction = std::variant<
-    agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted, agent_action::ReportStage,
-    agent_action::ReportRefusal, agent_action::KillLate, agent_action::TellLast, agent_action::TellRelease,
-    agent_action::SignalWorker, agent_action::BuryGroup, agent_action::ReapStranger, agent_action::ReportExit,
-    agent_action::Sweep, agent_action::ReportStrays, agent_action::SetDeadline, agent_action::ReportEnded>;
+using AgentAction =
+    std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted,
+                 agent_action::ReportStage, agent_action::ReportSuspended, agent_action::ReportRefusal,
+                 agent_action::KillLate, agent_action::TellLast, agent_action::TellRelease,
+                 agent_action::SignalWorker, agent_action::BuryGroup, agent_action::ReapStranger,
+                 agent_action::ReportExit, agent_action::Sweep, agent_action::ReportStrays,
+                 agent_action::SetDeadline, agent_action::ReportEnded>;
 
 /// How long a worker's descendants may go on after SIGTERM.
 inline constexpr Duration kStrayGrace = std::chrono::seconds(2);
