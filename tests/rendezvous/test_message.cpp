@@ -136,7 +136,7 @@ TEST(Message, KeepsTheNumbersOfReleasedVersions) {
     types.erase(std::unique(types.begin(), types.end()), types.end());
     EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,   4,  5,  6,  16, 17, 18, 19, 20, 21, 22, 23, 17, 24,
                                        32,  33, 34, 35,  36, 37, 64, 65, 66, 67, 80, 81, 82, 96, 97, 98, 83,
-                                       68,  84, 99, 100, 85, 69, 86, 70, 71, 87, 72, 88, 73, 74, 89}));
+                                       68,  84, 99, 100, 85, 69, 86, 70, 71, 87, 72, 88, 73, 74, 89, 90}));
 }
 
 TEST(Message, KeepsTheBytesOfReleasedVersions) {
