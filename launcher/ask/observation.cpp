@@ -21,6 +21,7 @@ std::string name_of(JobState::Phase phase) {
     switch (phase) {
         case JobState::Phase::Joining: return "joining";
         case JobState::Phase::Running: return "running";
+        case JobState::Phase::Suspended: return "recovering";
         case JobState::Phase::Succeeded: return "ending";
         case JobState::Phase::Stopping: return "stopping";
         case JobState::Phase::BackingOff: return "backing off";

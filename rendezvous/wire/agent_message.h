@@ -86,8 +86,9 @@ struct StepsDone {
 struct WorkersReady {
     static constexpr MessageType kType = MessageType::WorkersReady;
     std::uint64_t generation = 0;
-    std::string stage;        ///< "announced", "joined" (this generation), "finished", "suspended", "refused"
-    std::string why;          ///< of a refusal: "rank 3: backend mpi"
+    std::string
+        stage;  ///< "announced", "joined" (this generation), "finished", "suspended", "let-go", "refused"
+    std::string why;          ///< of a refusal: "rank 3: backend mpi", or why a worker has let go
     std::int64_t steps = -1;  ///< the most steps done by a worker of this node; -1: none counts them
     bool operator==(const WorkersReady&) const = default;
 };

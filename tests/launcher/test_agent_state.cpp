@@ -460,6 +460,30 @@ TEST(AgentRecovery, SuspendsItsWorkersWithoutASignalUntilTheNextGeneration) {
     EXPECT_EQ(state.local_rank_of(103), 2) << "survivors keep their process";
 }
 
+TEST(AgentRecovery, WorkersThatJoinOthersInPlaceAreAwaitedAsReplacementsAre) {
+    AgentState state;
+    step(state, agent_event::StartRequested{8, 2, false, 60s, true}, kStart);
+    for (int i = 0; i < 2; ++i) step(state, agent_event::Spawned{i, 101 + i}, kStart);
+    EXPECT_TRUE(all_of<agent_action::Sweep>(die(state, 101)).empty()) << "the head decides";
+    step(state, agent_event::RecoverRequested{9}, kStart);
+    step(state, agent_event::Spawned{0, 201}, kStart);
+    join(state, 0, 9);
+    EXPECT_EQ(all_of<agent_action::ReportStage>(join(state, 1, 9)).at(0).stage, Stage::Joined);
+}
+
+TEST(AgentRecovery, TellsOnceThatAWorkerHasLeftItsGenerationByItself) {
+    AgentState state = recoverable(2);
+    const auto first = step(state, agent_event::LetGo{1, 7, "reset"}, kStart);
+    ASSERT_EQ(all_of<agent_action::ReportLetGo>(first).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::ReportLetGo>(first)[0].local_rank, 1);
+    EXPECT_TRUE(all_of<agent_action::ReportLetGo>(step(state, agent_event::LetGo{0, 7}, kStart)).empty());
+    step(state, agent_event::SuspendRequested{}, kStart);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    step(state, agent_event::SuspendRequested{}, kStart);
+    EXPECT_TRUE(all_of<agent_action::ReportLetGo>(step(state, agent_event::LetGo{0, 8}, kStart)).empty())
+        << "it was told to";
+}
+
 TEST(AgentRecovery, SuspendedWorkersThatHaveAllDiedEndNothing) {
     AgentState state = recoverable(1);
     step(state, agent_event::SuspendRequested{}, kStart);

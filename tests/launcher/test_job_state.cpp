@@ -747,12 +747,16 @@ TEST(InPlace, ALateEndCountsTowardsHalfOfTheRanks) {
     EXPECT_THAT(text_of(late), HasSubstr("2 of 2 ranks failed"));
 }
 
-TEST(InPlace, IsRefusedWhileANodeMayNotKnowOfTheLastGeneration) {
+TEST(InPlace, WaitsWhileANodeMayNotKnowOfTheLastGeneration) {
     Job job(with_restarts(1), {2, 2});
     for (const int node : {0, 1}) job.tell(job_event::NodeReady{node, Stage::Announced});
     job.fails(2);
     Job other = job;
-    EXPECT_THAT(text_of(other.fails(0)), HasSubstr("not all nodes knew of the last recovery yet"));
+    const auto actions = other.fails(0);
+    EXPECT_THAT(text_of(actions), HasSubstr("wait until all nodes know of the last recovery"));
+    EXPECT_EQ(all_of<job_action::Suspend>(actions).size(), 1u);
+    other.tell(job_event::NodeReady{0, Stage::Suspended});
+    EXPECT_EQ(all_of<job_action::Reform>(other.tell(job_event::NodeReady{1, Stage::Suspended})).size(), 1u);
     job.tell(job_event::NodeReady{1, Stage::Started});
     EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u);
 }
@@ -981,6 +985,254 @@ TEST(InPlace, SaysForPsWhetherAFailureIsRecovered) {
     EXPECT_THAT(described(), HasSubstr("in place"));
     job.tell(job_event::NodeReady{1, Stage::Refused, "rank 3: backend mpi"});
     EXPECT_THAT(described(), HasSubstr("rank 3: backend mpi"));
+}
+
+// ---- recovery in place with other nodes
+
+/// A job of nodes with two workers each, which have all announced that they survive a generation's end.
+struct Nodes : Job {
+    explicit Nodes(int nodes, int restarts = 0)
+        : Job(with_restarts(restarts), std::vector<int>(static_cast<std::size_t>(nodes), 2)) {
+        for (int node = 0; node < nodes; ++node) tell(job_event::NodeReady{node, Stage::Announced});
+    }
+    std::vector<JobAction> loses(int node, bool others_go_on = true, Duration others_may_follow = 100ms) {
+        return tell(job_event::NodeLost{node, "node node02: closed", others_go_on, others_may_follow});
+    }
+    std::vector<JobAction> confirm(std::vector<int> nodes, std::int64_t steps = -1) {
+        std::vector<JobAction> last;
+        for (const int node : nodes) last = tell(job_event::NodeReady{node, Stage::Suspended, "", steps});
+        return last;
+    }
+    std::vector<JobAction> passes(Duration span) {
+        now += span;
+        return tell(job_event::TimerFired{});
+    }
+    std::vector<JobAction> join_all() {
+        std::vector<JobAction> last;
+        for (int node = 0; node < static_cast<int>(state.nodes.size()); ++node)
+            last = tell(job_event::NodeReady{node, Stage::Joined, "", 812});
+        return last;
+    }
+};
+
+TEST(InPlaceNodes, ASpareTakesTheLostNodesPlaceAndNoRestartIsUsed) {
+    Nodes job(4);
+    const auto lost = job.loses(2);
+    EXPECT_EQ(text_of(lost), "node node02: closed: ranks 4, 5 are lost, 6 workers wait to go on in place\n");
+    ASSERT_EQ(all_of<job_action::Suspend>(lost).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Suspend>(lost)[0].failed_rank, 4);
+    EXPECT_TRUE(all_of<job_action::StopGeneration>(lost).empty());
+    EXPECT_TRUE(job.confirm({0, 1, 3}).empty()) << "others may follow";
+    EXPECT_EQ(all_of<job_action::Reform>(job.passes(100ms)).size(), 1u);
+    const auto formed = job.tell(job_event::WorldFormed{{2, 2, 2, 2}, {0, 1, -1, 3}});
+    ASSERT_EQ(all_of<job_action::Recover>(formed).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Recover>(formed)[0].generation, 2u);
+    EXPECT_EQ(text_of(formed), "6 ranks go on in place, ranks 4, 5 start on another node\n");
+    job.now += 500ms;
+    const auto joined = job.join_all();
+    EXPECT_EQ(text_of(joined), "recovered after 600 ms: ranks 4, 5 are back, at step 812\n");
+    ASSERT_EQ(all_of<job_action::Recovered>(joined).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Recovered>(joined)[0].cause, "node node02: closed");
+    EXPECT_EQ(job.state.restarts_used, 0);
+    EXPECT_EQ(job.state.recoveries, 1);
+}
+
+TEST(InPlaceNodes, WithoutASpareTheOthersGoOnInASmallerWorld) {
+    Nodes job(4);
+    job.loses(1);
+    job.passes(100ms);
+    EXPECT_EQ(all_of<job_action::Reform>(job.confirm({0, 2, 3})).size(), 1u) << "the last confirmation";
+    const auto formed = job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 2, 3}});
+    EXPECT_EQ(text_of(formed), "6 ranks go on in place; 3 instead of 4 nodes\n");
+    EXPECT_EQ(text_of(job.join_all()), "recovered after 100 ms: 6 ranks go on, at step 812\n");
+    EXPECT_EQ(job.state.ranks(), 6);
+    EXPECT_TRUE(all_of<job_action::Recover>(job.fails(5)).size() == 1) << "and can be recovered again";
+}
+
+TEST(InPlaceNodes, TooFewNodesRestartAsEver) {
+    Nodes job(2, 1);
+    const auto actions = job.loses(1, false);
+    EXPECT_EQ(text_of(actions), "root cause: node node02: closed; restart 1 of 1\n");
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+}
+
+TEST(InPlaceNodes, MoreThanHalfOfTheRanksRestart) {
+    Nodes job(3);
+    EXPECT_EQ(all_of<job_action::Suspend>(job.loses(1)).size(), 1u);
+    const auto actions = job.loses(2);
+    EXPECT_THAT(text_of(actions),
+                HasSubstr("not recovered in place: 4 of 6 ranks failed; going on without it"));
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(job.state.after, JobState::After::Rejoin);
+}
+
+TEST(InPlaceNodes, TooFewNodesWhileTheOthersWaitRestart) {
+    Nodes job(4, 1);
+    job.loses(3);
+    const auto actions = job.loses(2, false);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(job.state.restarts_used, 1);
+    Nodes other(4, 1);
+    other.loses(3);
+    other.passes(100ms);
+    other.confirm({0, 1, 2});
+    EXPECT_EQ(all_of<job_action::StopGeneration>(other.tell(job_event::NodesMissing{})).size(), 1u)
+        << "the spare has gone before it was taken";
+    EXPECT_EQ(other.state.failure, "node node02: closed");
+}
+
+TEST(InPlaceNodes, ANodeLostDuringARecoveryIsPartOfIt) {
+    Nodes job(4);
+    job.fails(0);
+    EXPECT_EQ(all_of<job_action::Suspend>(job.loses(2)).size(), 1u);
+    job.passes(100ms);
+    job.confirm({0, 1, 3});
+    job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 1, 3}});
+    EXPECT_THAT(text_of(job.join_all()), HasSubstr("rank 0 is back"));
+    EXPECT_EQ(job.state.recoveries, 1);
+}
+
+TEST(InPlaceNodes, ARankThatDiesWhileTheOthersWaitStartsWithTheNextGenerationUnderItsNewNumber) {
+    Nodes job(4);
+    job.loses(1);
+    EXPECT_TRUE(
+        job.tell(job_event::WorkerEnded{3, 6, {false, true, SIGKILL, true}, true, false, "rank 6"}).empty());
+    job.passes(100ms);
+    job.confirm({0, 2, 3});
+    const auto formed = job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 2, 3}});
+    EXPECT_EQ(text_of(formed), "5 ranks go on in place, rank 4 starts again; 3 instead of 4 nodes\n");
+}
+
+TEST(InPlaceNodes, ARefusalWhileTheOthersWaitRestarts) {
+    Nodes job(4, 1);
+    job.loses(1);
+    job.tell(job_event::NodeReady{0, Stage::Refused, "rank 1: backend mpi"});
+    job.confirm({0, 2, 3});
+    const auto actions = job.passes(100ms);
+    EXPECT_THAT(text_of(actions), HasSubstr("not recovered in place: rank 1: backend mpi"));
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(job.state.after, JobState::After::Rejoin) << "one of its nodes is lost";
+}
+
+TEST(InPlaceNodes, AStopEndsWorkersThatWaitWithTheWholeGrace) {
+    Nodes job(4);
+    job.loses(1);
+    const auto actions = job.tell(job_event::StopAsked{SIGTERM, 1});
+    ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, job.policy.shutdown_timeout);
+    EXPECT_TRUE(all_of<job_action::Reform>(job.confirm({0, 2, 3})).empty());
+}
+
+TEST(InPlaceNodes, LossesWithoutAFurtherStepAreLimited) {
+    Nodes job(4, 1);
+    int recoveries = 0;
+    while (job.state.phase == Phase::Running && recoveries < 100) {
+        job.loses(1);
+        job.passes(100ms);
+        recoveries += static_cast<int>(all_of<job_action::Reform>(job.confirm({0, 2, 3}, 812)).size());
+        job.tell(job_event::WorldFormed{{2, 2, 2, 2}, {0, -1, 2, 3}});
+        job.join_all();
+    }
+    EXPECT_EQ(recoveries, kStuckGenerations + 1);
+}
+
+std::vector<JobAction> leave(Nodes& job, int node) {
+    return job.tell(
+        job_event::StopAsked{SIGTERM, static_cast<std::uint64_t>(10 + node), node, "node02", true});
+}
+
+TEST(InPlaceNodes, OnlyTheWorkersOfANodeThatLeavesAreStopped) {
+    Nodes job(4);
+    const auto asked = leave(job, 2);
+    EXPECT_EQ(text_of(asked), "SIGTERM at the ddprun of node02, which leaves: the others go on in place\n");
+    EXPECT_TRUE(all_of<job_action::Suspend>(asked).empty()) << "all nodes may be signalled, to save and stop";
+    const auto due = job.passes(kOneChange);
+    EXPECT_EQ(all_of<job_action::Suspend>(due).size(), 1u);
+    ASSERT_EQ(all_of<job_action::StopNode>(due).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopNode>(due)[0].node, 2);
+    EXPECT_EQ(all_of<job_action::StopNode>(due)[0].grace, job.policy.shutdown_timeout);
+    EXPECT_TRUE(all_of<job_action::StopGeneration>(due).empty());
+    job.tell(job_event::WorkerEnded{2, 4, {}, false, true, ""});
+    EXPECT_EQ(all_of<job_action::Reform>(job.confirm({0, 1, 3})).size(), 1u) << "its end is not waited for";
+    job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 1, 3}});
+    job.join_all();
+    EXPECT_EQ(job.state.recoveries, 1);
+    EXPECT_EQ(job.state.restarts_used, 0);
+}
+
+TEST(InPlaceNodes, WhenEveryNodeIsSignalledTheLeaveBecomesAStopOfWorkersThatStillRun) {
+    Nodes job(3);
+    leave(job, 1);
+    job.now += 100ms;
+    const auto actions = job.tell(job_event::StopAsked{SIGTERM, 1});
+    ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, job.policy.shutdown_timeout);
+    EXPECT_EQ(job.state.after, JobState::After::Finish);
+}
+
+TEST(InPlaceNodes, AWorkerOfANodeThatLeavesIsNotStartedAgain) {
+    Nodes job(4);
+    leave(job, 2);
+    const auto actions =
+        job.tell(job_event::WorkerEnded{2, 4, {false, true, SIGTERM, true}, true, false, "rank 4"});
+    EXPECT_TRUE(all_of<job_action::Recover>(actions).empty());
+    EXPECT_EQ(all_of<job_action::Suspend>(actions).size(), 1u) << "the others do not wait for the second";
+}
+
+TEST(InPlaceNodes, AFailureWhileANodeIsAboutToLeaveIsRecoveredBefore) {
+    Nodes job(4);
+    leave(job, 2);
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u);
+    job.tell(job_event::NodeReady{0, Stage::Joined});
+    EXPECT_EQ(all_of<job_action::Suspend>(job.passes(kOneChange)).size(), 1u) << "then it leaves";
+}
+
+TEST(InPlaceNodes, ABrokenLinkFormsTheSameWorldAgain) {
+    Nodes job(2);
+    EXPECT_TRUE(all_of<job_action::Suspend>(
+                    job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (reset)"}))
+                    .empty())
+        << "an end may still be reported";
+    const auto due = job.passes(kLetGoPatience);
+    EXPECT_EQ(
+        text_of(due),
+        "rank 2 has left its group (reset), though nobody has ended: 4 workers wait to go on in place\n");
+    EXPECT_EQ(all_of<job_action::Suspend>(due)[0].failed_rank, -1);
+    EXPECT_EQ(all_of<job_action::Reform>(job.confirm({0, 1})).size(), 1u);
+    EXPECT_EQ(text_of(job.tell(job_event::WorldFormed{{2, 2}, {0, 1}})), "4 ranks go on in place\n");
+    EXPECT_EQ(text_of(job.join_all()), "recovered after 0 s: 4 ranks go on, at step 812\n");
+}
+
+TEST(InPlaceNodes, AnEndExplainsWhyOthersHaveLeftTheirGroup) {
+    Nodes job(2);
+    job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (reset)"});
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u);
+    EXPECT_TRUE(job.passes(kLetGoPatience).empty());
+}
+
+TEST(InPlaceNodes, ALinkThatStaysBrokenRestartsTheGang) {
+    Nodes job(2, 1);
+    int recoveries = 0;
+    while (job.state.phase == Phase::Running && recoveries < 100) {
+        job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (reset)"});
+        job.passes(kLetGoPatience);
+        recoveries += static_cast<int>(all_of<job_action::Reform>(job.confirm({0, 1})).size());
+        job.tell(job_event::WorldFormed{{2, 2}, {0, 1}});
+    }
+    EXPECT_EQ(recoveries, kStuckGenerations);
+    EXPECT_EQ(job.state.restarts_used, 1);
+    EXPECT_EQ(job.state.failure, "rank 2 has left its group (reset)");
+}
+
+TEST(InPlaceNodes, ABrokenLinkOfAJobThatCannotRecoverIsAFailure) {
+    Nodes job(2, 1);
+    job.tell(job_event::NodeReady{0, Stage::Refused, "rank 0: backend mpi"});
+    job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (reset)"});
+    const auto due = job.passes(kLetGoPatience);
+    EXPECT_EQ(text_of(due),
+              "root cause: rank 2 has left its group (reset); not recovered in place: rank 0: backend mpi; "
+              "restart 1 of 1\n");
+    EXPECT_EQ(all_of<job_action::StopGeneration>(due).size(), 1u);
 }
 
 }  // namespace

@@ -244,24 +244,29 @@ std::string Controller::what_awaits_newcomers() const {
         return fmt::format(
             "the job runs with all of its {} nodes; a spare, which takes the place of one that goes", most);
     const std::string runs = fmt::format("the job runs with {} of up to {} nodes", nodes_.size(), most);
-    return runs + (state_.phase != JobState::Phase::Running || state_.timer != kNever
+    return runs + (state_.phase != JobState::Phase::Running || state_.grow_at != kNever
                        ? "; taken in now, in its next generation"
                        : "; taken in when it restarts");
 }
 
 void Controller::form_world() {
     nodes_.clear();
-    group_ranks_.clear();
+    const std::unordered_map<rdzv::AgentId, int> before = std::exchange(group_ranks_, {});
+    job_event::WorldFormed world;
     for (const rdzv::Membership::Member& member : membership_.settle()) {
         group_ranks_.emplace(member.agent, static_cast<int>(nodes_.size()));
         nodes_.push_back({member.agent, agents_.at(member.agent), member.place});
+        const auto known = before.find(member.agent);
+        world.workers.push_back(nodes_.back().hello.slots);
+        world.before.push_back(known == before.end() ? -1 : known->second);
+    }
+    for (const auto& [peer, node] : before) {
+        if (agents_.contains(peer) && !group_ranks_.contains(peer)) departing_.insert(peer);
     }
     newcomers_ = membership_.spares();
     say_what_connects();
     say_who_sits_where();
-    std::vector<int> slots;
-    for (const Node& node : nodes_) slots.push_back(node.hello.slots);
-    feed(job_event::WorldFormed{std::move(slots)});
+    feed(std::move(world));
     tell_newcomers();
 }
 
@@ -344,12 +349,14 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& rea
     if (node < 0 || ready.generation != state_.generation) return;
     for (const auto& [name, stage] :
          {std::pair{"announced", Stage::Announced}, std::pair{"joined", Stage::Joined},
-          std::pair{"finished", Stage::Finished}, std::pair{"refused", Stage::Refused}}) {
+          std::pair{"finished", Stage::Finished}, std::pair{"suspended", Stage::Suspended},
+          std::pair{"let-go", Stage::LetGo}, std::pair{"refused", Stage::Refused}}) {
         if (ready.stage == name) feed(job_event::NodeReady{node, stage, printable(ready.why), ready.steps});
     }
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended) {
+    if (departing_.erase(peer) > 0) return perform(job_action::Dismiss{peer});
     const int node = node_of(peer);
     if (node < 0 || ended.generation != state_.generation) return;
     notes_.insert(notes_.end(), ended.notes.begin(), ended.notes.end());
@@ -376,8 +383,12 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     if (was_the_cause_all_along(end))
         log_.warning("root cause, after all: {}; its error report is older than the first exit",
                      one_line(end));
-    feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end), report.steps,
-                                report.generation < state_.generation});
+    // In the last generation it may have had another rank.
+    const bool is_late = report.generation < state_.generation;
+    const int rank =
+        is_late ? world()[static_cast<std::size_t>(node)].first_rank + report.local_rank : end.rank;
+    feed(job_event::WorkerEnded{node, rank, facts, end.failed(), end.by_us, one_line(end), report.steps,
+                                is_late});
     if (!state_.in_place) return;
     std::ranges::move(ends_, std::back_inserter(answered_ends_));
     ends_.clear();
@@ -405,6 +416,7 @@ Duration Controller::others_may_follow(const Error& why) const {
 void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     const auto gone = agents_.extract(peer);
     if (gone.empty()) return;
+    departing_.erase(peer);
     const std::string& host = gone.mapped().host;
     const bool was_finished = finished();
     if (!was_finished) membership_.leave(peer, MonotonicClock::now());
@@ -425,6 +437,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
 // ---- requests of the operator
 
 void Controller::stop(int signal, rdzv::AgentId source) {
+    if (departing_.erase(source) > 0) return perform(job_action::Dismiss{source});  // it kills its workers
     const bool is_leave = signal == SIGTERM && membership_.contains(source) && membership_.can_spare_one();
     const auto ask = [this, signal, source, is_leave] {
         feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave});
@@ -464,6 +477,30 @@ void Controller::perform(const job_action::Recover& action) {
     order.in_place = true;
     order.failed_rank = action.failed_rank;
     begin_generation(std::move(order));
+}
+
+void Controller::perform(const job_action::Suspend& action) {
+    const rdzv::SuspendGeneration suspend{state_.generation, action.failed_rank, action.why};
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        if (agents_.contains(nodes_[i].peer) && !state_.nodes[i].leaving) send_(nodes_[i].peer, suspend);
+    }
+}
+
+void Controller::perform(const job_action::StopNode& action) {
+    const WorldNode node = world()[static_cast<std::size_t>(action.node)];
+    rdzv::StopGeneration stop;
+    stop.generation = state_.generation;
+    stop.signal = SIGTERM;
+    stop.grace_ns = action.grace.count();
+    stop.failed_rank = node.first_rank;  // nobody answers its workers' collectives any more
+    stop.why = action.why;
+    if (node.is_connected) send_(node.agent, stop);
+}
+
+void Controller::perform(const job_action::Reform&) {
+    if (!membership_.has_enough()) return feed(job_event::NodesMissing{});
+    membership_.reopen(MonotonicClock::now(), config_.spec.rendezvous.join_timeout);
+    form_world();
 }
 
 void Controller::perform(const job_action::Recovered& action) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -153,6 +154,9 @@ class Controller {
     [[nodiscard]] std::string what_awaits_newcomers() const;
     void perform(const job_action::StartGeneration& action);
     void perform(const job_action::Recover& action);
+    void perform(const job_action::Suspend& action);
+    void perform(const job_action::StopNode& action);
+    void perform(const job_action::Reform& action);
     void perform(const job_action::Recovered& action);
     void perform(const job_action::Release& action);
     void perform(const job_action::KillRank& action);
@@ -206,6 +210,8 @@ class Controller {
     std::vector<rdzv::AgentId> newcomers_;              ///< to be told why they wait
     std::vector<Node> nodes_;                           ///< of the running world, by group rank
     std::unordered_map<rdzv::AgentId, int> group_ranks_;
+    std::set<rdzv::AgentId>
+        departing_;                ///< not in the world any more; dismissed when their workers have ended
     std::vector<WorkerEnd> ends_;  ///< of the current generation, in order
     /// The ends that a recovery in place answers, until it is over: the cause if it fails.
     std::vector<WorkerEnd> answered_ends_;

@@ -24,7 +24,7 @@ InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, 
     if (!all_can_recover(state)) return {false, "not all ranks were ready for it"};
     if (state.anybody_succeeded()) return {false, "a rank has ended"};
     if (state.is_released) return {false, "all ranks had finished"};
-    const auto ranks = static_cast<std::size_t>(state.ranks());
+    const auto ranks = static_cast<std::size_t>(state.in_place ? state.in_place->ranks : state.ranks());
     if (2 * failed > ranks) return {false, fmt::format("{} of {} ranks failed", failed, ranks)};
     if (state.history.stuck_recoveries > kStuckGenerations)
         return {false, fmt::format("{} recoveries in a row came no step further", kStuckGenerations)};

@@ -12,7 +12,7 @@ struct InPlaceDecision {
 };
 
 /// Decides whether a failure is recovered in place: the failed ranks start again, the others go on. `failed`:
-/// the ranks that have failed since all were last in one world. Pure.
+/// the ranks that have failed, or whose nodes were lost, since all were last in one world. Pure.
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
                                 std::size_t failed, TimePoint now);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "env/text.h"
@@ -85,6 +86,30 @@ void finish(JobState& state, JobActions& actions) {
 
 bool has_finished(const JobState::Node& node) { return node.ended && node.succeeded == node.workers; }
 
+/// True while workers go on, or wait to go on.
+bool is_under_way(const JobState& state) {
+    return state.phase == JobPhase::Running || state.phase == JobPhase::Suspended;
+}
+
+/// True when the next generation cannot have all nodes of this one.
+bool anybody_goes(const JobState& state) {
+    return std::any_of(state.nodes.begin(), state.nodes.end(),
+                       [](const JobState::Node& node) { return node.lost || node.leaving; });
+}
+
+/// Forgets what was due in the generation that ends.
+void forget_what_is_due(JobState& state) {
+    state.in_place.reset();
+    state.leave = state.let_go = {};
+    state.grow_at = kNever;
+}
+
+/// Sets the timer for what is due next while workers run.
+void set_running_timer(JobState& state, JobActions& actions) {
+    const TimePoint give_up = state.in_place ? state.in_place->give_up : kNever;
+    set_timer(state, std::min({give_up, state.leave.at, state.let_go.at, state.grow_at}), actions);
+}
+
 void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     ++state.generation;
     state.nodes_there = static_cast<int>(state.nodes.size());
@@ -103,7 +128,7 @@ void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     state.hung = false;
     state.failure.clear();
     state.failure_decided.reset();
-    state.in_place.reset();
+    forget_what_is_due(state);
     state.outlived.reset();
     state.cannot_recover.clear();
     state.is_released = false;
@@ -136,7 +161,7 @@ void stop_generation(JobState& state, int signal, Duration grace, int failed_ran
                      TimePoint now, JobActions& actions) {
     state.phase = JobPhase::Stopping;
     if (!state.idle_since) state.idle_since = state.in_place ? state.in_place->since : now;
-    state.in_place.reset();
+    forget_what_is_due(state);
     actions.emplace_back(job_action::StopGeneration{signal, grace, failed_rank, std::move(why)});
     continue_after_end(state, now, actions);
 }
@@ -154,6 +179,11 @@ void note_progress(JobState& state, bool made_progress, TimePoint now) {
     state.history.without_progress = progressed ? 0 : state.history.without_progress + 1;
 }
 
+/// "not recovered in place: a rank has ended; ", or "".
+std::string refused(const std::string& why) {
+    return why.empty() ? "" : fmt::format("not recovered in place: {}; ", why);
+}
+
 /// Handles a failure of the running generation: decides on a restart and stops what still runs.
 /// `not_in_place`: why it is not recovered in place; "" nobody expects that.
 void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std::string& what, After retry,
@@ -162,16 +192,15 @@ void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std
     const RestartDecision decision =
         decide_restart(policy.restart, state.history, facts, now, policy.random, state.time_up);
     state.out_of_time = decision.out_of_time;
-    state.after = !decision.restart ? After::Finish : state.waiting_nodes > 0 ? After::Rejoin : retry;
+    const bool changes = state.waiting_nodes > 0 || anybody_goes(state);
+    state.after = !decision.restart ? After::Finish : changes ? After::Rejoin : retry;
     if (decision.restart) {
         ++state.restarts_used;
         state.history.restarts.push_back(now);
     }
     set_timer(state, decision.restart && decision.at > now ? decision.at : kNever, actions);
     const std::string meaning = facts.meaning.empty() ? "" : fmt::format(" ({})", facts.meaning);
-    const std::string refusal =
-        not_in_place.empty() ? "" : fmt::format("not recovered in place: {}; ", not_in_place);
-    warn(actions, fmt::format("root cause: {}{}; {}{}", what, meaning, refusal, decision.why));
+    warn(actions, fmt::format("root cause: {}{}; {}{}", what, meaning, refused(not_in_place), decision.why));
     stop_generation(state, SIGTERM, policy.failure_grace, failed_rank, what, now, actions);
 }
 
@@ -198,10 +227,14 @@ void change_world(JobState& state, const std::string& why, Duration grace, TimeP
 /// Takes in the waiting nodes. After kStuckGenerations without progress they wait until this generation has
 /// made some: a node that comes and goes for ever must not stop the others each time.
 void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    state.grow_at = kNever;
+    const bool changes = state.in_place || state.leave.at != kNever || state.let_go.at != kNever;
+    if (changes) return set_running_timer(state, actions);
     if (state.waiting_nodes == 0 || state.anybody_succeeded()) return;
     const TimePoint progress = state.generation_started + kProgressAge;
     if (state.history.without_progress >= kStuckGenerations && now < progress) {
-        set_timer(state, progress, actions);
+        state.grow_at = progress;
+        set_running_timer(state, actions);
         return say(
             actions,
             fmt::format(
@@ -226,53 +259,190 @@ std::string named(std::vector<int> ranks) {
                        join(ranks, ", ", [](int rank) { return std::to_string(rank); }));
 }
 
-void add_failed(std::vector<int>& failed, int rank) {
-    if (std::find(failed.begin(), failed.end(), rank) == failed.end()) failed.push_back(rank);
+/// The ranks of a node of the world.
+std::vector<int> ranks_of(const JobState& state, std::size_t node) {
+    int first = 0;
+    for (std::size_t i = 0; i < node; ++i) first += state.nodes[i].workers;
+    std::vector<int> ranks(static_cast<std::size_t>(state.nodes[node].workers));
+    std::iota(ranks.begin(), ranks.end(), first);
+    return ranks;
+}
+
+/// The recovery under way, or a new one with this cause, also in a rehearsal.
+JobState::InPlace recovery_of(const JobState& state, const std::string& cause, bool is_workers,
+                              TimePoint now) {
+    if (state.in_place && !state.in_place->is_rehearsal()) return *state.in_place;
+    return {.since = now, .cause = cause, .is_workers = is_workers, .ranks = state.ranks()};
+}
+
+void add_failed(JobState::InPlace& recovery, const std::vector<int>& ranks) {
+    for (const int rank : ranks) {
+        if (std::find(recovery.failed.begin(), recovery.failed.end(), rank) != recovery.failed.end())
+            continue;
+        recovery.failed.push_back(rank);
+        ++recovery.lost;
+    }
+}
+
+/// Decides whether the workers go on without those of nodes that leave.
+InPlaceDecision decide_to_part(const JobState& state, const JobPolicy& policy, const FailureFacts& facts,
+                               const JobState::InPlace& recovery, TimePoint now) {
+    JobState::InPlace without = recovery;
+    for (std::size_t i = 0; i < state.nodes.size(); ++i) {
+        if (state.nodes[i].leaving) add_failed(without, ranks_of(state, i));
+    }
+    return decide_in_place(state, policy, facts, static_cast<std::size_t>(without.lost), now);
+}
+
+void note_steps(RestartHistory& history, std::int64_t steps) {
+    history.stuck_recoveries = steps > history.recovered_step ? 0 : history.stuck_recoveries + 1;
+    history.recovered_step = std::max(history.recovered_step, steps);
 }
 
 /// Begins the next generation, in which the workers that run go on.
 void begin_in_place(JobState& state, int failed_rank, const JobPolicy& policy, TimePoint now,
                     JobActions& actions) {
     ++state.generation;
-    for (JobState::Node& node : state.nodes) node.knows = node.joined = node.finished = false;
+    state.let_go = {};
+    state.grow_at = kNever;
+    for (JobState::Node& node : state.nodes)
+        node.knows = node.joined = node.finished = node.suspended = false;
     // An agent kills workers that are late; the rest of the time is for one whose kill does not help.
-    set_timer(state, deadline_after(now, 2 * policy.recover.within + kJoinPatience), actions);
+    state.in_place->give_up = deadline_after(now, 2 * policy.recover.within + kJoinPatience);
+    set_running_timer(state, actions);
     actions.emplace_back(job_action::Recover{state.generation, state.restarts_used, failed_rank});
+}
+
+/// "7 ranks go".
+std::string go(int ranks) { return fmt::format("{} {}", ranks, ranks == 1 ? "rank goes" : "ranks go"); }
+
+/// "rank 5 starts", "ranks 4, 5 start".
+std::string start(const std::vector<int>& ranks) {
+    return named(ranks) + (ranks.size() == 1 ? " starts" : " start");
 }
 
 void recover(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now,
              JobActions& actions) {
-    if (!state.in_place || state.in_place->cause.empty()) state.in_place = {now, event.what, {}};
-    add_failed(state.in_place->failed, event.rank);
     begin_in_place(state, event.rank, policy, now, actions);
     const int others = state.ranks() - static_cast<int>(state.in_place->failed.size());
     const std::string meaning = event.facts.meaning.empty() ? "" : fmt::format(" ({})", event.facts.meaning);
-    warn(actions, fmt::format("{}{}: {} rank{} on in place, rank {} starts again", event.what, meaning,
-                              others, others == 1 ? " goes" : "s go", event.rank));
+    warn(actions,
+         fmt::format("{}{}: {} on in place, {} again", event.what, meaning, go(others), start({event.rank})));
 }
 
-/// Handles a worker's failure in the running generation.
+/// Ends the generation for one with other nodes, or with the same ones, in which the workers that run go on.
+/// `wait`: for this long more nodes may be lost.
+void suspend(JobState& state, JobState::InPlace recovery, Duration wait, const std::string& why,
+             const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    state.in_place = std::move(recovery);
+    state.phase = JobPhase::Suspended;
+    state.leave = state.let_go = {};
+    state.grow_at = kNever;
+    set_timer(state, wait > Duration::zero() ? deadline_after(now, wait) : kNever, actions);
+    const std::vector<int>& failed = state.in_place->failed;
+    actions.emplace_back(job_action::Suspend{failed.empty() ? -1 : failed.front(), why});
+    for (std::size_t i = 0; i < state.nodes.size(); ++i) {
+        if (state.nodes[i].leaving && !state.nodes[i].ended && !state.nodes[i].lost)
+            actions.emplace_back(job_action::StopNode{static_cast<int>(i), policy.shutdown_timeout, why});
+    }
+}
+
+/// Handles the failure of a recovery that no single worker's end explains.
+void fail_recovery(JobState& state, const JobState::InPlace& recovery, const std::string& why, After retry,
+                   const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    const int failed_rank = recovery.failed.empty() ? -1 : recovery.failed.back();
+    if (!recovery.is_workers) decide_on_failure(state, recovery.cause, now);
+    fail(state, FailureFacts{}, recovery.is_workers ? failed_rank : -1, recovery.cause, retry, policy, now,
+         actions, why);
+}
+
+/// Asks for the next world once all nodes have confirmed that the generation is over, and no further loss is
+/// expected.
+void reform_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    if (state.phase != JobPhase::Suspended || state.timer != kNever) return;
+    const auto is_awaited = [](const JobState::Node& node) {
+        return !node.lost && !node.leaving && !node.ended && !node.suspended;
+    };
+    if (std::any_of(state.nodes.begin(), state.nodes.end(), is_awaited)) return;
+    note_steps(state.history, state.in_place->steps);
+    InPlaceDecision decision = decide_to_part(state, policy, {}, *state.in_place, now);
+    const auto has_stopped = [](const JobState::Node& node) {
+        return node.ended && !node.lost && !node.leaving;
+    };
+    if (decision.in_place && std::any_of(state.nodes.begin(), state.nodes.end(), has_stopped))
+        decision = {false, "all workers of a node have ended"};
+    if (decision.in_place) return actions.emplace_back(job_action::Reform{}), void();
+    fail_recovery(state, JobState::InPlace(*state.in_place), decision.why, After::Rejoin, policy, now,
+                  actions);
+}
+
+/// Begins the suspended generation's successor on the nodes of the next world.
+void reform(JobState& state, const job_event::WorldFormed& event, const JobPolicy& policy, TimePoint now,
+            JobActions& actions) {
+    const JobState before = state;
+    std::vector<int>& failed = state.in_place->failed;
+    failed.clear();
+    state.nodes.clear();
+    state.unfinished = 0;
+    int new_nodes = 0;
+    for (std::size_t i = 0; i < event.workers.size(); ++i) {
+        // A new node's workers are taken to recover as the others, until one refuses.
+        state.nodes.push_back({.workers = event.workers[i], .can_recover = true});
+        state.unfinished += event.workers[i];
+        const std::vector<int> ranks = ranks_of(state, i);
+        new_nodes += event.before[i] < 0 ? 1 : 0;
+        if (event.before[i] < 0) failed.insert(failed.end(), ranks.begin(), ranks.end());
+        else {
+            const std::vector<int> old = ranks_of(before, static_cast<std::size_t>(event.before[i]));
+            for (std::size_t n = 0; n < old.size(); ++n) {
+                if (std::count(before.in_place->failed.begin(), before.in_place->failed.end(), old[n]) > 0)
+                    failed.push_back(ranks[n]);
+            }
+        }
+    }
+    state.nodes_there = static_cast<int>(state.nodes.size());
+    state.waiting_nodes = 0;
+    state.phase = JobPhase::Running;
+    begin_in_place(state, failed.empty() ? -1 : failed.front(), policy, now, actions);
+    std::string line = go(state.ranks() - static_cast<int>(failed.size())) + " on in place";
+    if (!failed.empty())
+        line += fmt::format(", {} {}", start(failed),
+                            new_nodes == 0   ? "again"
+                            : new_nodes == 1 ? "on another node"
+                                             : "on other nodes");
+    if (state.nodes.size() != before.nodes.size())
+        line += fmt::format("; {} instead of {} nodes", state.nodes.size(), before.nodes.size());
+    say(actions, line);
+}
+
+/// Handles a worker's failure in the running or suspended generation.
 void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now,
                JobActions& actions) {
-    RestartHistory& history = state.history;
-    std::vector<int> failed = state.in_place ? state.in_place->failed : std::vector<int>();
-    add_failed(failed, event.rank);
-    if (!event.is_late) {
-        const bool is_further = event.steps > history.recovered_step;
-        history.stuck_recoveries = is_further ? 0 : history.stuck_recoveries + 1;
-        history.recovered_step = std::max(history.recovered_step, event.steps);
-    }
-    InPlaceDecision decision = decide_in_place(state, policy, event.facts, failed.size(), now);
+    JobState::InPlace recovery = recovery_of(state, event.what, true, now);
+    add_failed(recovery, {event.rank});
+    const bool is_suspended = state.phase == JobPhase::Suspended;
+    if (!event.is_late && !is_suspended) note_steps(state.history, event.steps);
     // A successor of this head skips the number of one generation that no node has heard of, not of two.
     const bool all_know = std::all_of(state.nodes.begin(), state.nodes.end(),
                                       [](const JobState::Node& node) { return node.knows; });
-    if (decision.in_place && !event.is_late && state.in_place && !all_know)
-        decision = {false, "not all nodes knew of the last recovery yet"};
-    if (decision.in_place && event.is_late) return add_failed(state.in_place->failed, event.rank);
-    if (decision.in_place) return recover(state, event, policy, now, actions);
-    const bool is_one_of_many = state.in_place && 2 * failed.size() > static_cast<std::size_t>(state.ranks());
-    const std::string what = is_one_of_many ? state.in_place->cause : event.what;
-    fail(state, event.facts, event.rank, what, After::Restart, policy, now, actions, decision.why);
+    const bool must_wait = state.in_place && !event.is_late && !is_suspended && !all_know;
+    const InPlaceDecision decision =
+        is_suspended || must_wait
+            ? decide_to_part(state, policy, event.facts, recovery, now)
+            : decide_in_place(state, policy, event.facts, static_cast<std::size_t>(recovery.lost), now);
+    if (!decision.in_place) {
+        const bool is_one_of_many = state.in_place && 2 * recovery.lost > recovery.ranks;
+        if (is_one_of_many && !recovery.is_workers) decide_on_failure(state, recovery.cause, now);
+        return fail(state, event.facts, event.rank, is_one_of_many ? recovery.cause : event.what,
+                    After::Restart, policy, now, actions, decision.why);
+    }
+    if (must_wait) {
+        warn(actions, fmt::format("{}: {} wait until all nodes know of the last recovery", event.what,
+                                  alive_elsewhere(state)));
+        return suspend(state, std::move(recovery), Duration::zero(), event.what, policy, now, actions);
+    }
+    state.in_place = std::move(recovery);
+    if (!event.is_late && !is_suspended) recover(state, event, policy, now, actions);
 }
 
 /// Notes a failure that the other ranks outlive.
@@ -290,18 +460,21 @@ void end_outlived(JobState& state, const JobPolicy& policy, TimePoint now, JobAc
 
 void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     const JobState::InPlace done = *std::exchange(state.in_place, std::nullopt);
-    const bool is_rehearsal = done.cause.empty();
+    const bool is_rehearsal = done.is_rehearsal();
     ++(is_rehearsal ? state.rehearsals : state.recoveries);
     const Duration took = now - done.since;
     (is_rehearsal ? state.lost.rehearsals : state.lost.failures) += took;
     const std::int64_t steps = state.history.recovered_step;
+    const std::string who = done.failed.empty() ? fmt::format("{} on", go(state.ranks()))
+                                                : fmt::format("{} {} back", named(done.failed),
+                                                              done.failed.size() == 1 ? "is" : "are");
     if (!is_rehearsal)
-        say(actions, fmt::format("recovered after {}: {} {} back{}", format_duration(took),
-                                 named(done.failed), done.failed.size() == 1 ? "is" : "are",
+        say(actions, fmt::format("recovered after {}: {}{}", format_duration(took), who,
                                  steps < 0 ? "" : fmt::format(", at step {}", steps)));
     actions.emplace_back(job_action::Recovered{done.cause, done.failed, took, steps});
     const bool grows = state.waiting_nodes > 0 && policy.grow == Grow::Now;
-    set_timer(state, grows ? deadline_after(now, kOneChange) : kNever, actions);
+    state.grow_at = grows ? deadline_after(now, kOneChange) : kNever;
+    set_running_timer(state, actions);
 }
 
 /// Lets ranks that have finished end, now and later.
@@ -309,10 +482,44 @@ void release(JobState& state, JobActions& actions) {
     if (!std::exchange(state.is_released, true)) actions.emplace_back(job_action::Release{});
 }
 
+/// A worker has left the generation, for another reason than that ddprun told it. Usually the end of another
+/// one is reported soon.
+void note_let_go(JobState& state, const std::string& why, TimePoint now, JobActions& actions) {
+    if (state.phase != JobPhase::Running || state.let_go.at != kNever) return;
+    state.let_go = {deadline_after(now, kLetGoPatience), why};
+    set_running_timer(state, actions);
+}
+
+/// Forms the world of the same nodes anew, when nobody's end explains why its ranks have left it.
+void form_again(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    const std::string why = std::exchange(state.let_go, {}).why;
+    JobState::InPlace recovery = recovery_of(state, why, false, now);
+    const InPlaceDecision decision = decide_to_part(state, policy, {}, recovery, now);
+    if (!decision.in_place)
+        return fail_recovery(state, recovery, decision.why, After::Restart, policy, now, actions);
+    warn(actions,
+         fmt::format("{}, though nobody has ended: {} wait to go on in place", why, alive_elsewhere(state)));
+    suspend(state, std::move(recovery), Duration::zero(), why, policy, now, actions);
+}
+
+/// Lets the others go on in place without the nodes that leave.
+void part(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    const std::string why = state.leave.why;
+    JobState::InPlace recovery = recovery_of(state, why, false, now);
+    const InPlaceDecision decision = decide_to_part(state, policy, {}, recovery, now);
+    // The ranks that have failed need the state of those that leave.
+    if (!decision.in_place && state.in_place) {
+        state.leave.at = deadline_after(now, kOneChange);
+        return set_running_timer(state, actions);
+    }
+    if (!decision.in_place) return change_world(state, why, policy.shutdown_timeout, kNever, now, actions);
+    suspend(state, std::move(recovery), Duration::zero(), why, policy, now, actions);
+}
+
 JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolicy& policy, TimePoint now) {
     using enum job_event::NodeReady::Stage;
     JobActions actions;
-    if (state.phase != JobPhase::Running) return actions;
+    if (!is_under_way(state)) return actions;
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
     node.knows = true;
     switch (event.stage) {
@@ -327,13 +534,20 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
             break;
         case Joined: node.joined = true; break;
         case Finished: node.finished = true; break;
+        case Suspended: node.suspended = true; break;
+        case LetGo: note_let_go(state, event.why, now, actions); break;
+    }
+    if (state.phase == JobPhase::Suspended) {
+        if (event.stage == Suspended) state.in_place->steps = std::max(state.in_place->steps, event.steps);
+        reform_when_due(state, policy, now, actions);
+        return actions;
     }
     const auto all = [&](bool JobState::Node::*has_come) {
         return std::all_of(state.nodes.begin(), state.nodes.end(),
                            [&](const JobState::Node& one) { return one.*has_come; });
     };
     if (event.stage == Joined && state.in_place) {
-        if (!state.in_place->cause.empty())
+        if (!state.in_place->is_rehearsal())
             state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
         if (all(&JobState::Node::joined)) end_recovery(state, policy, now, actions);
     }
@@ -343,19 +557,28 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
 
 /// Stops a generation in place that not all ranks have joined, although the agents have killed late ones.
 void give_up_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
-    const JobState::InPlace pending = *state.in_place;
-    const int rank = pending.failed.empty() ? -1 : pending.failed.back();
-    const std::string cause = pending.cause.empty() ? "a rehearsal (--rehearse)" : pending.cause;
-    fail(state, FailureFacts{}, rank, cause, After::Restart, policy, now, actions,
-         fmt::format("not all ranks were ready {} later", format_duration(now - pending.since)));
+    JobState::InPlace pending = *state.in_place;
+    if (pending.is_rehearsal()) pending.cause = "a rehearsal (--rehearse)";
+    fail_recovery(state, pending,
+                  fmt::format("not all ranks were ready {} later", format_duration(now - pending.since)),
+                  After::Restart, policy, now, actions);
 }
 
-JobActions on(JobState& state, const job_event::WorldFormed& event, const JobPolicy&, TimePoint now) {
-    if (state.phase != JobPhase::Joining) return {};
+JobActions on(JobState& state, const job_event::WorldFormed& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
+    if (state.phase == JobPhase::Suspended) reform(state, event, policy, now, actions);
+    if (state.phase != JobPhase::Joining) return actions;
     state.nodes.clear();
     for (const int workers : event.workers) state.nodes.push_back({.workers = workers});
     start_generation(state, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::NodesMissing&, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (state.phase == JobPhase::Suspended)
+        fail_recovery(state, JobState::InPlace(*state.in_place), "too few nodes are left", After::Rejoin,
+                      policy, now, actions);
     return actions;
 }
 
@@ -374,15 +597,23 @@ JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPol
         if (state.phase == JobPhase::Stopping) state.history.without_progress = 0;
     }
     if (event.is_late && (!event.failed || !state.in_place)) return actions;
-    if (!event.is_late) state.nodes[static_cast<std::size_t>(event.node)].knows = true;
+    JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
+    if (!event.is_late) node.knows = true;
+    // The workers of a node that leaves may have had the signal from the scheduler, too.
+    const bool is_recovering = state.phase == JobPhase::Running && state.in_place;
+    const bool is_failure = is_recovering && event.failed && !event.by_us;
+    if (node.leaving && is_under_way(state) && !state.is_released && !is_failure) {
+        if (state.phase == JobPhase::Running) part(state, policy, now, actions);
+        return actions;
+    }
     if (!event.failed) {
-        ++state.nodes[static_cast<std::size_t>(event.node)].succeeded;
+        ++node.succeeded;
         --state.unfinished;
         if (can_recover_somewhere(state)) release(state, actions);
         if (state.phase == JobPhase::Running && state.unfinished == 0) state.phase = JobPhase::Succeeded;
         return actions;
     }
-    if (state.phase != JobPhase::Running || event.by_us) return actions;
+    if (!is_under_way(state) || event.by_us) return actions;
     const bool others_go_on = policy.recover.mode == RecoverSpec::Mode::Program && !event.facts.never_ran;
     if (others_go_on) outlive(state, event, actions);
     else lose_rank(state, event, policy, now, actions);
@@ -399,7 +630,8 @@ JobActions on(JobState& state, const job_event::NodeEnded& event, const JobPolic
     note_gone(state, node);
     node.ended = true;
     if (node.leaving) actions.emplace_back(job_action::Dismiss{*node.leaving});
-    if (state.phase != JobPhase::Running) continue_after_end(state, now, actions);
+    if (state.phase == JobPhase::Suspended) reform_when_due(state, policy, now, actions);
+    else if (state.phase != JobPhase::Running) continue_after_end(state, now, actions);
     else if (state.outlived && state.nodes_there == 0) end_outlived(state, policy, now, actions);
     return actions;
 }
@@ -413,8 +645,9 @@ void wait_for_others(JobState& state, const job_event::NodeLost& event, TimePoin
 
 /// Handles the loss of a node without which the others are enough. They get the short grace: they have
 /// nothing to save, because they hang in a collective.
-void lose(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now,
-          JobActions& actions) {
+void lose(JobState& state, const job_event::NodeLost& event, const std::string& not_in_place,
+          const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    decide_on_failure(state, event.why, now);
     note_progress(state, false, now);
     const RestartDecision decision = decide_change(state, now);
     state.out_of_time = decision.out_of_time;
@@ -423,9 +656,30 @@ void lose(JobState& state, const job_event::NodeLost& event, const JobPolicy& po
     const bool waits = decision.restart && event.others_may_follow > Duration::zero();
     set_timer(state, waits ? deadline_after(now, event.others_may_follow) : kNever, actions);
     warn(actions,
-         fmt::format("{}; {}", event.why,
+         fmt::format("{}; {}{}", event.why, refused(not_in_place),
                      decision.restart ? "going on without it, which uses up no restart" : decision.why));
     stop_generation(state, SIGTERM, policy.failure_grace, -1, event.why, now, actions);
+}
+
+/// Lets the others go on in place, if they can. Returns why not.
+InPlaceDecision lose_in_place(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy,
+                              TimePoint now, JobActions& actions) {
+    JobState::InPlace recovery = recovery_of(state, event.why, false, now);
+    const auto node = static_cast<std::size_t>(event.node);
+    const std::vector<int> ranks = ranks_of(state, node);
+    if (!state.nodes[node].leaving) add_failed(recovery, ranks);
+    const InPlaceDecision decision = decide_to_part(state, policy, {}, recovery, now);
+    if (!decision.in_place) return decision;
+    warn(actions, fmt::format("{}: {} {} lost, {} wait to go on in place", event.why, named(ranks),
+                              ranks.size() == 1 ? "is" : "are", alive_elsewhere(state)));
+    if (state.phase == JobPhase::Running) {
+        suspend(state, std::move(recovery), event.others_may_follow, event.why, policy, now, actions);
+        return decision;
+    }
+    state.in_place = std::move(recovery);
+    wait_for_others(state, event, now, actions);
+    reform_when_due(state, policy, now, actions);
+    return decision;
 }
 
 /// Makes a free change of the world a restart, because another loss has left too few nodes. The workers have
@@ -456,10 +710,14 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
                                        [](const JobState::Node& one) { return one.lost; });
     note_gone(state, node);
     node.lost = true;
-    if (state.phase == JobPhase::Running && !was_done) {
+    if (is_under_way(state) && !was_done) {
+        if (event.others_go_on) {
+            const InPlaceDecision decision = lose_in_place(state, event, policy, now, actions);
+            if (!decision.in_place) lose(state, event, decision.why, policy, now, actions);
+            return actions;
+        }
         decide_on_failure(state, event.why, now);
-        if (event.others_go_on) lose(state, event, policy, now, actions);
-        else fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
+        fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
         return actions;
     }
     if (state.phase != JobPhase::Joining && state.after == After::Rejoin && state.is_free &&
@@ -482,8 +740,10 @@ JobActions on(JobState& state, const job_event::NodesWaiting& event, const JobPo
     if (is_over && state.after == After::Restart) state.after = After::Rejoin;
     const bool grows =
         state.phase == JobPhase::Running && policy.grow == Grow::Now && !state.anybody_succeeded();
-    if (grows && !state.in_place && state.timer == kNever)
-        set_timer(state, deadline_after(now, kOneChange), actions);
+    if (grows && !state.in_place && state.grow_at == kNever) {
+        state.grow_at = deadline_after(now, kOneChange);
+        set_running_timer(state, actions);
+    }
     return actions;
 }
 
@@ -538,12 +798,29 @@ JobActions leave(JobState& state, const job_event::StopAsked& event, const JobPo
     if (node != nullptr) node->leaving = event.source;
     if (node == nullptr || node->ended) actions.emplace_back(job_action::Dismiss{event.source});
     const TimePoint at = deadline_after(now, kOneChange);
-    if (node != nullptr && state.phase == JobPhase::Running && !has_finished(*node)) {
+    if (node != nullptr && is_under_way(state) && !has_finished(*node)) {
+        const JobState::InPlace recovery = recovery_of(state, why, false, now);
+        const InPlaceDecision decision =
+            state.phase == JobPhase::Running
+                ? decide_in_place(state, policy, {}, static_cast<std::size_t>(recovery.lost), now)
+                : decide_to_part(state, policy, {}, recovery, now);
+        if (decision.in_place) {
+            say(actions, why + ": the others go on in place");
+            // All workers go on for now: if every node has got the signal, all are to stop, and may save.
+            if (state.phase == JobPhase::Running) {
+                state.leave = {at, why};
+                set_running_timer(state, actions);
+            } else if (!node->ended) {
+                actions.emplace_back(job_action::StopNode{event.node, policy.shutdown_timeout, why});
+                reform_when_due(state, policy, now, actions);
+            }
+            return actions;
+        }
         change_world(state, why, policy.shutdown_timeout, at, now, actions);
         return actions;
     }
     say(actions, why);
-    if (node == nullptr || state.phase == JobPhase::Running) return actions;
+    if (node == nullptr || is_under_way(state)) return actions;
     if (state.after == After::Restart) state.after = After::Rejoin;
     if (state.after == After::Rejoin)
         set_timer(state, state.timer == kNever ? at : std::max(at, state.timer), actions);
@@ -608,7 +885,7 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
     state.after = After::Finish;
     set_timer(state, kNever, actions);
     if (nobody_runs(state)) return finish_early(state, event.why, std::move(actions));
-    if (state.phase != JobPhase::Running) return actions;
+    if (!is_under_way(state)) return actions;
     const Duration span = std::min(policy.preempt_grace, event.left.value_or(policy.preempt_grace));
     say(actions,
         fmt::format("{}: {} may save for {}", event.why, alive_elsewhere(state), format_duration(span)));
@@ -643,9 +920,9 @@ JobActions on(JobState& state, const job_event::WalltimeKnown& event, const JobP
 
 JobActions on(JobState& state, const job_event::RehearsalDue&, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
-    if (state.phase != JobPhase::Running || state.in_place) return actions;
+    if (state.phase != JobPhase::Running || state.in_place || state.leave.at != kNever) return actions;
     if (!decide_in_place(state, policy, {}, 0, now).in_place) return actions;
-    state.in_place = {now, "", {}};
+    state.in_place = {.since = now, .ranks = state.ranks()};
     begin_in_place(state, -1, policy, now, actions);
     return actions;
 }
@@ -655,9 +932,13 @@ JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy& po
     if (now < state.timer) return actions;
     state.timer = kNever;
     if (state.phase == JobPhase::BackingOff) start_over(state, now, actions);
-    else if (state.phase == JobPhase::Running && state.in_place)
-        give_up_recovery(state, policy, now, actions);
-    else if (state.phase == JobPhase::Running) grow_when_due(state, policy, now, actions);
+    else if (state.phase == JobPhase::Suspended) reform_when_due(state, policy, now, actions);
+    else if (state.phase != JobPhase::Running) return actions;
+    else if (state.leave.at <= now) part(state, policy, now, actions);
+    else if (state.let_go.at <= now) form_again(state, policy, now, actions);
+    else if (state.in_place && state.in_place->give_up <= now) give_up_recovery(state, policy, now, actions);
+    else if (state.grow_at <= now) grow_when_due(state, policy, now, actions);
+    else set_running_timer(state, actions);
     return actions;
 }
 

@@ -50,6 +50,9 @@ inline constexpr Duration kProgressAge = std::chrono::seconds(60);
 /// in place.
 inline constexpr Duration kJoinPatience = std::chrono::seconds(10);
 
+/// When workers have left their generation although nobody has ended, an end may still be reported this long.
+inline constexpr Duration kLetGoPatience = std::chrono::milliseconds(100);
+
 /// Nodes that come or leave within this span cause one new generation.
 inline constexpr Duration kOneChange = std::chrono::seconds(1);
 
@@ -92,8 +95,27 @@ std::string permanent_failure(const FailureFacts& failure);
 ///
 /// With --recover=program a worker's failure stops nobody. When all have ended, the job is over if one has
 /// succeeded; else the first failure is handled like any other.
+///
+/// A node that leaves goes on for kOneChange, in which the leave may become a stop of all; then the others go
+/// on without it, and its workers are stopped (`leave`).
+///
+/// If nodes of the world are lost or leave, or the ranks have left it although nobody has ended, Running
+/// becomes Suspended: the generation is over, and its workers wait. When all nodes have confirmed that, and
+/// no further loss is expected, the nodes that are there form the world anew, and the next generation begins
+/// in place: ranks of new nodes start, ranks of lost nodes start on a spare or are gone.
+///
+///   Running --lost node, leave, broken link--> Suspended --all have confirmed--> Running
+///                                                  \--too few nodes, refusal, stop--> Stopping
 struct JobState {
-    enum class Phase : std::uint8_t { Joining, Running, Succeeded, Stopping, BackingOff, Finished };
+    enum class Phase : std::uint8_t {
+        Joining,
+        Running,
+        Suspended,
+        Succeeded,
+        Stopping,
+        BackingOff,
+        Finished
+    };
     /// What follows the end of a stopping generation.
     enum class After : std::uint8_t { Finish, Restart, Rejoin };
     struct Node {
@@ -105,13 +127,26 @@ struct JobState {
             {};                    ///< the number of its ddprun, which ends when no worker is left on it
         bool can_recover = false;  ///< all its workers survive the end of a generation
         bool knows = false;        ///< it has been heard of in this generation
+        bool suspended = false;    ///< it has confirmed that this generation is over
         bool joined = false;       ///< all its workers are in this generation's world
         bool finished = false;     ///< all its workers have done their work
     };
     struct InPlace {
-        TimePoint since{};        ///< the first failure, or the rehearsal's begin
-        std::string cause;        ///< the first failure; "" none: a rehearsal
-        std::vector<int> failed;  ///< ranks
+        TimePoint since{};           ///< the first failure, or the rehearsal's begin
+        std::string cause{};         ///< the first failure; "" none: a rehearsal
+        bool is_workers = false;     ///< the cause is the end of a worker
+        int ranks = 0;               ///< of the world at that time
+        int lost = 0;                ///< of these: ranks that have failed since, or whose nodes are lost
+        std::vector<int> failed{};   ///< ranks that start again, in the numbers of the current world
+        TimePoint give_up = kNever;  ///< when a generation that not all have joined is given up
+        std::int64_t steps = -1;     ///< the most steps told by suspended nodes
+
+        [[nodiscard]] bool is_rehearsal() const { return cause.empty(); }
+    };
+    /// A change of the world that is due.
+    struct Change {
+        TimePoint at = kNever;
+        std::string why;
     };
 
     Phase phase = Phase::Joining;
@@ -125,6 +160,7 @@ struct JobState {
     TimePoint generation_started{};
     TimePoint timer = kNever;       ///< when TimerFired is due
     int waiting_nodes = 0;          ///< waiting nodes that a world formed now would take in
+    TimePoint grow_at = kNever;     ///< when they are taken in, unless the world changes before
     std::optional<int> stopped_by;  ///< the signal that asked us to stop first
     struct StopSource {
         std::uint64_t source = 0;
@@ -143,6 +179,8 @@ struct JobState {
         std::string what;
     };
     std::optional<Failure> outlived;  ///< the generation's first failure, where the others go on
+    Change leave;                     ///< nodes leave, and the others go on in place
+    Change let_go;                    ///< ranks have left the generation by themselves
     int recoveries = 0;               ///< failures of the job so far that were recovered in place
     int rehearsals = 0;               ///< generations in place without a failure
     LostTime lost;
@@ -162,10 +200,14 @@ struct JobState {
 };
 
 namespace job_event {
-/// Enough nodes have joined. `workers`: per node, by group rank.
+/// Enough nodes have joined. `workers`: per node, by group rank. `before`: per node, its group rank in the
+/// suspended world; -1: a new node.
 struct WorldFormed {
     std::vector<int> workers;
+    std::vector<int> before = {};
 };
+/// Too few nodes are there to form the suspended world anew.
+struct NodesMissing {};
 /// The world cannot be formed.
 struct JoinFailed {
     std::string why;
@@ -182,10 +224,10 @@ struct WorkerEnded {
 };
 /// All workers of a node have started, or come to this stage of recovery in place (rdzv::WorkersReady).
 struct NodeReady {
-    enum class Stage : std::uint8_t { Started, Announced, Joined, Finished, Refused };
+    enum class Stage : std::uint8_t { Started, Announced, Joined, Finished, Suspended, LetGo, Refused };
     int node;
     Stage stage;
-    std::string why = {};     ///< of a refusal
+    std::string why = {};     ///< of a refusal, or why a worker has let go
     std::int64_t steps = -1;  ///< the most steps done by a worker of the node
 };
 struct NodeEnded {
@@ -239,11 +281,11 @@ struct RehearsalDue {};
 struct TimerFired {};
 }  // namespace job_event
 
-using JobEvent =
-    std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded, job_event::NodeReady,
-                 job_event::NodeEnded, job_event::NodeLost, job_event::NodesWaiting, job_event::Outnumbered,
-                 job_event::StopAsked, job_event::PreemptAsked, job_event::HangFound,
-                 job_event::WalltimeKnown, job_event::RehearsalDue, job_event::TimerFired>;
+using JobEvent = std::variant<job_event::WorldFormed, job_event::NodesMissing, job_event::JoinFailed,
+                              job_event::WorkerEnded, job_event::NodeReady, job_event::NodeEnded,
+                              job_event::NodeLost, job_event::NodesWaiting, job_event::Outnumbered,
+                              job_event::StopAsked, job_event::PreemptAsked, job_event::HangFound,
+                              job_event::WalltimeKnown, job_event::RehearsalDue, job_event::TimerFired>;
 
 namespace job_action {
 /// Start this generation on every node.
@@ -257,6 +299,19 @@ struct Recover {
     int restart_count;
     int failed_rank;  ///< -1: none, a rehearsal
 };
+/// End the collectives of the generation on all nodes that stay; their workers wait.
+struct Suspend {
+    int failed_rank;
+    std::string why;
+};
+/// Stop the workers of a node that leaves; the others go on.
+struct StopNode {
+    int node;
+    Duration grace;
+    std::string why;
+};
+/// Form the suspended world anew, of the nodes that are there.
+struct Reform {};
 /// All ranks are in the generation in place.
 struct Recovered {
     std::string cause;       ///< "" none: a rehearsal
@@ -310,10 +365,11 @@ struct Finish {};
 }  // namespace job_action
 
 using JobAction =
-    std::variant<job_action::StartGeneration, job_action::Recover, job_action::Recovered, job_action::Release,
-                 job_action::KillRank, job_action::StopGeneration, job_action::KillGeneration,
-                 job_action::KillNode, job_action::NodeLeaves, job_action::Dismiss, job_action::NotifyPreempt,
-                 job_action::SetTimer, job_action::Say, job_action::Rejoin, job_action::Finish>;
+    std::variant<job_action::StartGeneration, job_action::Recover, job_action::Suspend, job_action::StopNode,
+                 job_action::Reform, job_action::Recovered, job_action::Release, job_action::KillRank,
+                 job_action::StopGeneration, job_action::KillGeneration, job_action::KillNode,
+                 job_action::NodeLeaves, job_action::Dismiss, job_action::NotifyPreempt, job_action::SetTimer,
+                 job_action::Say, job_action::Rejoin, job_action::Finish>;
 
 /// The parts of the command line that the decisions need, and one random number per decision.
 struct JobPolicy {

@@ -67,7 +67,7 @@ void Agent::handle(const rdzv::StartGeneration& order) {
     const bool await_gpus =
         !last_workers_.empty() && config_.spec.gpu_memory_wait > Duration::zero() && nvml::may_be_there();
     feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size()), await_gpus,
-                                     kept_ ? config_.spec.recover.within : Duration::zero()});
+                                     kept_ ? config_.spec.recover.within : Duration::zero(), order.in_place});
 }
 
 /// Keeps the older workers where the last generation was stopped before it had any (while it waited for the

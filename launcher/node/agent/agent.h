@@ -130,6 +130,7 @@ class Agent {
     void perform(const agent_action::ReportStage& action);
     void perform(const agent_action::ReportSuspended& action);
     void perform(const agent_action::ReportRefusal& action);
+    void perform(const agent_action::ReportLetGo& action);
     void perform(const agent_action::KillLate& action);
     void perform(const agent_action::TellLast& action);
     void perform(const agent_action::TellRelease& action);
@@ -199,6 +200,7 @@ class Agent {
 
     AgentState state_;
     rdzv::StartGeneration order_;
+    int first_logged_rank_ = 0;  ///< of the first worker when all of this node last started together
     std::vector<Worker> workers_;
     std::shared_ptr<SegmentFile> segment_;
     std::unique_ptr<KeptFile> kept_;          ///< null: no recovery in place

@@ -160,14 +160,15 @@ void Agent::perform(const agent_action::ReportExit& action) {
     if (segment_ && is_awaited) segment_->abort(rank);
     if (failed && !report.by_us) {
         const os::BlockingCall reads_logs(loop_.keepalive());
-        output_.read_rest_of(rank);
+        const int logged_rank = first_logged_rank_ + action.local_rank;
+        output_.read_rest_of(logged_rank);
         const bool is_wardens =
             report.signaled && report.status == SIGKILL && warden_ != nullptr && warden_->has_killed();
         if (is_wardens)
             report.meaning =
                 "its ddprun stood still for longer than --heartbeat-timeout: the warden killed the workers";
         if (!worker.kill_why.empty()) report.meaning = worker.kill_why;
-        report.last_stderr = output_.last_stderr(rank);
+        report.last_stderr = output_.last_stderr(logged_rank);
         report.error_file = readable_error_file(error_report);
         if (!report.stopped_failing && report.meaning.empty())
             report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));

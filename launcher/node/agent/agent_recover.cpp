@@ -174,7 +174,7 @@ void Agent::hear_let_go(int local_rank, std::string_view text) {
             : ", " + format_duration(MonotonicClock::now() - abort_set_) + " after it was told";
     log_.debug("rank {} has left generation {} at step {}{}: {}", order_.first_rank + local_rank, *generation,
                *commits, when, printable(text));
-    feed(agent_event::LetGo{local_rank, *generation});
+    feed(agent_event::LetGo{local_rank, *generation, printable(text)});
 }
 
 // ---- what the state decides
@@ -250,6 +250,12 @@ void Agent::ask_for_rehearsal() {
 void Agent::perform(const agent_action::ReportRefusal& action) {
     const std::string why = fmt::format("rank {}: {}", order_.first_rank + action.local_rank, action.why);
     send_(rdzv::WorkersReady{order_.generation, "refused", why, -1});
+}
+
+void Agent::perform(const agent_action::ReportLetGo& action) {
+    const std::string why =
+        fmt::format("rank {} has left its group ({})", order_.first_rank + action.local_rank, action.why);
+    send_(rdzv::WorkersReady{order_.generation, "let-go", why, steps_of(action.local_rank)});
 }
 
 /// Where some workers have not even mapped the new segment, the others wait for these.

@@ -40,6 +40,7 @@ Result<std::unique_ptr<SegmentFile>> Agent::make_segment(std::size_t workers) co
 
 Status Agent::prepare(const rdzv::StartGeneration& order) {
     order_ = order;
+    first_logged_rank_ = order.first_rank;
     first_failure_.reset();
     error_clock_lead_.reset();
     if (warden_ != nullptr && warden_->has_killed()) {
@@ -206,7 +207,8 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     childs.push_back(std::move(lifeline->theirs));
 
     if (const std::string directory = output_.attempt_directory(); !directory.empty()) {
-        worker.error_path = fmt::format("{}/{}/error.json", directory, env.rank);
+        worker.error_path =
+            fmt::format("{}/{}/error.json", directory, first_logged_rank_ + env.rank - order_.first_rank);
         if (order_.in_place) ::unlink(worker.error_path.c_str());  // the report of the one that it replaces
     } else {
         // A nameless file: a worker opens it by our descriptor, and nothing is left behind if we are killed.
@@ -259,8 +261,9 @@ void Agent::add_pmix_variables(int local_index, std::vector<std::string>& enviro
     }
 }
 
+/// A worker's output goes on under the number of its predecessor, also where the ranks have changed since.
 StreamOwner Agent::owner_of(int local_rank) const {
-    return {order_.first_rank + local_rank, local_rank, config_.spec.role, config_.host};
+    return {first_logged_rank_ + local_rank, local_rank, config_.spec.role, config_.host};
 }
 
 void Agent::watch_error_files() {

@@ -61,14 +61,22 @@ void tell_all(AgentState& state, WorkerEvent event, int signal, AgentActions& ac
     }
 }
 
-AgentActions on(AgentState& state, const agent_event::StartRequested& event, TimePoint) {
+AgentActions on(AgentState& state, const agent_event::StartRequested& event, TimePoint now) {
     state = AgentState{};
     state.generation = event.generation;
     state.workers.resize(static_cast<std::size_t>(event.workers));
     state.recover_within = event.recover_within;
     state.phase = event.await_gpus ? AgentPhase::AwaitingGpus : AgentPhase::Starting;
-    if (event.await_gpus) return {agent_action::AwaitGpus{}};
-    return {agent_action::SpawnNext{0}};
+    AgentActions actions;
+    if (event.in_place && event.recover_within > Duration::zero()) {
+        state.reported = AgentStage::Announced;
+        state.is_recovering = true;
+        for (AgentState::Worker& worker : state.workers) worker.is_new = true;
+        set_deadline(state, deadline_after(now, state.recover_within), actions);
+    }
+    if (event.await_gpus) actions.emplace_back(agent_action::AwaitGpus{});
+    else actions.emplace_back(agent_action::SpawnNext{0});
+    return actions;
 }
 
 /// Spawns the first worker at or after `first` that does not run, or reports that all have started.
@@ -98,7 +106,7 @@ AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, T
     state.phase = AgentPhase::Starting;
     state.reported = AgentStage::Announced;
     state.is_recovering = true;
-    state.awaits_head = state.is_released = false;
+    state.awaits_head = state.is_released = state.told_let_go = false;
     for (AgentState::Worker& worker : state.workers) {
         if (worker.state == WorkerState::Ended) worker = {.is_new = true};
         worker.stage = std::min(worker.stage, AgentStage::Announced);
@@ -168,9 +176,14 @@ AgentActions on(AgentState& state, const agent_event::LetGo& event, TimePoint no
     if (event.generation != state.generation) return {};  // the next one has begun already
     state.workers[static_cast<std::size_t>(event.local_rank)].has_let_go = true;
     AgentActions actions;
-    if (!is_running(state)) actions.emplace_back(agent_action::TellLast{event.local_rank});
-    else if (state.deadline == kNever && state.can_recover())
+    if (!is_running(state)) {
+        actions.emplace_back(agent_action::TellLast{event.local_rank});
+        return actions;
+    }
+    if (state.deadline == kNever && state.can_recover())
         set_deadline(state, deadline_after(now, state.recover_within), actions);
+    if (state.phase != AgentPhase::Suspended && !std::exchange(state.told_let_go, true))
+        actions.emplace_back(agent_action::ReportLetGo{event.local_rank, event.why});
     return actions;
 }
 

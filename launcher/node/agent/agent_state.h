@@ -118,6 +118,7 @@ struct AgentState {
     bool is_recovering = false;    ///< a generation in place has begun, and not all have joined it
     bool is_released = false;      ///< workers that have finished may end
     bool awaits_head = false;      ///< a worker has failed, and the head has not said what follows
+    bool told_let_go = false;      ///< the head knows that a worker has left this generation by itself
 
     [[nodiscard]] int alive() const;
     /// True when some workers have announced that they survive the end of a generation, but not all.
@@ -139,6 +140,7 @@ struct StartRequested {
     int workers;
     bool await_gpus = false;
     Duration recover_within{};  ///< zero: workers are not asked whether they can recover in place
+    bool in_place = false;      ///< the workers join others, which go on
 };
 /// The generation is over, and no worker is stopped: RecoverRequested or StopRequested follows.
 struct SuspendRequested {};
@@ -162,6 +164,7 @@ struct Refused {
 struct LetGo {
     int local_rank;
     std::uint64_t generation;
+    std::string why = {};
 };
 /// The GPUs' memory is free, or the wait for it is over.
 struct GpusFree {};
@@ -210,6 +213,11 @@ struct ReportStage {
 };
 struct ReportSuspended {};
 struct ReportRefusal {
+    int local_rank;
+    std::string why;
+};
+/// A worker has left the generation, which the head has not ended.
+struct ReportLetGo {
     int local_rank;
     std::string why;
 };
@@ -268,10 +276,10 @@ struct ReportEnded {
 using AgentAction =
     std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted,
                  agent_action::ReportStage, agent_action::ReportSuspended, agent_action::ReportRefusal,
-                 agent_action::KillLate, agent_action::TellLast, agent_action::TellRelease,
-                 agent_action::SignalWorker, agent_action::BuryGroup, agent_action::ReapStranger,
-                 agent_action::ReportExit, agent_action::Sweep, agent_action::ReportStrays,
-                 agent_action::SetDeadline, agent_action::ReportEnded>;
+                 agent_action::ReportLetGo, agent_action::KillLate, agent_action::TellLast,
+                 agent_action::TellRelease, agent_action::SignalWorker, agent_action::BuryGroup,
+                 agent_action::ReapStranger, agent_action::ReportExit, agent_action::Sweep,
+                 agent_action::ReportStrays, agent_action::SetDeadline, agent_action::ReportEnded>;
 
 /// How long a worker's descendants may go on after SIGTERM.
 inline constexpr Duration kStrayGrace = std::chrono::seconds(2);
