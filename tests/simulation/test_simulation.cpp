@@ -38,8 +38,10 @@ constexpr Duration kQuestionPatience = 3s;
 constexpr Duration kRecoverWithin = 4s;
 constexpr Duration kLongestJob = 30min;  ///< a longer job counts as stuck
 
-/// What happens to a job: anything, or nothing but workers that are killed.
-enum class Faults : std::uint8_t { All, KilledWorkers };
+/// What happens to a job: anything; nothing but workers that are killed; or what a job with enough nodes
+/// recovers in place from: nodes crash or leave, with and without spares, links break, workers are killed.
+enum class Faults : std::uint8_t { All, KilledWorkers, LostNodes };
+constexpr Duration kLongestRecovery = 4s;  ///< of nodes that nobody disturbs
 
 class SimulatedJob {
   public:
@@ -59,14 +61,20 @@ class SimulatedJob {
         nodes_ = spec_.nodes;
         outlives_head_ = dice_.chance(60);
         most_slots_ = dice_.between(1, 2);
-        recovers_ = faults_ == Faults::KilledWorkers || seed % 2 == 0;
+        recovers_ = faults_ != Faults::All || seed % 2 == 0;
         spec_.recover.within = kRecoverWithin;
         if (faults_ == Faults::KilledWorkers) nodes_ = spec_.nodes = {3, 3};
+        if (faults_ == Faults::LostNodes) {
+            nodes_ = spec_.nodes = {2, 5};
+            spec_.restart.max_restarts = 0;
+            spec_.grow = Grow::Restart;
+        }
         add_agent(0);
         build_controller(add_head(*agents_[0])).begin();
         start(*agents_[0]);
-        const int first =
-            faults_ == Faults::KilledWorkers ? nodes_.max : dice_.between(nodes_.min, nodes_.max + 1);
+        const int first = faults_ == Faults::KilledWorkers ? nodes_.max
+                          : faults_ == Faults::LostNodes   ? dice_.between(4, 7)
+                                                           : dice_.between(nodes_.min, nodes_.max + 1);
         for (int node = 1; node < first; ++node) start(add_agent(node));
         draw_faults(first);
     }
@@ -157,6 +165,8 @@ class SimulatedJob {
         bool is_deaf = false;      ///< it never leaves a generation
         bool has_arrived = false;  ///< it waits for the others of its generation
         bool has_joined = false;
+        bool has_state = false;  ///< it has joined a world since it was started
+        bool has_left = false;   ///< it has left its generation
         bool has_exited = false;
         int signals = 0;  ///< the number passed on to it
     };
@@ -221,6 +231,11 @@ class SimulatedJob {
             "status", [&head](const ControlRequest& request, const Inquiry::Answer& answer) {
                 head.survey->ask_nodes(request, {}, kNodeTimeout, [answer](const auto&) { answer("we"); });
             });
+        head.controller->on_recovered([this](const job_action::Recovered& recovery) {
+            tell("recovered from: " + recovery.cause);
+            const bool is_late = faults_ != Faults::All && recovery.took > kLongestRecovery;
+            must(!is_late, fmt::format("a recovery took {}", format_duration(recovery.took)));
+        });
         latest_ = &head;
         if (walltime_) meet_walltime();
         return *head.controller;
@@ -309,6 +324,21 @@ class SimulatedJob {
                    [this, one = dice_.between(0, 1000)] { kill_worker(one); });
             return;
         }
+        if (faults_ == Faults::LostNodes) {
+            work_ = 40s;
+            for (int n = 0; n < 5; ++n) {
+                const TimePoint when = start + 5s + n * 6s + dice_.span(0s, 1s);
+                at(when, [this] {
+                    lost_ranks_ = 0;
+                    world_ranks_ = latest().controller->state().ranks();
+                    lose_something();
+                });
+                // Another loss at any instant of the recovery.
+                if (dice_.chance(60)) at(when + dice_.span(0s, 1s), [this] { lose_something(); });
+                if (dice_.chance(30)) at(when + dice_.span(0s, 6s), [this, n] { come(10 + n); });
+            }
+            return;
+        }
         fails_percent_ = dice_.chance(70) ? 0 : dice_.between(1, 20);
         crashes_percent_ = dice_.chance(5) ? 20 : 0;
         work_ = dice_.span(1s, 30s);
@@ -391,6 +421,36 @@ class SimulatedJob {
         tell(fmt::format("a worker of node{}, the standby, fails", agent->node));
         is_disturbed_ = may_fail_ = is_standby_failing_ = true;
         exits(process->first, {process->first, false, 1, false}, true);
+    }
+    /// One of the losses that do not end a job whose workers recover in place.
+    void lose_something() {
+        const int kind = dice_.between(1, 100), one = dice_.between(0, 1000);
+        Agent* const agent = other(one);
+        const bool is_in_world = agent != nullptr && is_member(*agent) && !is_idle(*agent);
+        const bool can_go =
+            is_in_world && !agent->was_signalled && members() > nodes_.min && may_lose(agent->hello.slots);
+        if (kind <= 40 && can_go) crash(one);
+        else if (kind <= 60 && can_go) ask_to_end(*agent, {"stop", "15"});
+        else if (kind <= 80) break_link();
+        else if (may_lose(1)) kill_worker(one);
+    }
+    /// Notes the loss of so many ranks; false: more than half would be lost at once.
+    bool may_lose(int ranks) {
+        if (2 * (lost_ranks_ + ranks) > world_ranks_) return false;
+        lost_ranks_ += ranks;
+        return true;
+    }
+    /// Some ranks, or all, find their connections broken, and leave their generation.
+    void break_link() {
+        tell("a link breaks");
+        const int percent = dice_.between(1, 100);
+        for (auto& [pid, process] : processes_) {
+            if (process.has_exited || !process.has_joined || process.has_left || !dice_.chance(percent))
+                continue;
+            process.has_left = true;
+            after(dice_.span(0s, 20ms),
+                  [this, pid = pid, generation = process.generation] { let_go(pid, generation); });
+        }
     }
     void kill_worker(int one) {
         std::vector<pid_t> living;
@@ -742,13 +802,19 @@ class SimulatedJob {
     }
     void perform(Agent& agent, const agent_action::ReportStage& action) {
         const char* const names[] = {"none", "announced", "joined", "finished"};
-        to_controller(
-            agent, rdzv::WorkersReady{agent.order.generation, names[static_cast<int>(action.stage)], "", -1});
+        to_controller(agent, rdzv::WorkersReady{agent.order.generation, names[static_cast<int>(action.stage)],
+                                                "", steps_of(agent)});
     }
     void perform(Agent& agent, const agent_action::ReportSuspended&) {
-        to_controller(agent, rdzv::WorkersReady{agent.order.generation, "suspended", "", -1});
+        to_controller(agent, rdzv::WorkersReady{agent.order.generation, "suspended", "", steps_of(agent)});
+    }
+    [[nodiscard]] std::int64_t steps_of(const Agent& agent) const {
+        return recovers_ ? (clock_.now() - agent.work_ends + work_) / 1ms : -1;
     }
     void perform(Agent&, const agent_action::ReportRefusal&) {}
+    void perform(Agent& agent, const agent_action::ReportLetGo& action) {
+        to_controller(agent, rdzv::WorkersReady{agent.order.generation, "let-go", action.why, -1});
+    }
     void perform(Agent& agent, const agent_action::KillLate& action) {
         must(!agent.grace_ends, fmt::format("a worker of node{} is killed in its grace", agent.node));
         std::vector<pid_t> late, all;
@@ -787,20 +853,33 @@ class SimulatedJob {
         for (const auto& [one, other] : processes_) {
             if (other.generation == generation && other.has_arrived && !other.has_exited) met.push_back(one);
         }
-        if (static_cast<int>(met.size()) < process->second.agent->order.world_size) return;
+        const int size = process->second.agent->order.world_size;
+        must(static_cast<int>(met.size()) <= size, "a generation has more processes than ranks");
+        if (static_cast<int>(met.size()) < size) return;
+        const bool has_state = state_of_ < first_generation_ || std::ranges::any_of(met, [&](pid_t one) {
+                                   return processes_.at(one).has_state;
+                               });
+        must(has_state || faults_ == Faults::All,
+             fmt::format("no rank of generation {} has the state of generation {}", generation, state_of_));
+        // The head has not heard yet that more than half of the ranks have failed.
+        for (const pid_t one : met) {
+            if (!has_state) after(1ms, [this, one] { exits(one, {one, false, 1, false}, true); });
+        }
+        if (!has_state) return;
+        state_of_ = generation;
         for (const pid_t one : met)
             after(dice_.span(0s, 5ms), [this, one, generation] { join_world(one, generation); });
     }
     void join_world(pid_t pid, std::uint64_t generation) {
         const auto process = processes_.find(pid);
         if (process == processes_.end() || process->second.generation != generation) return;
-        process->second.has_joined = true;
+        process->second.has_joined = process->second.has_state = true;
         reach(pid, AgentState::Stage::Joined);
         const Duration left = std::max<Duration>(process->second.agent->work_ends - clock_.now(), 0s);
         after(left + dice_.span(0s, 300ms), [this, pid, generation] {
             const auto one = processes_.find(pid);
             const bool is_there = one != processes_.end() && one->second.generation == generation;
-            if (is_there) reach(pid, AgentState::Stage::Finished);
+            if (is_there && !one->second.has_left) reach(pid, AgentState::Stage::Finished);
         });
     }
     /// The workers that run leave their generation, each in its time.
@@ -808,7 +887,7 @@ class SimulatedJob {
         for (auto& [pid, process] : processes_) {
             if (process.agent != &agent || process.has_exited) continue;
             process.generation = start.generation;
-            process.has_arrived = process.has_joined = false;
+            process.has_arrived = process.has_joined = process.has_left = false;
             if (process.is_deaf) continue;
             after(dice_.span(0s, 60ms), [this, pid = pid, generation = start.generation] {
                 const auto one = processes_.find(pid);
@@ -818,19 +897,23 @@ class SimulatedJob {
         feed(agent, agent_event::RecoverRequested{start.generation});
     }
     void let_go_of_all(Agent& agent) {
-        for (const auto& [pid, process] : processes_) {
+        for (auto& [pid, process] : processes_) {
             if (process.agent != &agent || process.is_deaf) continue;
-            after(dice_.span(0s, 60ms), [this, pid = pid, generation = process.generation] {
-                const auto one = processes_.find(pid);
-                if (one == processes_.end() || one->second.has_exited || one->second.generation != generation)
-                    return;
-                feed(*one->second.agent, agent_event::LetGo{one->second.local_rank, generation});
-            });
+            process.has_left = true;
+            after(dice_.span(0s, 60ms),
+                  [this, pid = pid, generation = process.generation] { let_go(pid, generation); });
         }
+    }
+    void let_go(pid_t pid, std::uint64_t generation) {
+        const auto one = processes_.find(pid);
+        if (one == processes_.end() || one->second.has_exited || one->second.generation != generation) return;
+        feed(*one->second.agent, agent_event::LetGo{one->second.local_rank, generation, "a link is broken"});
     }
 
     void perform(Agent& agent, const agent_action::SignalWorker& action) {
         const pid_t pid = action.pid;
+        must(faults_ == Faults::All || agent.was_signalled || agent.is_leaving,
+             fmt::format("a worker of node{}, which stays, is stopped", agent.node));
         if (action.signal == SIGKILL) {
             const bool may_kill = agent.is_leaving || agent.head->is_outnumbered ||
                                   agent.heir->state().phase == HeirState::Phase::Returning;
@@ -865,7 +948,7 @@ class SimulatedJob {
         report.signaled = action.exit.signaled;
         report.status = action.exit.status;
         report.by_us = action.by_us;
-        if (recovers_) report.steps = (clock_.now() - agent.work_ends + work_) / 1ms;
+        report.steps = steps_of(agent);
         to_controller(agent, report);
     }
     void perform(Agent& agent, const agent_action::Sweep&) { feed(agent, agent_event::Swept{}); }
@@ -982,6 +1065,11 @@ class SimulatedJob {
                                  start.generation, of.node, process.generation));
             }
         }
+        const bool is_moved = agent.order.first_rank != start.first_rank ||
+                              agent.order.group_world_size != start.group_world_size;
+        must(!start.in_place || !is_moved || is_idle(agent) ||
+                 agent.state.phase == AgentState::Phase::Suspended,
+             fmt::format("node{} is in another world before its workers have left the last one", agent.node));
         must(start.first_rank == next_rank_, fmt::format("rank {} is given to node{}, the next is {}",
                                                          start.first_rank, agent.node, next_rank_));
         next_rank_ += start.local_world_size;
@@ -1000,12 +1088,14 @@ class SimulatedJob {
         agent.heir->generation_began(start);
         agent.grace_ends.reset();
         agent.highest = agent.accepted = 0;
-        const bool has_workers = agent.state.phase == AgentState::Phase::Starting ||
-                                 agent.state.phase == AgentState::Phase::Running;
+        using enum AgentState::Phase;
+        const bool has_workers =
+            agent.state.phase == Starting || agent.state.phase == Running || agent.state.phase == Suspended;
         if (start.in_place && has_workers) return go_on(agent, start);
-        agent.work_ends = clock_.now() + work_;
+        if (!start.in_place) first_generation_ = start.generation;
+        agent.work_ends = start.in_place ? latest().agent.work_ends : clock_.now() + work_;
         feed(agent, agent_event::StartRequested{start.generation, start.local_world_size, false,
-                                                recovers_ ? kRecoverWithin : 0s});
+                                                recovers_ ? kRecoverWithin : 0s, start.in_place});
         const bool knows_more = !is_heads(agent) && &agent != standby();
         if (knows_more && std::exchange(crashes_at_next_start_, false)) after(0s, [this] { crash_head(); });
     }
@@ -1085,6 +1175,12 @@ class SimulatedJob {
             if (spawned_ != state.ranks() + killed_) return "a survivor has lost its process";
             return "";
         }
+        if (faults_ == Faults::LostNodes) {
+            const JobState& state = controller.state();
+            if (!has_succeeded_) return "the job failed though enough nodes recover in place";
+            if (state.restarts_used != 0) return "a recovery in place used a restart";
+            return first_generation_ == 1 ? "" : "all workers were started again";
+        }
         const bool may_fail =
             stop_asked_ || any_failed_ || was_too_few_ || may_fail_ || controller.state().generation == 0;
         if (has_succeeded_ || may_fail) return "";
@@ -1097,8 +1193,11 @@ class SimulatedJob {
     Dice dice_;
     const bool is_told_;
     const Faults faults_;
-    bool recovers_ = false;         ///< the workers announce that they recover in place
-    int killed_ = 0, spawned_ = 0;  ///< workers
+    bool recovers_ = false;                 ///< the workers announce that they recover in place
+    int killed_ = 0, spawned_ = 0;          ///< workers
+    int lost_ranks_ = 0, world_ranks_ = 0;  ///< since the last recovery, of so many
+    std::uint64_t first_generation_ = 1;    ///< the last one that all workers began
+    std::uint64_t state_of_ = 0;            ///< the last one that all its workers have joined
     std::string wrong_;
     UniqueFd null_{::open("/dev/null", O_WRONLY | O_CLOEXEC)};
     os::Log log_{{},
@@ -1153,6 +1252,17 @@ TEST(Simulation, KilledWorkersAreRecoveredWhileTheOthersKeepTheirProcess) {
     }
     for (std::uint64_t seed = 1; seed <= kSchedules / 10; ++seed) {
         const std::string wrong = SimulatedJob(seed, false, Faults::KilledWorkers).run();
+        ASSERT_EQ(wrong, "") << "to see how: DDPRUN_SIMULATION_SEED=" << seed;
+    }
+}
+
+TEST(Simulation, NodesAreLostAndReplacedWhileTheOthersKeepTheirProcesses) {
+    if (const char* const seed = std::getenv("DDPRUN_SIMULATION_SEED")) {
+        EXPECT_EQ(SimulatedJob(std::strtoull(seed, nullptr, 10), true, Faults::LostNodes).run(), "");
+        return;
+    }
+    for (std::uint64_t seed = 1; seed <= kSchedules / 10; ++seed) {
+        const std::string wrong = SimulatedJob(seed, false, Faults::LostNodes).run();
         ASSERT_EQ(wrong, "") << "to see how: DDPRUN_SIMULATION_SEED=" << seed;
     }
 }
