@@ -8,18 +8,24 @@
 //     crash-new   a replacement of this rank exits with code 3 before it joins
 //     stuck-new   a replacement of this rank never joins
 //     throw       reports an error after 10 units, once, and hangs in its exit
+//     link        leaves its first generation after 10 units, as if a connection had broken
+// On several hosts the ranks meet by files in the directory RECOVER_MEETING, and end when its file `finish`
+// is there.
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "env/kept.h"
 #include "env/lifeline.h"
@@ -56,7 +62,6 @@ class Worker {
     Worker(std::uint64_t units, std::string act)
         : units_(units),
           act_(std::move(act)),
-          rank_(number("RANK")),
           local_rank_(number("LOCAL_RANK")),
           lifeline_(number("DDPRUN_LIFELINE_FD")),
           generation_(static_cast<std::uint64_t>(number("DDPRUN_GENERATION"))) {
@@ -96,8 +101,27 @@ class Worker {
         ::close(fd);
     }
 
+    /// The same by a file to which each rank adds its number of commits.
+    bool meet_by_files() const {
+        const std::string file = meeting_ + "/g" + std::to_string(generation_);
+        const int fd = ::open(file.c_str(), O_RDWR | O_APPEND | O_CREAT, 0600);
+        std::uint64_t most = commits();
+        if (fd < 0 || ::write(fd, &most, sizeof most) != sizeof most) fail(file.c_str());
+        std::vector<std::uint64_t> all(static_cast<std::size_t>(number("WORLD_SIZE")));
+        const auto bytes = static_cast<ssize_t>(all.size() * sizeof most);
+        while (::pread(fd, all.data(), static_cast<std::size_t>(bytes), 0) < bytes) {
+            if (is_aborted()) return ::close(fd), false;
+            ::usleep(1000);
+        }
+        ::close(fd);
+        kept_->commits = *std::max_element(all.begin(), all.end());
+        say("Rin-place " + std::to_string(generation_));
+        return true;
+    }
+
     /// False: the generation has ended.
     bool meet() const {
+        if (!meeting_.empty()) return meet_by_files();
         std::atomic<std::uint32_t>& most = met_[1];
         const auto own = static_cast<std::uint32_t>(commits());
         for (std::uint32_t seen = most; seen < own && !most.compare_exchange_weak(seen, own);) {
@@ -112,9 +136,13 @@ class Worker {
         return true;
     }
 
+    bool is_told_to_finish() const {
+        return !meeting_.empty() && ::access((meeting_ + "/finish").c_str(), F_OK) == 0;
+    }
+
     void tell() const {
-        std::printf("rank %d runs in generation %llu as %d from %llu\n", rank_, as_number(generation_),
-                    ::getpid(), as_number(commits()));
+        std::printf("rank %d runs in generation %llu as %d from %llu\n", number("RANK"),
+                    as_number(generation_), ::getpid(), as_number(commits()));
         std::fflush(stdout);
     }
 
@@ -124,7 +152,8 @@ class Worker {
             ::usleep(2000);
             if (units == 3) tell();
             if (g_stopped != 0) return true;
-            if (commits() >= units_) return await_release();
+            if (commits() >= units_ || is_told_to_finish()) return await_release();
+            if (act_ == "link" && generation_ == 1 && units == 10) return false;
             if (act_ == "throw" && !is_new_ && units == 10) {
                 std::FILE* const report = std::fopen(variable("TORCHELASTIC_ERROR_FILE").c_str(), "w");
                 std::fputs(R"({"message": "the first process failed"})", report);
@@ -190,8 +219,8 @@ class Worker {
     }
 
     std::uint64_t units_;
-    std::string act_;
-    int rank_, local_rank_, lifeline_;
+    std::string act_, meeting_ = variable("RECOVER_MEETING");
+    int local_rank_, lifeline_;
     std::uint64_t generation_;
     KeptLine* kept_ = nullptr;
     bool is_new_ = false, has_next_ = false;

@@ -4,10 +4,14 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
+#include <memory>
+#include <optional>
 #include <regex>
 
 #include "tests/bench/torch_python.h"
+#include "tests/support/hosts.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -117,6 +121,19 @@ TEST(Recovery, AnErrorReportReleasesTheOthersAndItsWorkerThatHangsInExitIsReplac
         << "the log goes on";
     EXPECT_FALSE(files.contains("attempt_0/1/error.json")) << "the report of the first process is gone";
     EXPECT_FALSE(files.contains("attempt_1/1/stdout.log"));
+}
+
+TEST(Recovery, RanksThatLeaveTheirGroupThoughNobodyHasEndedFormItAgain) {
+    const Outcome outcome = run(ddprun_recover({"--nproc-per-node=3"}, {"200", "link", "1"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(
+        outcome.err,
+        AllOf(HasSubstr("rank 1 has left its group (a peer has ended), though nobody has ended: 3 workers "
+                        "wait to go on in place"),
+              HasSubstr("3 ranks go on in place\n"), HasSubstr("recovered after "),
+              Not(HasSubstr("root cause"))));
+    const auto all = lives(outcome.out);
+    for (const int rank : {0, 1, 2}) EXPECT_EQ(all.at({rank, 2}).pid, all.at({rank, 1}).pid) << rank;
 }
 
 TEST(Recovery, RecoverRestartRestartsAllWorkers) {
@@ -278,6 +295,75 @@ TEST(Recovery, EventsAndPsTellOfIt) {
     EXPECT_THAT(events, AllOf(HasSubstr("\"event\":\"recovered\""), HasSubstr("\"ranks\":\"1\""),
                               HasSubstr("\"in_place\":true")));
     EXPECT_EQ(occurrences(events, "\"event\":\"worker_started\""), 4);
+}
+
+// ---- several nodes
+
+/// Three nodes with a worker each, and a spare. The job ends when the test says so.
+class RecoveryOfNodes : public ::testing::Test {
+  protected:
+    static constexpr int kHosts = 4;
+    void SetUp() override {
+        if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+        hosts_.emplace(kHosts);
+        for (int host = 0; host < kHosts; ++host) {
+            start(host);
+            if (host != kHosts - 2) continue;
+            ASSERT_TRUE(nodes_[0]->wait_for_output("rank 0 runs in generation 1"));
+        }
+        ASSERT_TRUE(nodes_[kHosts - 1]->wait_for_output("a spare"));
+    }
+    void start(int host) {
+        const std::vector<std::string> options{"--nnodes=2:3",
+                                               "--rdzv-backend=c10d",
+                                               "--rdzv-endpoint=node00:29400",
+                                               "--rdzv-id=recovery",
+                                               "--nproc-per-node=1",
+                                               "--rdzv-conf=last_call_timeout=60",
+                                               "--env=RECOVER_MEETING=" + hosts_->shared()};
+        nodes_.push_back(
+            std::make_unique<Program>(hosts_->command(host, ddprun_recover(options, {"1000000000"}))));
+    }
+    std::optional<Hosts> hosts_;
+    std::vector<std::unique_ptr<Program>> nodes_;
+};
+
+TEST_F(RecoveryOfNodes, GoOnWithASpareWithFewerNodesAndWhenOneLeaves) {
+    nodes_[1]->signal(SIGKILL);
+    ASSERT_TRUE(nodes_[3]->wait_for_output("rank 1 runs in generation 2"));
+    ASSERT_TRUE(nodes_[0]->wait_for_output("rank 1 is back"));
+    nodes_[2]->signal(SIGTERM);
+    ASSERT_TRUE(nodes_[3]->wait_for_output("rank 1 runs in generation 3"));
+    const Outcome left = nodes_[2]->wait();
+    EXPECT_EQ(left.status, 75) << left.err;
+    std::ofstream(hosts_->shared() + "/finish");
+    const Outcome head = nodes_[0]->wait(), spare = nodes_[3]->wait();
+    EXPECT_EQ(head.status, 0) << head.err;
+    EXPECT_EQ(spare.status, 0) << spare.err;
+    EXPECT_THAT(head.err, AllOf(HasSubstr("rank 1 is lost, 2 workers wait to go on in place"),
+                                HasSubstr("2 ranks go on in place, rank 1 starts on another node"),
+                                HasSubstr("node02, which leaves: the others go on in place"),
+                                HasSubstr("2 ranks go on in place; 2 instead of 3 nodes"),
+                                Not(HasSubstr("may save")), Not(HasSubstr("root cause"))));
+    const auto of_head = lives(head.out), of_spare = lives(spare.out);
+    for (const int generation : {2, 3})
+        EXPECT_EQ(of_head.at({0, generation}).pid, of_head.at({0, 1}).pid) << generation;
+    EXPECT_EQ(of_spare.at({1, 3}).pid, of_spare.at({1, 2}).pid);
+    EXPECT_GT(of_spare.at({1, 2}).units, 0) << "it has the state of the others";
+}
+
+TEST_F(RecoveryOfNodes, ASurvivorWithAnotherNumberKeepsItsProcess) {
+    nodes_[3]->signal(SIGTERM);  // no spare
+    nodes_[3]->wait();
+    nodes_[1]->signal(SIGKILL);
+    ASSERT_TRUE(nodes_[2]->wait_for_output("rank 1 runs in generation 2"));
+    std::ofstream(hosts_->shared() + "/finish");
+    const Outcome head = nodes_[0]->wait(), moved = nodes_[2]->wait();
+    EXPECT_EQ(head.status, 0) << head.err;
+    EXPECT_EQ(moved.status, 0) << moved.err;
+    EXPECT_THAT(head.err, HasSubstr("recovered after "));
+    const auto lived = lives(moved.out);
+    EXPECT_EQ(lived.at({2, 1}).pid, lived.at({1, 2}).pid);
 }
 
 }  // namespace
