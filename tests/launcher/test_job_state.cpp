@@ -1114,13 +1114,39 @@ TEST(InPlaceNodes, ARefusalWhileTheOthersWaitRestarts) {
     EXPECT_EQ(job.state.after, JobState::After::Rejoin) << "one of its nodes is lost";
 }
 
-TEST(InPlaceNodes, AStopEndsWorkersThatWaitWithTheWholeGrace) {
-    Nodes job(4);
+TEST(InPlaceNodes, AStopFollowsWhenWorkersThatWaitHaveAWorldInWhichTheyCanSave) {
+    for (const bool is_preemption : {false, true}) {
+        Nodes job(4);
+        job.loses(1);
+        const JobEvent stop = is_preemption ? JobEvent(job_event::PreemptAsked{SIGTERM, "walltime"})
+                                            : JobEvent(job_event::StopAsked{SIGTERM, 1});
+        EXPECT_TRUE(all_of<job_action::StopGeneration>(job.tell(stop)).empty());
+        job.now += 50ms;
+        EXPECT_EQ(all_of<job_action::Reform>(job.confirm({0, 2, 3})).size(), 1u)
+            << "nothing else is waited for";
+        const auto actions = job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 2, 3}});
+        EXPECT_EQ(all_of<job_action::Recover>(actions).size(), 1u);
+        ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+        const Duration grace = is_preemption ? job.policy.preempt_grace : job.policy.shutdown_timeout;
+        EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, grace - 50ms);
+        EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), is_preemption ? 1u : 0u);
+        EXPECT_EQ(job.state.after, JobState::After::Finish);
+    }
+}
+
+TEST(InPlaceNodes, AStopWithoutAnotherWorldIsAStop) {
+    Nodes job(4, 3);
     job.loses(1);
-    const auto actions = job.tell(job_event::StopAsked{SIGTERM, 1});
-    ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
-    EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, job.policy.shutdown_timeout);
-    EXPECT_TRUE(all_of<job_action::Reform>(job.confirm({0, 2, 3})).empty());
+    job.tell(job_event::StopAsked{SIGTERM, 1});
+    const auto actions = job.loses(2, false);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(job.state.after, JobState::After::Finish);
+    EXPECT_EQ(job.state.restarts_used, 0);
+    Nodes killed(4);
+    killed.loses(1);
+    killed.tell(job_event::StopAsked{SIGTERM, 1});
+    EXPECT_EQ(all_of<job_action::KillGeneration>(killed.tell(job_event::StopAsked{SIGTERM, 1})).size(), 1u);
+    EXPECT_EQ(killed.state.phase, Phase::Stopping);
 }
 
 TEST(InPlaceNodes, LossesWithoutAFurtherStepAreLimited) {

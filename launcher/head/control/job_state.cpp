@@ -100,6 +100,7 @@ bool anybody_goes(const JobState& state) {
 /// Forgets what was due in the generation that ends.
 void forget_what_is_due(JobState& state) {
     state.in_place.reset();
+    state.held_stop.reset();
     state.leave = state.let_go = {};
     state.grow_at = kNever;
 }
@@ -166,6 +167,22 @@ void stop_generation(JobState& state, int signal, Duration grace, int failed_ran
     continue_after_end(state, now, actions);
 }
 
+/// Stops all workers as the user or the scheduler has asked.
+void stop_workers(JobState& state, const JobState::Stop& stop, TimePoint now, JobActions& actions) {
+    const Duration left = stop.grace - std::min(stop.grace, now - stop.since);
+    if (stop.may_save)
+        actions.emplace_back(job_action::NotifyPreempt{stop.why, std::min(*stop.may_save, left)});
+    stop_generation(state, stop.signal, left, -1, stop.why, now, actions);
+}
+
+/// True: a stop was held back until the suspended workers have a world again, which they will not have.
+bool stops_instead(JobState& state, const std::string& what, TimePoint now, JobActions& actions) {
+    if (!state.held_stop) return false;
+    warn(actions, what + "; the job is being stopped");
+    stop_workers(state, JobState::Stop(*state.held_stop), now, actions);
+    return true;
+}
+
 /// Notes a cause that is no worker. The time of an earlier one stays (a node was lost, then no other came),
 /// because workers reacted to that.
 void decide_on_failure(JobState& state, const std::string& why, TimePoint now) {
@@ -188,6 +205,7 @@ std::string refused(const std::string& why) {
 /// `not_in_place`: why it is not recovered in place; "" nobody expects that.
 void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std::string& what, After retry,
           const JobPolicy& policy, TimePoint now, JobActions& actions, const std::string& not_in_place = {}) {
+    if (stops_instead(state, what, now, actions)) return;
     note_progress(state, facts.made_progress, now);
     const RestartDecision decision =
         decide_restart(policy.restart, state.history, facts, now, policy.random, state.time_up);
@@ -413,6 +431,7 @@ void reform(JobState& state, const job_event::WorldFormed& event, const JobPolic
     if (state.nodes.size() != before.nodes.size())
         line += fmt::format("; {} instead of {} nodes", state.nodes.size(), before.nodes.size());
     say(actions, line);
+    if (before.held_stop) stop_workers(state, *before.held_stop, now, actions);
 }
 
 /// Handles a worker's failure in the running or suspended generation.
@@ -647,6 +666,7 @@ void wait_for_others(JobState& state, const job_event::NodeLost& event, TimePoin
 /// nothing to save, because they hang in a collective.
 void lose(JobState& state, const job_event::NodeLost& event, const std::string& not_in_place,
           const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    if (stops_instead(state, event.why, now, actions)) return;
     decide_on_failure(state, event.why, now);
     note_progress(state, false, now);
     const RestartDecision decision = decide_change(state, now);
@@ -846,6 +866,14 @@ Asked note_stop_source(JobState& state, const job_event::StopAsked& event, const
     return event.signal == SIGTERM && now - known->since < policy.one_stop ? Asked::Echo : Asked::Again;
 }
 
+void stop_when_possible(JobState& state, const JobState::Stop& stop, const JobPolicy& policy, TimePoint now,
+                        JobActions& actions) {
+    if (state.phase != JobPhase::Suspended) return stop_workers(state, stop, now, actions);
+    if (!state.held_stop) state.held_stop = stop;
+    set_timer(state, kNever, actions);  // further losses are not waited for
+    reform_when_due(state, policy, now, actions);
+}
+
 JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     // Too late to stop when all workers have succeeded.
@@ -853,6 +881,10 @@ JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolic
     const Asked asked = note_stop_source(state, event, policy, now);
     if (asked == Asked::Again && is_leaving(state, event.node) && !state.stopped_by)
         return kill_node(state, event.node, std::move(actions));
+    if (asked == Asked::Again && state.phase == JobPhase::Suspended) {
+        state.after = After::Finish;
+        stop_generation(state, event.signal, Duration::zero(), -1, signal_name(event.signal), now, actions);
+    }
     if (asked == Asked::Again) return kill_now(state, std::move(actions));
     if (asked == Asked::Echo || state.stopped_by)
         return actions;  // the same stop by another way or at another node
@@ -872,7 +904,7 @@ JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolic
     }
     say(actions, fmt::format("{}: stopping {}, SIGKILL in {} (again: kill now)", why, alive_elsewhere(state),
                              format_duration(policy.shutdown_timeout)));
-    stop_generation(state, event.signal, policy.shutdown_timeout, -1, why, now, actions);
+    stop_when_possible(state, {event.signal, policy.shutdown_timeout, why, now}, policy, now, actions);
     return actions;
 }
 
@@ -889,8 +921,8 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
     const Duration span = std::min(policy.preempt_grace, event.left.value_or(policy.preempt_grace));
     say(actions,
         fmt::format("{}: {} may save for {}", event.why, alive_elsewhere(state), format_duration(span)));
-    actions.emplace_back(job_action::NotifyPreempt{event.why, span});
-    stop_generation(state, event.signal, policy.preempt_grace, -1, event.why, now, actions);
+    stop_when_possible(state, {event.signal, policy.preempt_grace, event.why, now, span}, policy, now,
+                       actions);
     return actions;
 }
 

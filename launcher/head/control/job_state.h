@@ -105,7 +105,10 @@ std::string permanent_failure(const FailureFacts& failure);
 /// in place: ranks of new nodes start, ranks of lost nodes start on a spare or are gone.
 ///
 ///   Running --lost node, leave, broken link--> Suspended --all have confirmed--> Running
-///                                                  \--too few nodes, refusal, stop--> Stopping
+///                                                  \--too few nodes, refusal--> Stopping
+///
+/// A stop or a preemption of suspended workers follows when they have a world again, so that they can save
+/// together; its grace runs meanwhile.
 struct JobState {
     enum class Phase : std::uint8_t {
         Joining,
@@ -142,6 +145,14 @@ struct JobState {
         std::int64_t steps = -1;     ///< the most steps told by suspended nodes
 
         [[nodiscard]] bool is_rehearsal() const { return cause.empty(); }
+    };
+    /// A stop of all workers.
+    struct Stop {
+        int signal = 0;
+        Duration grace{};
+        std::string why;
+        TimePoint since{};
+        std::optional<Duration> may_save = {};  ///< tell the workers to save within this time
     };
     /// A change of the world that is due.
     struct Change {
@@ -181,6 +192,7 @@ struct JobState {
     std::optional<Failure> outlived;  ///< the generation's first failure, where the others go on
     Change leave;                     ///< nodes leave, and the others go on in place
     Change let_go;                    ///< ranks have left the generation by themselves
+    std::optional<Stop> held_stop;    ///< follows when the suspended workers have a world again
     int recoveries = 0;               ///< failures of the job so far that were recovered in place
     int rehearsals = 0;               ///< generations in place without a failure
     LostTime lost;
