@@ -334,6 +334,7 @@ TEST_F(RecoveryOfNodes, GoOnWithASpareWithFewerNodesAndWhenOneLeaves) {
     ASSERT_TRUE(nodes_[0]->wait_for_output("rank 1 is back"));
     nodes_[2]->signal(SIGTERM);
     ASSERT_TRUE(nodes_[3]->wait_for_output("rank 1 runs in generation 3"));
+    ASSERT_TRUE(nodes_[0]->wait_for_output("rank 0 runs in generation 3"));
     const Outcome left = nodes_[2]->wait();
     EXPECT_EQ(left.status, 75) << left.err;
     std::ofstream(hosts_->shared() + "/finish");
