@@ -838,7 +838,7 @@ TEST(InPlace, NodesThatWaitAreTakenInAfterTheRecovery) {
     EXPECT_TRUE(job.tell(job_event::TimerFired{}).empty()) << "a world that is being formed is not stopped";
     job.tell(job_event::NodeReady{0, Stage::Joined});
     job.now += kOneChange;
-    EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::TimerFired{})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Suspend>(job.tell(job_event::TimerFired{})).size(), 1u);
 }
 
 TEST(InPlace, ARankThatHangsIsEndedAndTheOthersGoOn) {
@@ -1259,6 +1259,34 @@ TEST(InPlaceNodes, ABrokenLinkOfAJobThatCannotRecoverIsAFailure) {
               "root cause: rank 2 has left its group (reset); not recovered in place: rank 0: backend mpi; "
               "restart 1 of 1\n");
     EXPECT_EQ(all_of<job_action::StopGeneration>(due).size(), 1u);
+}
+
+TEST(InPlaceNodes, ANodeThatComesIsTakenInWhileTheOthersGoOn) {
+    Nodes job(2);
+    job.tell(job_event::NodesWaiting{1});
+    const auto due = job.passes(kOneChange);
+    EXPECT_EQ(text_of(due), "growing from 2 to 3 nodes: all workers go on in place\n");
+    EXPECT_EQ(all_of<job_action::Suspend>(due).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Reform>(job.confirm({0, 1}, 811)).size(), 1u);
+    EXPECT_EQ(text_of(job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 1, -1}})),
+              "4 ranks go on in place, ranks 4, 5 start on another node; 3 instead of 2 nodes\n");
+    job.now += 400ms;
+    const auto joined = job.join_all();
+    EXPECT_EQ(text_of(joined), "6 ranks run after 400 ms, at step 812\n");
+    EXPECT_TRUE(all_of<job_action::Recovered>(joined).empty()) << "nothing had failed";
+    EXPECT_EQ(job.state.recoveries, 0);
+}
+
+TEST(InPlaceNodes, AFailureWhileANodeIsTakenInIsARecovery) {
+    Nodes job(2);
+    job.tell(job_event::NodesWaiting{1});
+    job.passes(kOneChange);
+    job.tell(job_event::WorkerEnded{1, 3, {false, true, SIGKILL, true}, true, false, "rank 3"});
+    job.confirm({0, 1}, 811);
+    job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 1, -1}});
+    const auto joined = job.join_all();
+    ASSERT_EQ(all_of<job_action::Recovered>(joined).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Recovered>(joined)[0].cause, "rank 3");
 }
 
 }  // namespace

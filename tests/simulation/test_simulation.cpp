@@ -67,7 +67,7 @@ class SimulatedJob {
         if (faults_ == Faults::LostNodes) {
             nodes_ = spec_.nodes = {2, 5};
             spec_.restart.max_restarts = 0;
-            spec_.grow = Grow::Restart;
+            spec_.grow = dice_.chance(50) ? Grow::Now : Grow::Restart;
         }
         add_agent(0);
         build_controller(add_head(*agents_[0])).begin();
@@ -436,7 +436,10 @@ class SimulatedJob {
     }
     /// Notes the loss of so many ranks; false: more than half would be lost at once.
     bool may_lose(int ranks) {
-        if (2 * (lost_ranks_ + ranks) > world_ranks_) return false;
+        // Ranks of nodes that are being taken in have no state yet.
+        const auto& recovery = latest().controller->state().in_place;
+        const int with_state = std::min(world_ranks_, recovery ? recovery->ranks : world_ranks_);
+        if (2 * (lost_ranks_ + ranks) > with_state) return false;
         lost_ranks_ += ranks;
         return true;
     }

@@ -353,18 +353,24 @@ TEST_F(RecoveryOfNodes, GoOnWithASpareWithFewerNodesAndWhenOneLeaves) {
     EXPECT_GT(of_spare.at({1, 2}).units, 0) << "it has the state of the others";
 }
 
-TEST_F(RecoveryOfNodes, ASurvivorWithAnotherNumberKeepsItsProcess) {
+TEST_F(RecoveryOfNodes, ASurvivorKeepsItsProcessUnderOtherNumbersWhenNodesGoAndCome) {
     nodes_[3]->signal(SIGTERM);  // no spare
     nodes_[3]->wait();
     nodes_[1]->signal(SIGKILL);
     ASSERT_TRUE(nodes_[2]->wait_for_output("rank 1 runs in generation 2"));
+    start(1);
+    ASSERT_TRUE(nodes_[4]->wait_for_output("rank 1 runs in generation 3"));
+    ASSERT_TRUE(nodes_[2]->wait_for_output("rank 2 runs in generation 3"));
     std::ofstream(hosts_->shared() + "/finish");
     const Outcome head = nodes_[0]->wait(), moved = nodes_[2]->wait();
     EXPECT_EQ(head.status, 0) << head.err;
     EXPECT_EQ(moved.status, 0) << moved.err;
-    EXPECT_THAT(head.err, HasSubstr("recovered after "));
+    EXPECT_EQ(nodes_[4]->wait().status, 0);
+    EXPECT_THAT(head.err, AllOf(HasSubstr("recovered after "), HasSubstr("3 ranks run after "),
+                                HasSubstr("growing from 2 to 3 nodes: all workers go on in place")));
     const auto lived = lives(moved.out);
     EXPECT_EQ(lived.at({2, 1}).pid, lived.at({1, 2}).pid);
+    EXPECT_EQ(lived.at({2, 1}).pid, lived.at({2, 3}).pid) << "the lost node has its place back";
 }
 
 }  // namespace

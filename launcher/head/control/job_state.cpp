@@ -242,32 +242,6 @@ void change_world(JobState& state, const std::string& why, Duration grace, TimeP
     stop_generation(state, SIGTERM, grace, -1, why, now, actions);
 }
 
-/// Takes in the waiting nodes. After kStuckGenerations without progress they wait until this generation has
-/// made some: a node that comes and goes for ever must not stop the others each time.
-void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
-    state.grow_at = kNever;
-    const bool changes = state.in_place || state.leave.at != kNever || state.let_go.at != kNever;
-    if (changes) return set_running_timer(state, actions);
-    if (state.waiting_nodes == 0 || state.anybody_succeeded()) return;
-    const TimePoint progress = state.generation_started + kProgressAge;
-    if (state.history.without_progress >= kStuckGenerations && now < progress) {
-        state.grow_at = progress;
-        set_running_timer(state, actions);
-        return say(
-            actions,
-            fmt::format(
-                "{} generations in a row made no progress: the nodes that wait are taken in when this one has run for {}",
-                state.history.without_progress, format_duration(kProgressAge)));
-    }
-    if (const RestartDecision decision = decide_change(state, now); !decision.restart) {
-        return say(actions, fmt::format("the nodes that wait are not taken in: {}", decision.why));
-    }
-    const std::size_t nodes = state.nodes.size();
-    const std::string why = fmt::format("growing from {} to {} nodes", nodes,
-                                        nodes + static_cast<std::size_t>(state.waiting_nodes));
-    change_world(state, why, policy.preempt_grace, kNever, now, actions);
-}
-
 // ---- recovery in place
 
 /// "rank 5", "ranks 5, 6".
@@ -286,11 +260,17 @@ std::vector<int> ranks_of(const JobState& state, std::size_t node) {
     return ranks;
 }
 
-/// The recovery under way, or a new one with this cause, also in a rehearsal.
+/// The recovery under way, or a new one with this cause: a rehearsal, or a growth, becomes it.
 JobState::InPlace recovery_of(const JobState& state, const std::string& cause, bool is_workers,
                               TimePoint now) {
-    if (state.in_place && !state.in_place->is_rehearsal()) return *state.in_place;
-    return {.since = now, .cause = cause, .is_workers = is_workers, .ranks = state.ranks()};
+    const bool has_failed = state.in_place && !state.in_place->is_rehearsal() && !state.in_place->is_growth;
+    if (has_failed) return *state.in_place;
+    JobState::InPlace recovery = state.in_place.value_or(JobState::InPlace{.ranks = state.ranks()});
+    recovery.since = now;
+    recovery.cause = cause;
+    recovery.is_workers = is_workers;
+    recovery.is_growth = false;
+    return recovery;
 }
 
 void add_failed(JobState::InPlace& recovery, const std::vector<int>& ranks) {
@@ -479,18 +459,24 @@ void end_outlived(JobState& state, const JobPolicy& policy, TimePoint now, JobAc
 
 void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     const JobState::InPlace done = *std::exchange(state.in_place, std::nullopt);
-    const bool is_rehearsal = done.is_rehearsal();
-    ++(is_rehearsal ? state.rehearsals : state.recoveries);
     const Duration took = now - done.since;
-    (is_rehearsal ? state.lost.rehearsals : state.lost.failures) += took;
     const std::int64_t steps = state.history.recovered_step;
     const std::string who = done.failed.empty() ? fmt::format("{} on", go(state.ranks()))
                                                 : fmt::format("{} {} back", named(done.failed),
                                                               done.failed.size() == 1 ? "is" : "are");
-    if (!is_rehearsal)
-        say(actions, fmt::format("recovered after {}: {}{}", format_duration(took), who,
-                                 steps < 0 ? "" : fmt::format(", at step {}", steps)));
-    actions.emplace_back(job_action::Recovered{done.cause, done.failed, took, steps});
+    const std::string at = steps < 0 ? "" : fmt::format(", at step {}", steps);
+    if (done.is_rehearsal()) {
+        ++state.rehearsals;
+        state.lost.rehearsals += took;
+        actions.emplace_back(job_action::Recovered{"", {}, took, steps});
+    } else if (done.is_growth) {
+        say(actions, fmt::format("{} ranks run after {}{}", state.ranks(), format_duration(took), at));
+    } else {
+        ++state.recoveries;
+        state.lost.failures += took;
+        say(actions, fmt::format("recovered after {}: {}{}", format_duration(took), who, at));
+        actions.emplace_back(job_action::Recovered{done.cause, done.failed, took, steps});
+    }
     const bool grows = state.waiting_nodes > 0 && policy.grow == Grow::Now;
     state.grow_at = grows ? deadline_after(now, kOneChange) : kNever;
     set_running_timer(state, actions);
@@ -532,6 +518,37 @@ void part(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& a
         return set_running_timer(state, actions);
     }
     if (!decision.in_place) return change_world(state, why, policy.shutdown_timeout, kNever, now, actions);
+    suspend(state, std::move(recovery), Duration::zero(), why, policy, now, actions);
+}
+
+/// Takes in the waiting nodes. After kStuckGenerations without progress they wait until this generation has
+/// made some: a node that comes and goes for ever must not stop the others each time.
+void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    state.grow_at = kNever;
+    const bool changes = state.in_place || state.leave.at != kNever || state.let_go.at != kNever;
+    if (changes) return set_running_timer(state, actions);
+    if (state.waiting_nodes == 0 || state.anybody_succeeded()) return;
+    const TimePoint progress = state.generation_started + kProgressAge;
+    if (state.history.without_progress >= kStuckGenerations && now < progress) {
+        state.grow_at = progress;
+        set_running_timer(state, actions);
+        return say(
+            actions,
+            fmt::format(
+                "{} generations in a row made no progress: the nodes that wait are taken in when this one has run for {}",
+                state.history.without_progress, format_duration(kProgressAge)));
+    }
+    if (const RestartDecision decision = decide_change(state, now); !decision.restart) {
+        return say(actions, fmt::format("the nodes that wait are not taken in: {}", decision.why));
+    }
+    const std::size_t nodes = state.nodes.size();
+    const std::string why = fmt::format("growing from {} to {} nodes", nodes,
+                                        nodes + static_cast<std::size_t>(state.waiting_nodes));
+    JobState::InPlace recovery = recovery_of(state, why, false, now);
+    recovery.is_growth = true;
+    if (!decide_to_part(state, policy, {}, recovery, now).in_place)
+        return change_world(state, why, policy.preempt_grace, kNever, now, actions);
+    say(actions, why + ": all workers go on in place");
     suspend(state, std::move(recovery), Duration::zero(), why, policy, now, actions);
 }
 

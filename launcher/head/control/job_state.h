@@ -99,12 +99,12 @@ std::string permanent_failure(const FailureFacts& failure);
 /// A node that leaves goes on for kOneChange, in which the leave may become a stop of all; then the others go
 /// on without it, and its workers are stopped (`leave`).
 ///
-/// If nodes of the world are lost or leave, or the ranks have left it although nobody has ended, Running
-/// becomes Suspended: the generation is over, and its workers wait. When all nodes have confirmed that, and
-/// no further loss is expected, the nodes that are there form the world anew, and the next generation begins
-/// in place: ranks of new nodes start, ranks of lost nodes start on a spare or are gone.
+/// If nodes of the world are lost, leave or come, or the ranks have left it although nobody has ended,
+/// Running becomes Suspended: the generation is over, and its workers wait. When all nodes have confirmed
+/// that, and no further loss is expected, the nodes that are there form the world anew, and the next
+/// generation begins in place: ranks of new nodes start, ranks of lost nodes start on a spare or are gone.
 ///
-///   Running --lost node, leave, broken link--> Suspended --all have confirmed--> Running
+///   Running --lost node, leave, new node, broken link--> Suspended --all have confirmed--> Running
 ///                                                  \--too few nodes, refusal--> Stopping
 ///
 /// A stop or a preemption of suspended workers follows when they have a world again, so that they can save
@@ -138,6 +138,7 @@ struct JobState {
         TimePoint since{};           ///< the first failure, or the rehearsal's begin
         std::string cause{};         ///< the first failure; "" none: a rehearsal
         bool is_workers = false;     ///< the cause is the end of a worker
+        bool is_growth = false;      ///< the cause is that nodes have come: no failure
         int ranks = 0;               ///< of the world at that time
         int lost = 0;                ///< of these: ranks that have failed since, or whose nodes are lost
         std::vector<int> failed{};   ///< ranks that start again, in the numbers of the current world
