@@ -4,18 +4,23 @@
 // of the weights and the running sum of every rank's own values, with which it ends.
 #include <fmt/core.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "ddp/context.h"
 #include "ddp/error_report.h"
 #include "ddp/model.h"
+#include "ddp/objects.h"
 #include "ddp/recovery.h"
 
 namespace {
@@ -36,6 +41,20 @@ class Received final : public ddp::Stateful {
     std::function<void()> then_;
 };
 
+/// A kept value that calls back when another rank needs it.
+struct Told {
+    std::function<void()> when;
+    friend void to_json(nlohmann::json& json, const Told& told) {
+        if (told.when) told.when();
+        json = 0;
+    }
+    friend void from_json(const nlohmann::json&, Told&) {}
+};
+
+[[noreturn]] void spin() {
+    for (volatile int n = 0;;) n = n + 1;
+}
+
 class Run {
   public:
     Run(const ddp::Context& context, std::string fault, std::uint64_t unit)
@@ -52,6 +71,7 @@ class Run {
         recovery_.keep("model", model_);
         recovery_.keep("optimizer", *optimizer_);
         recovery_.keep("received", received_);
+        recovery_.keep_value("told", told_);
         recovery_.keep_value("units", units_);
         recovery_.keep_value("noise", noise_, ddp::Recovery::Kind::Own);
         recovery_.keep_value("rng", rng_, ddp::Recovery::Kind::Own);
@@ -71,6 +91,12 @@ class Run {
     [[nodiscard]] bool is_due(const ddp::ProcessGroup& group) const {
         return generation() == 1 && units_ == unit_ && group.rank() == group.size() - 1;
     }
+    /// Ends this process within a moment.
+    static void kill_self_soon(unsigned microseconds) {
+        std::thread([microseconds] {
+            ::usleep(static_cast<unsigned>(::getpid()) * 7919 % microseconds), kill_self();
+        }).detach();
+    }
     void fail_where(const char* place, bool is_due) const {
         if (is_due && fault_ == place) kill_self();
     }
@@ -80,10 +106,7 @@ class Run {
         ~SecondFailure() {
             if (std::uncaught_exceptions() == before) return;
             if (at_once) kill_self();
-            if (soon)
-                std::thread([] {
-                    ::usleep(static_cast<unsigned>(::getpid()) * 7919 % 30'000), kill_self();
-                }).detach();
+            if (soon) kill_self_soon(30'000);
         }
         bool at_once, soon;
         int before = std::uncaught_exceptions();
@@ -120,7 +143,10 @@ class Run {
         if (due) fail_otherwise();
         const bool half = generation() == 1 && units_ == unit_ && 2 * group.rank() >= group.size();
         fail_where("half of the ranks", half);
-        fail_where("most of the ranks", generation() == 1 && units_ == unit_ && group.rank() > 0);
+        const bool all = generation() == 1 && units_ == unit_;
+        fail_where("most of the ranks", all && group.rank() > 0);
+        if (all && fault_ == "SIGSTOP of all ranks") ::raise(SIGSTOP);
+        fail_where("deaf", all && group.rank() == 1);
         recovery_.commit([&] {
             optimizer_->step();
             fail_where("in commit", due);
@@ -129,11 +155,35 @@ class Run {
     }
 
     void fail_otherwise() const {
-        if (fault_ == "in let go" || fault_ == "in join" || fault_ == "in transfer") kill_self();
+        for (const char* const first : {"in let go", "in join", "in transfer", "source in transfer"}) {
+            if (fault_ == first) kill_self();
+        }
         if (fault_ == "exit 1") std::_Exit(1);
         if (fault_ == "throw") throw std::runtime_error("as told");
         if (fault_ == "abort()") std::abort();
         if (fault_ == "SIGSTOP") ::raise(SIGSTOP);
+        if (fault_ == "out of memory") use_all_memory();
+        if (fault_ == "busy loop" || fault_ == "deaf") spin();
+        if (fault_ == "hang in atexit") {
+            std::atexit([] { ::pause(); });
+            ddp::write_error_report("as told");
+            std::exit(1);
+        }
+        if (fault_ == "bit flip") {
+            float& weight = model_.weights<float>(0)[7];
+            weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1U << 20U);
+        }
+    }
+
+    /// Under a limit on the address space, as `ulimit -v` sets it.
+    [[noreturn]] static void use_all_memory() {
+        std::size_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages;
+        const rlim_t most = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + (rlim_t{64} << 20U);
+        const rlimit limit{most, most};
+        ::setrlimit(RLIMIT_AS, &limit);
+        std::vector<std::vector<char>> all;
+        for (;;) all.emplace_back(1 << 20, 'x');
     }
 
     std::string fault_;
@@ -142,6 +192,9 @@ class Run {
     ddp::Model model_{{{"a", {3000}}, {"b", {70}}}};
     std::unique_ptr<ddp::Optimizer> optimizer_ = ddp::make_adamw(model_, {.learning_rate = 0.01});
     Received received_;
+    Told told_{[this] {
+        if (fault_ == "source in transfer" && generation() == 2) kill_self_soon(1000);
+    }};
     std::uint64_t units_ = 0;
     double noise_ = 0;
     std::mt19937_64 rng_;
