@@ -74,7 +74,7 @@ class Run {
         recovery_.keep_value("told", told_);
         recovery_.keep_value("units", units_);
         recovery_.keep_value("noise", noise_, ddp::Recovery::Kind::Own);
-        recovery_.keep_value("rng", rng_, ddp::Recovery::Kind::Own);
+        if (fault_ != "unkept") recovery_.keep_value("rng", rng_, ddp::Recovery::Kind::Own);
     }
 
     void run() {
@@ -128,6 +128,7 @@ class Run {
         const auto draw = static_cast<float>(std::uniform_real_distribution<double>(-1, 1)(rng_));
         noise_ += static_cast<double>(draw);
         recovery_.prepare();
+        if (fault_ == "unkept") ::usleep(2000);  // time for a rehearsal
         std::thread killer;
         if (due && fault_ == "in all-reduce")
             killer = std::thread([] { ::usleep(static_cast<unsigned>(::getpid()) % 300), kill_self(); });

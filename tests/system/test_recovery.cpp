@@ -262,10 +262,11 @@ TEST(Recovery, AStopAfterARecoveryEndsAllRanks) {
     EXPECT_THAT(outcome.err, Not(HasSubstr("SIGKILL in 1 s")));
 }
 
-/// The line of train's ranks about the weights with which they end.
+/// The line of train or recovering.cpp about the weights with which it ends.
 std::string digest_line(const std::string& out) {
-    const std::size_t at = out.find("sha256 ");
-    return at == std::string::npos ? "" : out.substr(at, out.find('\n', at) - at);
+    static const std::regex line("(sha256|digest) [0-9a-f]{64}.*");
+    std::smatch found;
+    return std::regex_search(out, found, line) ? found.str() : "";
 }
 
 TEST(Recovery, RehearsalsChangeNoBitOfAProgramThatKeepsTheContract) {
@@ -279,6 +280,16 @@ TEST(Recovery, RehearsalsChangeNoBitOfAProgramThatKeepsTheContract) {
     EXPECT_EQ(digest_line(rehearsed.out), digest_line(undisturbed.out));
     EXPECT_THAT(rehearsed.err, AllOf(HasSubstr("all ranks let go and met again, 20 steps or more apart"),
                                      Not(HasSubstr("recovered after"))));
+}
+
+TEST(Recovery, RehearsalsGiveAnotherResultOfAProgramWhoseUnitsCannotBeRepeated) {
+    const auto unkept = [](const char* option) {
+        return run({path_of("DDPRUN"), "--nproc-per-node=3", option, path_of("RECOVERING"), "unkept", "0"});
+    };
+    const Outcome undisturbed = unkept("--recover=auto"), rehearsed = unkept("--rehearse=5");
+    EXPECT_EQ(rehearsed.status, 0) << rehearsed.err;
+    EXPECT_NE(digest_line(undisturbed.out), "");
+    EXPECT_NE(digest_line(rehearsed.out), digest_line(undisturbed.out));
 }
 
 TEST(Recovery, EventsAndPsTellOfIt) {
