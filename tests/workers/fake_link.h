@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/net/link.h"
@@ -40,6 +41,14 @@ class FakeNetwork {
     void lose(const std::string& address) {
         const std::lock_guard lock(mutex_);
         lost_.insert(address);
+        changed_.notify_all();
+    }
+
+    /// Breaks the connection between the links with these addresses.
+    void cut(const std::string& one, const std::string& other) {
+        const std::lock_guard lock(mutex_);
+        cut_.insert({one, other});
+        cut_.insert({other, one});
         changed_.notify_all();
     }
 
@@ -121,7 +130,9 @@ class FakeNetwork {
         }
         /// True when this side's transfer is done.
         bool move(Message& message, net::Transfer*& ours) {
-            const bool is_lost = network_.lost_.contains(message.from) || network_.lost_.contains(message.to);
+            const bool is_lost = network_.lost_.contains(message.from) ||
+                                 network_.lost_.contains(message.to) ||
+                                 network_.cut_.contains({message.from, message.to});
             const bool both = message.sender != nullptr && message.receiver != nullptr;
             if (both && !is_lost && message.refusals++ >= network_.habits_.refusals) {
                 const std::size_t room = std::min(message.into.size(), message.bytes.size());
@@ -180,6 +191,7 @@ class FakeNetwork {
     std::condition_variable changed_;
     std::list<Message> messages_;
     std::set<std::string> lost_;
+    std::set<std::pair<std::string, std::string>> cut_;
     int ends_ = 0;
     std::size_t sent_ = 0;
 };

@@ -528,31 +528,43 @@ TEST(AcrossNodes, SmallCallsSendMessagesThatGrowWithTheLogarithmOfTheNodes) {
     }
 }
 
-TEST(AcrossNodesFailure, AllRanksLearnOfALostConnection) {
+thread_local std::string link_address;  ///< of the rank of this thread
+
+/// What the ranks of three nodes throw when rank 3, the leader of a node, calls `lose` with the addresses of
+/// rank 0's link and of its own.
+std::vector<std::exception_ptr> failures_after(
+    const std::function<void(FakeNetwork&, const std::string& first, const std::string& own)>& lose) {
     FakeNetwork network;
     SeveralNodes world({2, 1, 1});
-    std::mutex mutex;
-    std::map<std::thread::id, std::string> addresses;  // of the links, by their rank's thread
-    const auto own_address = [&]() -> std::string& {
-        const std::lock_guard lock(mutex);
-        return addresses[std::this_thread::get_id()];
-    };
     world.set_links([&] {
         auto link = network.open();
-        own_address() = link->address();
+        link_address = link->address();
         return link;
     });
-    const auto failures = world.failures([&](ProcessGroup& group) {
+    return world.failures([&](ProcessGroup& group) {
+        const std::string first = group.all_gather_bytes(link_address)[0];
         std::vector<float> values(100'000);
         group.all_reduce(buffer_of(std::span<float>(values))).wait();
-        // The leader of a node: the link of rank 1 carries nothing, so its loss would end no call.
-        if (group.rank() == 3) network.lose(own_address());
+        if (group.rank() == 3) lose(network, first, link_address);
         for (;;) group.all_reduce(buffer_of(std::span<float>(values))).wait();
     });
+}
+
+TEST(AcrossNodesFailure, AllRanksLearnOfALostNode) {
+    const auto failures = failures_after(
+        [](FakeNetwork& network, const std::string&, const std::string& own) { network.lose(own); });
     for (const auto& failure : failures) {
         EXPECT_TRUE(is<PeerLostError>(failure)) << message_of(failure);
         EXPECT_THAT(message_of(failure), HasSubstr("Connection reset by peer"));
     }
+}
+
+TEST(AcrossNodesFailure, AllRanksLearnOfOneBrokenLinkBetweenTwoOfThreeNodes) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto failures = failures_after([](FakeNetwork& network, const std::string& first,
+                                            const std::string& own) { network.cut(first, own); });
+    for (const auto& failure : failures) EXPECT_TRUE(is<PeerLostError>(failure)) << message_of(failure);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "half of the time-out";
 }
 
 TEST(AcrossNodesFailure, ANodeThatTimedOutMeetsTheOthersWhenItJoinsAgain) {

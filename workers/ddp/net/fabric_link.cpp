@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -20,6 +21,7 @@
 
 #include "ddp/net/link.h"
 #include "ddp/types.h"
+#include "env/clock.h"
 #include "env/io/library.h"
 
 namespace ddp::net {
@@ -30,7 +32,8 @@ constexpr const char* kLibrary = "libfabric.so.1";
 constexpr std::size_t kLongMessage =
     128 *
     1024;  // bytes; libfabric's tcp provider reads longer messages from their sender's memory, piece by piece
-constexpr std::uint32_t kInterface = FI_VERSION(1, 9);  // everything that we use is older
+constexpr std::chrono::milliseconds kLastReceives{100};  ///< limit for the end of long messages
+constexpr std::uint32_t kInterface = FI_VERSION(1, 9);   // everything that we use is older
 
 /// The functions that libfabric exports; all others are in tables of its objects.
 struct FabricApi {
@@ -103,6 +106,16 @@ struct Handle {
     }
 };
 
+/// What abandoned links have left open, where leak checkers find it.
+struct LeftOpen {
+    std::mutex mutex;
+    std::vector<std::array<fid*, 5>> links;
+    static LeftOpen& of_process() {
+        static auto& left = *new LeftOpen;
+        return left;
+    }
+};
+
 using InfoList = std::unique_ptr<fi_info, decltype(&::fi_freeinfo)>;
 
 class FabricLink final : public Link {
@@ -154,7 +167,6 @@ class FabricLink final : public Link {
 
     void send(std::size_t peer, std::uint64_t tag, std::span<const std::byte> from,
               Transfer& transfer) override {
-        note_begin(from.size(), transfer);
         begin({[=, this, &transfer] {
                    return ::fi_tsend(endpoint_.object, from.data(), from.size(), nullptr, peers_[peer], tag,
                                      transfer.engine);
@@ -163,10 +175,11 @@ class FabricLink final : public Link {
     }
     void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into,
                  Transfer& transfer) override {
-        note_begin(into.size(), transfer);
         begin({[=, this, &transfer] {
-                   return ::fi_trecv(endpoint_.object, into.data(), into.size(), nullptr, peers_[peer], tag,
-                                     0, transfer.engine);
+                   const ssize_t code = ::fi_trecv(endpoint_.object, into.data(), into.size(), nullptr,
+                                                   peers_[peer], tag, 0, transfer.engine);
+                   if (code == 0 && into.size() > kLongMessage) long_receives_.push_back(&transfer);
+                   return code;
                },
                &transfer});
     }
@@ -189,26 +202,35 @@ class FabricLink final : public Link {
         (void)::poll(&entry, 1, held_back_.empty() ? static_cast<int>(most.count()) : 1);
     }
 
-    // libfabric's tcp provider (1.17) crashes when a connection is closed during a long message. It moves
-    // data only when it is polled, so the objects stay open and unused for ever. An adapter that writes to
-    // memory by itself must be closed.
+    // libfabric's tcp provider (1.17) frees a long message twice when a connection is closed while the
+    // message arrives. It moves data only when it is polled, so in this case the objects stay open and unused
+    // for ever. An adapter that writes to memory by itself must be closed.
     void abandon() override {
         held_back_.clear();
         if (is_abandoned_) return;
         is_abandoned_ = true;
-        if (long_transfers_ > 0 && std::string_view(info_->fabric_attr->prov_name).starts_with("tcp"))
+        if (std::string_view(info_->fabric_attr->prov_name).starts_with("tcp") && !end_long_receives())
             return leave_open();
         endpoint_.close();
         queue_.close();
     }
 
   private:
+    /// Cancels the long messages that have not begun to arrive, and receives the others, or the end of their
+    /// connections. False: this takes too long.
+    bool end_long_receives() {
+        for (Transfer* const one : long_receives_) ::fi_cancel(&endpoint_.object->fid, one->engine);
+        const auto until = ddprun::MonotonicClock::now() + kLastReceives;
+        while (!long_receives_.empty() && ddprun::MonotonicClock::now() < until) {
+            if (!progress()) sleep(std::chrono::milliseconds(1));
+        }
+        return long_receives_.empty();
+    }
     void leave_open() {
-        static auto& left = *new std::vector<fid*>;  // lets leak checkers find the objects
-        static std::mutex mutex;
-        const std::lock_guard lock(mutex);
-        left.insert(left.end(), {&endpoint_.object->fid, &queue_.object->fid, &addresses_.object->fid,
-                                 &domain_.object->fid, &fabric_.object->fid});
+        LeftOpen& left = LeftOpen::of_process();
+        const std::lock_guard lock(left.mutex);
+        left.links.push_back({&endpoint_.object->fid, &queue_.object->fid, &addresses_.object->fid,
+                              &domain_.object->fid, &fabric_.object->fid});
         endpoint_.object = nullptr;
         queue_.object = nullptr;
         addresses_.object = nullptr;
@@ -281,13 +303,9 @@ class FabricLink final : public Link {
         if (code < 0) fail(*attempt.transfer, static_cast<int>(-code));
         return true;
     }
-    void note_begin(std::size_t bytes, Transfer& transfer) {
-        transfer.is_long = bytes > kLongMessage;
-        long_transfers_ += transfer.is_long ? 1 : 0;
-    }
     void note_end(Transfer& transfer) {
         transfer.done = true;
-        long_transfers_ -= transfer.is_long ? 1 : 0;
+        std::erase(long_receives_, &transfer);
     }
     void fail(Transfer& transfer, int code) {
         transfer.failure = api_.strerror(code);
@@ -326,7 +344,7 @@ class FabricLink final : public Link {
     Handle<fid_cq> queue_;
     Handle<fid_ep> endpoint_;
     int descriptor_ = -1;
-    int long_transfers_ = 0;  ///< in transit
+    std::vector<Transfer*> long_receives_;  ///< begun and not done
     bool is_abandoned_ = false;
     std::vector<fi_addr_t> peers_;
     std::deque<Attempt> held_back_;
@@ -337,6 +355,12 @@ class FabricLink final : public Link {
 std::unique_ptr<Link> open_fabric_link(const std::string& host) {
     const ddprun::KeptSignals kept;  // providers load libraries when they are queried or opened
     return std::make_unique<FabricLink>(host);
+}
+
+std::size_t leaked_links() {
+    LeftOpen& left = LeftOpen::of_process();
+    const std::lock_guard lock(left.mutex);
+    return left.links.size();
 }
 
 }  // namespace ddp::net

@@ -15,7 +15,6 @@ namespace ddp::net {
 struct Transfer {
     void* engine[8] = {};  ///< used by the transport; first, as libfabric's fi_context2
     bool done = false;
-    bool is_long = false;   ///< used by the transport
     std::size_t bytes = 0;  ///< of a receive: bytes received, or a larger number when the message did not
                             ///< fit. Of a send: undefined
     std::string failure;    ///< reason of a failure; "" after success
@@ -63,5 +62,9 @@ class Link {
 /// `host`, the address of an interface of this host, unless FI_TCP_IFACE names another one. Throws
 /// InvalidInput with the remedy: the library is missing, or none of its providers fits.
 std::unique_ptr<Link> open_fabric_link(const std::string& host);
+
+/// The number of links of this process whose descriptors and memory, about 150 MiB each, stay in use until it
+/// ends, because they were abandoned while a long message arrived.
+std::size_t leaked_links();
 
 }  // namespace ddp::net
