@@ -60,6 +60,12 @@ TEST(PlanTransfers, PrefersAHolderOfTheReceiversNode) {
     EXPECT_EQ(plan_transfers(ranks), (Rounds{{{0, 3}, {1, 2}}}));
 }
 
+TEST(PlanTransfers, SendsTheStateToANodeOnce) {
+    const std::vector<Holder> ranks = {on_node(0, kNewest), on_node(0, kNewest), on_node(1, kNew),
+                                       on_node(1, kNew),    on_node(2, kNew),    on_node(1, kNew)};
+    EXPECT_EQ(plan_transfers(ranks), (Rounds{{{0, 2}, {1, 4}}, {{2, 3}}, {{2, 5}}}));
+}
+
 /// Ranks that take part in a round as receivers are not whole, and the lost rank is gone.
 bool some_are_whole_without(const std::vector<Holder>& ranks, const TransferRound& round, std::size_t lost) {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -74,7 +80,7 @@ TEST(PlanTransfers, LeavesAWholeRankWhicheverRankIsLostInAnyRound) {
     for (unsigned code = 0; code < 3 * 3 * 3 * 3 * 3; ++code) {
         std::vector<Holder> ranks;
         for (unsigned rest = code, i = 0; i < 5; ++i, rest /= 3)
-            ranks.push_back(rest % 3 == 0 ? kNew : rest % 3 == 1 ? kOld : kNewest);
+            ranks.push_back(on_node(i / 2, rest % 3 == 0 ? kNew : rest % 3 == 1 ? kOld : kNewest));
         const auto whole =
             std::count_if(ranks.begin(), ranks.end(), [](const Holder& one) { return one.is_whole; });
         for (const TransferRound& round : plan_transfers(ranks)) {

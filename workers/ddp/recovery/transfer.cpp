@@ -10,14 +10,17 @@ namespace {
 
 using RankList = std::vector<std::uint32_t>;
 
-/// Takes the receiver nearest to `from` out of `waiting`, which is not empty.
-std::uint32_t take_nearest(RankList& waiting, std::uint32_t from, std::span<const Holder> ranks) {
-    auto nearest = std::ranges::find_if(
-        waiting, [&](std::uint32_t rank) { return ranks[rank].node == ranks[from].node; });
-    if (nearest == waiting.end()) nearest = waiting.begin();
-    const std::uint32_t rank = *nearest;
-    waiting.erase(nearest);
-    return rank;
+/// The receiver of `waiting` to which `from` gives: one of its node, else the first one of a node on which
+/// nobody of `served` is.
+RankList::iterator receiver_for(std::uint32_t from, RankList& waiting, const RankList& served,
+                                std::span<const Holder> ranks) {
+    const auto is_near = [&](std::uint32_t one) {
+        return [&ranks, one](std::uint32_t other) { return ranks[other].node == ranks[one].node; };
+    };
+    const auto nearest = std::ranges::find_if(waiting, is_near(from));
+    if (nearest != waiting.end()) return nearest;
+    return std::ranges::find_if(
+        waiting, [&](std::uint32_t rank) { return std::ranges::none_of(served, is_near(rank)); });
 }
 
 /// Rounds for `waiting`, who become holders.
@@ -25,10 +28,15 @@ void serve(RankList waiting, RankList& holders, std::span<const Holder> ranks,
            std::vector<TransferRound>& rounds) {
     while (!waiting.empty()) {
         TransferRound round;
+        RankList served = holders;
         for (const std::uint32_t holder : holders) {
-            if (!waiting.empty()) round.push_back({holder, take_nearest(waiting, holder, ranks)});
+            const auto receiver = receiver_for(holder, waiting, served, ranks);
+            if (receiver == waiting.end()) continue;
+            round.push_back({holder, *receiver});
+            served.push_back(*receiver);
+            waiting.erase(receiver);
         }
-        for (const Transfer& one : round) holders.push_back(one.to);
+        holders = std::move(served);
         rounds.push_back(std::move(round));
     }
 }

@@ -30,7 +30,8 @@ std::uint64_t newest_state(std::span<const Holder> ranks);
 /// The rounds after which every rank has the newest state, from ranks that have it. Ranks without a state
 /// come first, then the older whole ranks, at most half of them at a time: at every moment one more rank can
 /// be lost and a whole state remains, unless there are only two ranks. A receiver gives in the next round.
-/// Ranks of the same node are preferred. Empty when all have it, or nobody is whole. Pure.
+/// Ranks give on their own node; a node without a holder gets the state once over the network. Empty when all
+/// have it, or nobody is whole. Pure.
 std::vector<TransferRound> plan_transfers(std::span<const Holder> ranks);
 
 /// Collective, blocking: a round of transfers of these tensors. Throws the group's errors.
