@@ -589,6 +589,19 @@ TEST(ScheduledRate, MovesEachGroupFromItsOwnRateAndResumesFromItsState) {
     EXPECT_EQ(resumed->learning_rate(1), sgd->learning_rate(1));
 }
 
+TEST(ScheduledRate, GoesOnAfterAReplacementAsAnotherOneWithThisScheduleAndRate) {
+    ModelInGroups<float> model;
+    const ddp::Schedule before = {.shape = ddp::Schedule::Shape::Linear, .total_steps = 8},
+                        after = {.shape = ddp::Schedule::Shape::Linear, .total_steps = 16};
+    const auto sgd = ddp::make_sgd(model.parameters(), {.learning_rate = 0.4});
+    const auto other = ddp::make_sgd(model.parameters(), {.learning_rate = 0.2});
+    ddp::ScheduledRate rate(*sgd, before), expected(*other, after);
+    rate.step();
+    rate.replace(after, 0.2);
+    expected.step();
+    EXPECT_EQ(sgd->learning_rate(0), other->learning_rate(0));
+}
+
 TEST(LearningRate, IsScaledByTheSamplesOfAStep) { EXPECT_EQ(ddp::scaled_learning_rate(0.1, 256, 1024), 0.4); }
 
 }  // namespace

@@ -199,7 +199,8 @@ struct InterruptedEpoch {
         if (place.consumed < samples) last_world = world;
         std::optional<ddp::SamplerState> after;
         for (std::size_t rank = 0; rank < world; ++rank) {
-            DistributedSampler sampler(samples, static_cast<int>(world), static_cast<int>(rank), options);
+            DistributedSampler sampler(samples, 1, 0, options);
+            sampler.set_world(static_cast<int>(world), static_cast<int>(rank));
             sampler.restore(place);
             Indices mine = sampler.indices();
             mine.resize(std::min(mine.size(), most));

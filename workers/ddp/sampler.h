@@ -42,6 +42,10 @@ class DistributedSampler {
     /// Throws InvalidInput unless 0 <= rank < world_size.
     DistributedSampler(std::size_t dataset_size, int world_size, int rank, SamplerOptions options = {});
 
+    /// Deals the rest of the epoch out to the ranks of a world of another size, of which this is `rank`.
+    /// Throws InvalidInput as the constructor.
+    void set_world(int world_size, int rank);
+
     /// Starts an epoch at its beginning. Without this call every epoch has the same order.
     void set_epoch(std::uint64_t epoch) { state_ = {epoch, 0}; }
     void next_epoch() { set_epoch(state_.epoch + 1); }
@@ -69,8 +73,8 @@ class DistributedSampler {
     }
 
     std::size_t dataset_size_;
-    std::size_t world_size_;
-    std::size_t rank_;
+    std::size_t world_size_ = 1;
+    std::size_t rank_ = 0;
     SamplerOptions options_;
     SamplerState state_;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "ddp/optimizer.h"
@@ -47,6 +48,9 @@ class ScheduledRate final : public Stateful {
     /// Called once after each step of the optimizer: sets the rates of the next step.
     void step();
     [[nodiscard]] std::uint64_t steps() const { return steps_; }
+    /// Goes on after as many steps with another schedule and this initial rate for all groups: those of a
+    /// world of another size. Throws the errors of rate_at.
+    void replace(Schedule schedule, double initial_rate);
 
     [[nodiscard]] std::vector<Tensor> state() const override;
     void state_loaded() override { set_rates(); }
@@ -56,6 +60,7 @@ class ScheduledRate final : public Stateful {
 
     Optimizer& optimizer_;
     Schedule schedule_;
+    std::optional<double> initial_rate_;  ///< in place of the groups' own
     mutable std::uint64_t steps_ = 0;
 };
 

@@ -77,10 +77,11 @@ Learner::Learner(const World& world, const ComputeDevice& device, const Options&
     if (world.group != nullptr) group_ = *world.group;
 }
 
-void Learner::attach(ddp::ProcessGroup& group, bool broadcast) {
+void Learner::attach(ddp::ProcessGroup& group, bool broadcast, std::uint64_t steps) {
     model_.attach(group, broadcast);
     group_ = group;
     batches_in_step_ = 0;
+    rate_.replace(schedule_of(options_, steps), learning_rate(options_, group.size()));
 }
 
 std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {

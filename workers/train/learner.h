@@ -44,8 +44,9 @@ class Learner {
     /// run. Without a group the learner is on the CPU, and --shard is none. Throws libddp's errors.
     Learner(const World& world, const ComputeDevice& device, const Options& options,
             const std::vector<std::size_t>& widths, std::uint64_t steps);
-    /// Collective: the first group of a learner that has none, or the next one. See ddp::Model::attach().
-    void attach(ddp::ProcessGroup& group, bool broadcast);
+    /// Collective: the first group of a learner that has none, or the next one, of a run of `steps` steps.
+    /// See ddp::Model::attach().
+    void attach(ddp::ProcessGroup& group, bool broadcast, std::uint64_t steps);
 
     /// Begins this rank's next batch. With --cuda-graph all batches must have the same size: after the first
     /// steps the captured one is replayed, all of it in backward().

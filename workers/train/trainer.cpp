@@ -139,7 +139,9 @@ void Trainer::keep_in(ddp::Recovery& recovery) {
 }
 
 void Trainer::attach(ddp::ProcessGroup& group, bool is_new) {
-    learner_.attach(group, is_new);
+    world_ = World(group.rank(), group.size());
+    summary_.world_size = world_.size;
+    learner_.attach(group, is_new, steps_in_all(options_, training_.size(), world_.size));
     group_ = group;
     vote_.emplace(group);
     is_new_ = is_new;
@@ -390,7 +392,9 @@ void Trainer::begin_run() {
     if (!feed_) {
         if (scaling_) scaling_->apply(samples_);
         feed_ = make_feed(device_, samples_, options_);
-        if (world_.rank == 0 && !options_.tensorboard.empty()) curves_.emplace(options_.tensorboard, print_);
+    }
+    if (world_.rank == 0 && !options_.tensorboard.empty() && !curves_) {
+        curves_.emplace(options_.tensorboard, print_);
     }
     if (!is_new_) return;
     announce();

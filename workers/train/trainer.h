@@ -83,7 +83,7 @@ class Trainer {
     [[nodiscard]] ddp::Training training();
     std::string save(const std::string& run_id);
 
-    const World world_;
+    World world_;
     const ComputeDevice& device_;
     const Options& options_;
     Samples samples_;

@@ -65,12 +65,15 @@ std::string describe(const SamplerState::Order& order) {
 
 DistributedSampler::DistributedSampler(std::size_t dataset_size, int world_size, int rank,
                                        SamplerOptions options)
-    : dataset_size_(dataset_size),
-      world_size_(static_cast<std::size_t>(world_size)),
-      rank_(static_cast<std::size_t>(rank)),
-      options_(options) {
+    : dataset_size_(dataset_size), options_(options) {
+    set_world(world_size, rank);
+}
+
+void DistributedSampler::set_world(int world_size, int rank) {
     if (world_size < 1 || rank < 0 || rank >= world_size)
         throw InvalidInput(fmt::format("sampler: rank {} is not in a world of {}", rank, world_size));
+    world_size_ = static_cast<std::size_t>(world_size);
+    rank_ = static_cast<std::size_t>(rank);
 }
 
 std::size_t DistributedSampler::remaining() const {

@@ -69,10 +69,17 @@ void ScheduledRate::step() {
     set_rates();
 }
 
+void ScheduledRate::replace(Schedule schedule, double initial_rate) {
+    schedule_ = schedule;
+    initial_rate_ = initial_rate;
+    set_rates();
+}
+
 void ScheduledRate::set_rates() {
-    for (std::size_t group = 0; group < optimizer_.groups(); ++group)
-        optimizer_.set_learning_rate(rate_at(schedule_, optimizer_.initial_learning_rate(group), steps_),
-                                     group);
+    for (std::size_t group = 0; group < optimizer_.groups(); ++group) {
+        const double base = initial_rate_.value_or(optimizer_.initial_learning_rate(group));
+        optimizer_.set_learning_rate(rate_at(schedule_, base, steps_), group);
+    }
 }
 
 std::vector<Tensor> ScheduledRate::state() const {
