@@ -23,6 +23,7 @@
 #include "ddp/model.h"
 #include "ddp/objects.h"
 #include "ddp/optimizer.h"
+#include "ddp/recovery/kept.h"
 #include "ddp/sampler.h"
 #include "ddp/schedule.h"
 #include "ddp/testing.h"
@@ -456,15 +457,89 @@ TEST(RecoveryRefusals, NameShardedState) {
                 HasSubstr("Error: optimizer state is sharded: a failure restarts from the last checkpoint"));
 }
 
+/// Why `body` cannot recover.
+std::string refusal_in_body(const std::function<void(ProcessGroup&)>& body) {
+    return refusal_of([&](const Context& context) {
+        Recovery recovery(context);
+        recovery.run([&](ProcessGroup& group, const Start&) {
+            body(group);
+            throw std::runtime_error("it failed");
+        });
+    });
+}
+
 TEST(RecoveryRefusals, MayComeFromWhatIsMadeOverTheGroup) {
-    EXPECT_THAT(refusal_of([](const Context& context) {
-                    Recovery recovery(context);
-                    recovery.run([](ProcessGroup& group, const Start&) {
-                        group.refuse_recovery("this hook keeps state of its own");
-                        throw std::runtime_error("it failed");
-                    });
-                }),
+    EXPECT_THAT(refusal_in_body(
+                    [](ProcessGroup& group) { group.refuse_recovery("this hook keeps state of its own"); }),
                 HasSubstr("Error: this hook keeps state of its own"));
+}
+
+TEST(RecoveryRefusals, NameAShardedModel) {
+    EXPECT_THAT(refusal_in_body([](ProcessGroup& group) {
+                    const Model model(group, {{"w", {4}}}, {.shard = Shard::Optimizer});
+                }),
+                HasSubstr("Error: optimizer state is sharded: a failure restarts from the last checkpoint"));
+}
+
+TEST(RecoveryRefusals, NameJoinAndPowerSgd) {
+    const auto refusal_over_model = [](const std::function<void(DistributedDataParallel&)>& use) {
+        return refusal_in_body([&](ProcessGroup& group) {
+            std::vector<float> w(4);
+            DistributedDataParallel model(group, std::vector{tensor_of("w", w, {4})});
+            use(model);
+        });
+    };
+    EXPECT_THAT(refusal_over_model([](DistributedDataParallel& model) { const Join join(model); }),
+                HasSubstr("Error: Join: ranks that have no batches left are at no common unit"));
+    EXPECT_THAT(refusal_over_model([](DistributedDataParallel& model) {
+                    model.set_hook(power_sgd());
+                    model.mark_ready(0);
+                    model.finish();
+                }),
+                HasSubstr("Error: power_sgd: each rank has errors of its own"));
+}
+
+TEST(Recovery, EndsWhereNoRankHasTheStateThatTheyHadCommitted) {
+    EXPECT_THAT(
+        testing::thrown_by([] {
+            run_recovering(2, [](const Context& context) {
+                Recovery recovery(context);
+                recovery.run([&](ProcessGroup& group, const Start&) {
+                    if (group.rank() == 0) throw PeerLostError("rank 1 was lost");
+                    KeptMemory(context.env().kept_fd, 1).line().commits = 5;
+                    throw Error("lost");
+                });
+            });
+        }),
+        HasSubstr("rank 0: recovery: no rank has the state of 5 committed units; all ranks start again"));
+}
+
+TEST(Recovery, AnAsynchronousSaveEndsWhenAnotherRankIsLost) {
+    const std::string path =
+        std::filesystem::temp_directory_path() / fmt::format("test-recovery-{}.saved", ::getpid());
+    run_recovering(2, [&](const Context& context) {
+        std::vector<float> w(4);
+        const std::vector<Tensor> parameters = {tensor_of("w", w, {4})};
+        DistributedSampler sampler(8, 2, context.rank());
+        const auto optimizer = make_sgd(parameters, {.learning_rate = 1});
+        CheckpointDirectory checkpoints(path, {.asynchronous = true});
+        Recovery recovery(context);
+        recovery.keep("weights", parameters);
+        recovery.keep("optimizer", *optimizer);
+        recovery.run([&](ProcessGroup& group, const Start& start) {
+            DistributedDataParallel model(group, parameters, {.broadcast_parameters = start.is_new()});
+            while (recovery.commits() < 4) {
+                model.mark_ready(0);
+                model.finish();
+                recovery.commit([&] { optimizer->step(model.gradients()); });
+                checkpoints.save(group, {model, *optimizer, sampler});
+                if (recovery.commits() == 2 && start.is_new() && group.rank() == 1) throw Error("lost");
+            }
+            checkpoints.finish(group);
+        });
+    });
+    EXPECT_THAT(CheckpointDirectory(path).latest().value_or(""), ::testing::EndsWith("step-000004"));
+    std::filesystem::remove_all(path);
 }
 
 /// Points of y = 3 x - 1.

@@ -174,6 +174,7 @@ class CheckpointDirectory {
     /// cause, the same on all ranks.
     ///
     /// Once a rank is lost, `latest` does not change any more: the ranks that go on may save this step again.
+    /// An asynchronous save that has copied the state ends all the same: every rank had this state.
     ///
     /// An asynchronous save first waits for the save before it, and throws its error in place of saving. The
     /// copies take as much memory as the tensors that this rank writes, and are kept for the next save. The

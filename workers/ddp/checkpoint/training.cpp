@@ -286,9 +286,12 @@ std::string CheckpointDirectory::save(ProcessGroup& group, const Training& train
 }
 
 void CheckpointDirectory::finish(ProcessGroup& group) {
-    if (!pending_.valid()) return;
+    if (!options_.asynchronous) return;
     try {
-        run_on_all(group, [&] { pending_.get(); });
+        // A process that replaces a lost one has no save of its own to wait for.
+        run_on_all(group, [&] {
+            if (pending_.valid()) pending_.get();
+        });
     } catch (...) {
         // No rank writes any more, so what the others wrote after rank 0's failure can go.
         if (group.rank() == 0) remove_left_overs();
