@@ -171,8 +171,27 @@ TEST_F(TrainHosts, AProviderThatReachesNoOtherHostIsReportedInOneLineWithTheReme
     }
 }
 
+TEST_F(TrainHosts, AKilledRankIsReplacedAndChangesNoBit) {
+    std::string digests[2];
+    for (const bool kills : {false, true}) {
+        start(2, {"--epochs", "60"});
+        ASSERT_TRUE(node(0).wait_for_output(" 5/60"));
+        if (kills) {
+            signal_rank(1, 2, "KILL");
+            EXPECT_TRUE(node(0).wait_for_output("rank 2 is back"));
+            signal_rank(0, 0, "KILL");
+        }
+        EXPECT_EQ(node(1).wait().status, 0);
+        const Outcome head = node(0).wait();
+        ASSERT_EQ(head.status, 0) << head.err;
+        EXPECT_EQ(kills, head.err.find("2 ranks go on in place, rank 0 starts again") != std::string::npos);
+        digests[kills ? 1 : 0] = head.out.substr(head.out.find("sha256 "), 71);
+    }
+    EXPECT_EQ(digests[0], digests[1]);
+}
+
 TEST_F(TrainHosts, AKilledRankEndsTheWorkersOfBothHosts) {
-    start_endless();
+    start_endless({"--recover=restart"});
     signal_rank(1, 2, "KILL");
     const Outcome head = node(0).wait(), other = node(1).wait();
     EXPECT_EQ(head.status, 128 + SIGKILL);
@@ -194,7 +213,7 @@ TEST_F(TrainHosts, SigtermSavesACheckpointThatBothHostsGoOnFrom) {
 }
 
 TEST_F(TrainHosts, ACrashedRankIsReportedWithItsSignalByBothHosts) {
-    start_endless();
+    start_endless({"--recover=restart"});
     signal_rank(1, 2, "SEGV");
     const Outcome head = node(0).wait(), other = node(1).wait();
     EXPECT_EQ(head.status, 128 + SIGSEGV);
@@ -255,7 +274,7 @@ TEST_F(TrainHosts, ACutCableEndsTheWorkersOfBothHosts) {
 }
 
 TEST_F(TrainHosts, AStoppedRankIsNamedByTheHangDetector) {
-    start_endless({"--hang-timeout=2s"});
+    start_endless({"--hang-timeout=2s", "--recover=restart"});
     signal_rank(1, 1, "STOP");
     const Outcome head = node(0).wait();
     node(1).wait();

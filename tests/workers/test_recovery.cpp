@@ -14,6 +14,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -29,6 +30,7 @@
 #include "ddp/testing.h"
 #include "env/io/file.h"
 #include "failures.h"
+#include "on_nodes.h"
 
 /// There in a process with AddressSanitizer, which keeps freed memory for a while and finds leaks itself.
 extern "C" void __asan_init() __attribute__((weak));
@@ -36,7 +38,9 @@ extern "C" void __asan_init() __attribute__((weak));
 namespace ddp {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::run_recovering;
 using Workers = testing::RecoveringOptions::Workers;
 using Progress = ProcessGroupOptions::Progress;
@@ -110,6 +114,7 @@ class TrainingRun {
         recovery_.run([this](ProcessGroup& group, const Start& start) { train(group, start); });
     }
 
+    [[nodiscard]] int rank() const { return recovery_.context().rank(); }
     /// Everything that a recovery has to restore.
     [[nodiscard]] std::string digest() const {
         std::string digest;
@@ -175,36 +180,48 @@ struct Outcome {
     int generations = 0;
 };
 
-/// Runs the training with processes that `interrupt` may kill.
-Outcome train(int ranks, const Interrupt& interrupt, Progress progress = Progress::Inline,
-              std::chrono::nanoseconds limit = std::chrono::seconds(30)) {
+/// Runs one process per rank. `run` returns a digest, and sets the rank that it has at its end.
+Outcome run_processes(int ranks, testing::RecoveringOptions options,
+                      const std::function<std::string(const Context&, int& rank)>& run) {
+    options.workers = Workers::Processes;
     const std::filesystem::path directory =
         std::filesystem::temp_directory_path() / fmt::format("test-recovery-{}", ::getpid());
     std::filesystem::create_directory(directory);
     Outcome outcome;
-    outcome.generations = run_recovering(ranks,
-                                         [&](const Context& context) {
-                                             TrainingRun training(context, interrupt, progress);
-                                             training.run();
-                                             std::ofstream(directory / std::to_string(context.rank()))
-                                                 << training.digest();
-                                         },
-                                         {.workers = Workers::Processes, .limit = limit});
+    const auto program = [&](const Context& context) {
+        int rank = 0;
+        const std::string digest = run(context, rank);
+        std::ofstream(directory / std::to_string(rank)) << digest;
+    };
+    outcome.generations = run_recovering(ranks, program, options);
     for (int rank = 0; rank < ranks; ++rank) {
-        std::string& digest = outcome.digests.emplace_back();
         std::ifstream file(directory / std::to_string(rank));
-        std::getline(file, digest);
+        if (std::string digest; std::getline(file, digest)) outcome.digests.push_back(std::move(digest));
     }
     std::filesystem::remove_all(directory);
     return outcome;
 }
 
-const std::vector<std::string>& undisturbed(int ranks) {
-    static std::map<int, std::vector<std::string>> known;
-    std::vector<std::string>& digests = known[ranks];
-    if (digests.empty()) digests = train(ranks, [](const Moment&) {}).digests;
+/// Runs the training with processes that `interrupt` may kill.
+Outcome train(int ranks, const Interrupt& interrupt, Progress progress = Progress::Inline,
+              const testing::RecoveringOptions& options = {}) {
+    return run_processes(ranks, options, [&](const Context& context, int& rank) {
+        TrainingRun training(context, interrupt, progress);
+        training.run();
+        rank = training.rank();
+        return training.digest();
+    });
+}
+
+const std::vector<std::string>& undisturbed(const std::vector<int>& nodes) {
+    static std::map<std::vector<int>, std::vector<std::string>> known;
+    std::vector<std::string>& digests = known[nodes];
+    const int ranks = std::accumulate(nodes.begin(), nodes.end(), 0);
+    if (digests.empty())
+        digests = train(ranks, [](const Moment&) {}, Progress::Inline, {.nodes = nodes}).digests;
     return digests;
 }
+const std::vector<std::string>& undisturbed(int ranks) { return undisturbed(std::vector{ranks}); }
 
 void kill_this_process() { ::kill(::getpid(), SIGKILL); }
 
@@ -245,7 +262,7 @@ TEST(Recovery, GoesOnWithAProgressThread) {
 
 TEST(Recovery, ATimeOutAtWhichNobodyDiesIsNotTakenForTheEnd) {
     const auto late = at(Point::Backward, 1, 3, [] { throw TimeoutError("nobody came"); });
-    const Outcome disturbed = train(3, late, Progress::Inline, std::chrono::milliseconds(200));
+    const Outcome disturbed = train(3, late, Progress::Inline, {.limit = std::chrono::milliseconds(200)});
     EXPECT_EQ(disturbed.generations, 2) << "without a next generation the rank fails";
     EXPECT_EQ(disturbed.digests, undisturbed(3));
 }
@@ -517,7 +534,7 @@ TEST(Recovery, EndsWhereNoRankHasTheStateThatTheyHadCommitted) {
 TEST(Recovery, AnAsynchronousSaveEndsWhenAnotherRankIsLost) {
     const std::string path =
         std::filesystem::temp_directory_path() / fmt::format("test-recovery-{}.saved", ::getpid());
-    run_recovering(2, [&](const Context& context) {
+    const int generations = run_recovering(2, [&](const Context& context) {
         std::vector<float> w(4);
         const std::vector<Tensor> parameters = {tensor_of("w", w, {4})};
         DistributedSampler sampler(8, 2, context.rank());
@@ -538,6 +555,7 @@ TEST(Recovery, AnAsynchronousSaveEndsWhenAnotherRankIsLost) {
             checkpoints.finish(group);
         });
     });
+    EXPECT_EQ(generations, 2) << "no rank calls another collective";
     EXPECT_THAT(CheckpointDirectory(path).latest().value_or(""), ::testing::EndsWith("step-000004"));
     std::filesystem::remove_all(path);
 }
@@ -556,8 +574,11 @@ class Points final : public Dataset {
 /// Weights that are kept as a Training, with a sampler that a loader advances.
 class LoaderRun {
   public:
-    LoaderRun(const Context& context, std::function<void(int batch, const Context&)> interrupt)
+    using Interrupt = std::function<void(int batch, const Context&)>;
+    LoaderRun(const Context& context, Interrupt interrupt, std::string checkpoint = {}, int last_batch = -1)
         : interrupt_(std::move(interrupt)),
+          checkpoint_(std::move(checkpoint)),
+          last_batch_(last_batch),
           sampler_(points_.size(), context.world_size(), context.rank(), {.seed = 1}),
           recovery_(context) {
         recovery_.keep({weights_, *optimizer_, sampler_});
@@ -565,8 +586,9 @@ class LoaderRun {
     }
     std::string run() {
         recovery_.run([this](ProcessGroup& group, const Start& start) { train(group, start); });
-        return fmt::format("{:a} {}", weights_.w[0], recovery_.commits());
+        return fmt::format("{:a}{}", weights_.w[0], changes_);
     }
+    [[nodiscard]] int rank() const { return recovery_.context().rank(); }
 
   private:
     struct Weights final : Stateful {
@@ -577,6 +599,11 @@ class LoaderRun {
     };
 
     void train(ProcessGroup& group, const Start& start) {
+        const Training training{weights_, *optimizer_, sampler_};
+        if (start.is_new() && last_batch_ < 0 && !checkpoint_.empty())
+            (void)CheckpointDirectory(checkpoint_).load(group, training);
+        if (start.world_changed)
+            changes_ += fmt::format(", {} ranks in generation {}", group.size(), start.generation);
         DistributedDataParallel model(group, weights_.state(), {.broadcast_parameters = start.is_new()});
         for (; sampler_.epoch() < 3; sampler_.next_epoch()) {
             Loader loader(points_, sampler_, {.batch_size = 4});
@@ -588,11 +615,16 @@ class LoaderRun {
                 model.mark_ready(0);
                 model.finish();
                 recovery_.commit([&] { optimizer_->step(model.gradients()); });
+                if (static_cast<int>(recovery_.commits()) == last_batch_)
+                    return static_cast<void>(CheckpointDirectory(checkpoint_).save(group, training));
             }
         }
     }
 
-    std::function<void(int, const Context&)> interrupt_;
+    const Interrupt interrupt_;
+    const std::string checkpoint_;  ///< written after the last batch, or read where there is none
+    const int last_batch_;          ///< -1: the run ends with the data
+    std::string changes_;           ///< of the size of the world
     const Points points_;
     Weights weights_;
     std::unique_ptr<Optimizer> optimizer_ =
@@ -616,6 +648,133 @@ TEST(Recovery, SeesEachSampleOnceWithALoader) {
     const auto undisturbed = run(-1);
     for (const int lost_at : {3, 8, 15}) EXPECT_EQ(run(lost_at), undisturbed);
 }
+
+/// Two nodes of two ranks.
+class RecoveryOverNodes : public testing::OnNodes {
+  protected:
+    static testing::RecoveringOptions on_nodes(int spares = 0) {
+        return {.nodes = GetParam(), .spares = spares};
+    }
+    /// The node of `lost_rank` is lost after five batches.
+    static Outcome load(int lost_rank, const testing::RecoveringOptions& options = on_nodes()) {
+        return run_processes(ranks(), options, [&](const Context& context, int& rank) {
+            LoaderRun run(context, [=](int commits, const Context& now) {
+                if (now.generation() == 1 && now.rank() == lost_rank && commits == 5) lose_node();
+            });
+            const std::string digest = run.run();
+            rank = run.rank();
+            return digest;
+        });
+    }
+    static void lose_node() { ::kill(::getpid(), SIGPWR), ::pause(); }
+};
+
+TEST_P(RecoveryOverNodes, AnyRankLostAnywhereGivesTheBitsOfAnUndisturbedRun) {
+    for (const Point point : {Point::UnitBegin, Point::Backward, Point::BeforePart, Point::BeforeFinish,
+                              Point::BeforeCommit, Point::InCommit, Point::AfterCommit}) {
+        for (const int rank : {1, 2}) {
+            const Outcome disturbed = train(ranks(), at(point, rank, 4), Progress::Inline, on_nodes());
+            EXPECT_EQ(disturbed.generations, 2);
+            EXPECT_EQ(disturbed.digests, undisturbed(GetParam()))
+                << "rank " << rank << " at " << static_cast<int>(point);
+        }
+    }
+}
+
+TEST_P(RecoveryOverNodes, ASpareNodeTakesTheRanksOfALostOneAndEndsWithTheSameBits) {
+    const Outcome undisturbed = load(-1);
+    for (const int rank : {0, 3}) EXPECT_EQ(load(rank, on_nodes(1)).digests, undisturbed.digests) << rank;
+}
+
+TEST_P(RecoveryOverNodes, OwnValuesOfALostNodeBeginAgainAndOneLineNamesTheRank) {
+    ::testing::internal::CaptureStderr();
+    const Outcome disturbed =
+        train(ranks(), at(Point::BeforeFinish, 2, 4, lose_node), Progress::Inline, on_nodes(1));
+    const std::string out = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(out, AllOf(HasSubstr("rank 2: recovery: its Own values ('rng', 'noise') begin again, because "
+                                     "their copy was lost with its node\n"),
+                           HasSubstr("rank 3: recovery: its"), Not(HasSubstr("rank 0: recovery"))));
+    EXPECT_EQ(disturbed.digests.size(), 4u);
+}
+
+TEST_P(RecoveryOverNodes, WithoutASpareFewerRanksGoOnAsAfterAStopAndResume) {
+    const std::string checkpoint =
+        std::filesystem::temp_directory_path() / fmt::format("test-recovery-{}.resume", ::getpid());
+    std::string resumed;
+    for (const int last_batch : {5, -1}) {
+        auto options = on_nodes();
+        if (last_batch < 0) options.nodes = {2};
+        const Outcome outcome =
+            run_processes(last_batch < 0 ? 2 : 4, options, [&](const Context& context, int& rank) {
+                rank = context.rank();
+                return LoaderRun(
+                           context, [](int, const Context&) {}, checkpoint, last_batch)
+                    .run();
+            });
+        resumed = outcome.digests.at(0);
+    }
+    std::filesystem::remove_all(checkpoint);
+    for (const int rank : {0, 3}) {
+        EXPECT_EQ(load(rank).digests, std::vector(2, resumed + ", 2 ranks in generation 2")) << rank;
+    }
+}
+
+TEST_P(RecoveryOverNodes, ClosesTheLinksOfAGroupThatFailedInALongMessage) {
+    constexpr std::uint64_t kWarm = 3, kLast = 10;
+    const int generations =
+        run_recovering(ranks(),
+                       [](const Context& context) {
+                           Recovery recovery(context);
+                           std::size_t descriptors = 0;
+                           recovery.run([&](ProcessGroup& group, const Start& start) {
+                               const std::size_t open = Belongings::now().descriptors;
+                               if (start.generation == kWarm) descriptors = open;
+                               if (start.generation == kLast && group.rank() != 2 &&
+                                   (open > descriptors || net::leaked_links() > 0))
+                                   throw Error(fmt::format("{} descriptors became {}", descriptors, open));
+                               if (start.generation == kLast) return;
+                               std::vector<float> many(std::size_t{1} << 20);
+                               group.all_reduce(buffer_of(std::span(many))).wait();
+                               if (group.rank() == 2) kill_this_process();
+                               group.all_reduce(buffer_of(std::span(many))).wait();
+                           });
+                       },
+                       {.workers = Workers::Processes, .nodes = GetParam()});
+    EXPECT_EQ(generations, static_cast<int>(kLast));
+}
+
+/// Abandons a link while a long message arrives.
+void leak_a_link() {
+    const auto sender = net::open_fabric_link("127.0.0.1"), receiver = net::open_fabric_link("127.0.0.1");
+    sender->connect({receiver->address()});
+    receiver->connect({sender->address()});
+    const std::vector<std::byte> from(std::size_t{32} << 20, std::byte{1});
+    std::vector<std::byte> into(from.size());
+    net::Transfer sent, received;
+    receiver->receive(0, 1, into, received);
+    sender->send(0, 1, from, sent);
+    while (into.front() == std::byte{0}) sender->progress(), receiver->progress();
+    EXPECT_FALSE(received.done);
+    receiver->abandon();
+}
+
+TEST_P(RecoveryOverNodes, AProcessWithManyLinksThatCannotBeClosedEndsWhereItLetsGo) {
+    EXPECT_THAT(testing::thrown_by([] {
+                    run_recovering(2, [](const Context& context) {
+                        Recovery recovery(context);
+                        recovery.run([](ProcessGroup& group, const Start&) {
+                            if (group.rank() == 1) throw Error("lost");
+                            while (net::leaked_links() < 16) leak_a_link();
+                            group.barrier().wait();
+                        });
+                    });
+                }),
+                HasSubstr("rank 0: recovery: worn: 16 links to other nodes could not be closed; a new "
+                          "process replaces this one"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Recovery, RecoveryOverNodes, ::testing::Values(std::vector<int>{2, 2}),
+                         testing::name_of_nodes);
 
 }  // namespace
 }  // namespace ddp

@@ -1,6 +1,7 @@
-// Checks the rules of recovery in place by trying every order of events: three ranks, three units, two kills
-// at any instant. Each rule that a comment in workers/ddp/recovery/ calls necessary is left out once, and the
-// check then has to find a run that goes wrong.
+// Checks the rules of recovery in place by trying every order of events: three ranks, the last of them on a
+// node of its own, three units, and two losses of a process or of this node at any instant. Each rule that a
+// comment in workers/ddp/recovery/ calls necessary is left out once, and the check then has to find a run
+// that goes wrong.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,7 +47,9 @@ struct Rank {
     // Kept memory, which outlives the process.
     std::int8_t kept_commits = 0;
     std::array<std::int8_t, 3> slots = {0, kTorn, kTorn};
+    bool is_memory_new = false;  ///< its node was lost, and it has stored nothing since
 };
+constexpr std::uint32_t node_of(std::size_t rank) { return rank == kRanks - 1 ? 1 : 0; }
 
 struct World {
     std::array<Rank, kRanks> ranks;
@@ -72,6 +75,7 @@ struct Rules {
     bool receiver_is_whole_after_the_last_byte = true;
     bool moving_is_restored = true;
     bool replacement_logs_after_the_exchange = true;
+    bool own_begins_again_on_a_new_node = true;
     bool first_unit_may_begin_again = true;
     Rounds (*plan)(std::span<const Holder>) = plan_transfers;
 };
@@ -123,6 +127,11 @@ class Model {
                 next.ranks[i].at = At::Dead;
                 next.is_aborted = true;
                 visit(next);
+                if (node_of(i) == 0) continue;
+                next.ranks[i].kept_commits = 0;
+                next.ranks[i].slots = {kTorn, kTorn, kTorn};
+                next.ranks[i].is_memory_new = true;
+                visit(next);
             }
         }
         transfer(world);
@@ -168,6 +177,7 @@ class Model {
                 break;
             case At::Preparing:
                 if (rules_.own_is_logged_before_the_collective) slot(rank, after) = after;
+                rank.is_memory_new = false;
                 rank.at = At::Prepared;
                 break;
             case At::Prepared:
@@ -196,6 +206,7 @@ class Model {
         process.at = At::Waiting;
         process.kept_commits = rank.kept_commits;
         process.slots = rank.slots;
+        process.is_memory_new = rank.is_memory_new;
         if (!rules_.replacement_logs_after_the_exchange) slot(process, 0) = 0;
         rank = process;
     }
@@ -220,11 +231,12 @@ class Model {
         next.rounds = next.progress = {};
         std::vector<Holder> holders;
         int most_kept = 0;
-        for (Rank& rank : next.ranks) {
+        for (std::size_t i = 0; i < kRanks; ++i) {
+            Rank& rank = next.ranks[i];
             rank.entered = -1;
             rank.at = At::Receiving;
             most_kept = std::max<int>(most_kept, rank.kept_commits);
-            holders.push_back({static_cast<std::uint64_t>(rank.commits), rank.whole, 0});
+            holders.push_back({static_cast<std::uint64_t>(rank.commits), rank.whole, node_of(i)});
         }
         const bool anybody =
             std::any_of(holders.begin(), holders.end(), [](const Holder& one) { return one.is_whole; });
@@ -309,6 +321,10 @@ class Model {
     }
 
     void start_body(const World& world, Rank& rank) {
+        if (rank.is_memory_new && rules_.own_begins_again_on_a_new_node) {
+            slot(rank, world.start) = world.start;  // the first values
+            rank.is_memory_new = false;
+        }
         rank.own = slot(rank, world.start);
         if (rules_.moving_is_restored) rank.moving = rank.moving_copy;
         rank.at = At::Compute;
@@ -352,7 +368,7 @@ Rounds everybody_at_once(std::span<const Holder> ranks) {
 
 std::string problem_with(const Rules& rules) { return Model(rules).check(); }
 
-TEST(RecoveryModel, EveryOrderOfTwoKillsEndsWithAllUnitsCommittedOnce) {
+TEST(RecoveryModel, EveryOrderOfTwoLossesEndsWithAllUnitsCommittedOnce) {
     Model model{Rules{}};
     EXPECT_EQ(model.check(), "");
     EXPECT_GT(model.states(), 100'000u) << "of all interleavings";
@@ -381,6 +397,10 @@ TEST(RecoveryModel, AUnitRepeatedWithoutRestoringMovingStateWouldSkipSamples) {
 
 TEST(RecoveryModel, AReplacementThatLogsItsInitialStateAtOnceWouldOverwriteItsPredecessors) {
     EXPECT_EQ(problem_with({.replacement_logs_after_the_exchange = false}), "a rank's own state is lost");
+}
+
+TEST(RecoveryModel, OwnStateThatWasLostWithItsNodeHasToBeginAgain) {
+    EXPECT_EQ(problem_with({.own_begins_again_on_a_new_node = false}), "a rank's own state is lost");
 }
 
 TEST(RecoveryModel, TheFirstUnitBeginsAgainWhereTheOnlyRankThatCommittedItDied) {

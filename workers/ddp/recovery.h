@@ -35,7 +35,7 @@ struct Start {
     } state = State::New;
     std::uint64_t commits = 0;     ///< units that the state includes
     std::uint64_t generation = 0;  ///< of the world; it only grows
-    bool world_changed = false;    ///< the world has another size than in the last generation
+    bool world_changed = false;    ///< the world has another size than when the last body began
 
     [[nodiscard]] bool is_new() const { return state == State::New; }
 };

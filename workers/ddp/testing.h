@@ -37,10 +37,15 @@ struct RecoveringOptions {
     std::function<void(std::uint64_t generation)> on_generation = {};
     int most_generations = 100;
     std::chrono::nanoseconds limit = std::chrono::seconds(30);  ///< of each wait of a recovery
+    /// The number of ranks on each node; empty: all on one. Several nodes need processes, and libfabric.
+    std::vector<int> nodes = {};
+    /// A rank that SIGPWR kills takes its node along, with its kept memory. These nodes take the places of
+    /// lost ones; without one the world goes on with fewer ranks.
+    int spares = 0;
 };
 
-/// Runs `program`, which makes a Recovery, for each rank of a one-node world, under an agent that recovers in
-/// place as ddprun does: a rank whose program throws, or whose process is killed, is started again in a new
+/// Runs `program`, which makes a Recovery, for each rank of a world, under an agent that recovers in place as
+/// ddprun does: a rank whose program throws, or whose process is killed, is started again in a new
 /// generation, and the others go on. Returns the number of generations once all have finished. Throws Error
 /// where ddprun would restart all ranks: more than half of them failed at once, or one had said that it
 /// cannot recover.

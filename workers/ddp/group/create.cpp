@@ -2,7 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -15,6 +17,7 @@
 #include "ddp/net/node_rendezvous.h"
 #include "ddp/shm/cpu_backend.h"
 #include "ddp/shm/segment.h"
+#include "ddp/worker/call.h"
 #include "ddp/worker/job_store.h"
 #include "env/print.h"
 #include "env/text.h"
@@ -191,6 +194,19 @@ void require_store(const WorkerEnv& env) {
         env.rank, env.local_world_size, env.world_size));
 }
 
+/// Connects to the job's store, as long as the generation lives: its head may be what was lost.
+BootstrapStore store_of(const WorkerEnv& env, const SegmentMap& segment, ddprun::TimePoint deadline) {
+    for (std::chrono::seconds slice{1};; slice *= 2) {
+        throw_if_lost(segment.header(), fmt::format("rank {}: joining", env.rank));
+        const auto until = std::min(deadline, ddprun::deadline_after(MonotonicClock::now(), slice));
+        try {
+            return job_bootstrap_store(env, until, "joining the other nodes");
+        } catch (const TimeoutError&) {
+            if (until == deadline) throw;
+        }
+    }
+}
+
 std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const ProcessGroupOptions& options) {
     // With a launcher's segment, ranks that disagree about the world learn of each other; check that first.
     const bool several = !covers_world(env);
@@ -202,7 +218,7 @@ std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const Process
     require_store(env);
     static GroupNumbers numbers;
     const net::Parts parts{
-        .bootstrap = job_bootstrap_store(env, deadline, "joining the other nodes"),
+        .bootstrap = store_of(env, *segment, deadline),
         .group = numbers.next(env.generation),
         .open_link = [address = net::own_address(env, deadline)] { return net::open_fabric_link(address); }};
     auto joined = std::make_unique<net::AcrossNodes>(std::move(segment), env, options.timeout, parts);

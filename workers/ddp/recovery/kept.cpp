@@ -84,8 +84,12 @@ void KeptState::add(KeptItem item) {
     items_.push_back(std::move(item));
 }
 
-bool KeptState::has(Kind kind) const {
-    return std::ranges::any_of(items_, [&](const KeptItem& item) { return item.kind == kind; });
+std::string KeptState::names(Kind kind) const {
+    std::vector<std::string> names;
+    for (const KeptItem& item : items_) {
+        if (item.kind == kind) names.push_back('\'' + item.name + '\'');
+    }
+    return ddprun::join(names, ", ");
 }
 
 std::string KeptState::layout() const {
@@ -253,6 +257,10 @@ void KeptMemory::store(std::uint64_t commits, std::string_view copy) {
     std::memcpy(slot(commits), copy.data(), copy.size());
     line_->slot_bytes[index].store(copy.size(), std::memory_order_relaxed);
     line_->slot_of[index].store(commits + 1, std::memory_order_release);
+}
+
+bool KeptMemory::is_empty() const {
+    return std::ranges::all_of(line_->slot_of, [](const auto& slot_of) { return slot_of.load() == 0; });
 }
 
 bool KeptMemory::has_copy(std::uint64_t commits) const {

@@ -30,7 +30,9 @@ class KeptState {
 
     /// Throws InvalidInput for a name that is empty or used, and for tensors that are not in host memory.
     void add(KeptItem item);
-    [[nodiscard]] bool has(Kind kind) const;
+    [[nodiscard]] bool has(Kind kind) const { return !names(kind).empty(); }
+    /// "'rng', 'losses'"; "" for none.
+    [[nodiscard]] std::string names(Kind kind) const;
     /// Names, kinds, types and shapes: one line for each tensor or text.
     [[nodiscard]] std::string layout() const;
 
@@ -79,6 +81,8 @@ class KeptMemory {
     void reset();
     /// Keeps the copy that belongs to `commits`. Throws Error when it is too long for a slot.
     void store(std::uint64_t commits, std::string_view copy);
+    /// There is no copy: the memory is that of another node than before.
+    [[nodiscard]] bool is_empty() const;
     [[nodiscard]] bool has_copy(std::uint64_t commits) const;
     [[nodiscard]] std::string_view copy_for(std::uint64_t commits) const;
 

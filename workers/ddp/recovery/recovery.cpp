@@ -14,12 +14,14 @@
 
 #include "ddp/checkpoint.h"
 #include "ddp/lifeline.h"
+#include "ddp/net/link.h"
 #include "ddp/optimizer.h"
 #include "ddp/recovery/kept.h"
 #include "ddp/recovery/transfer.h"
 #include "ddp/worker/lifeline_socket.h"
 #include "env/clock.h"
 #include "env/lifeline.h"
+#include "env/print.h"
 #include "env/text.h"
 
 // A run is a loop over generations. In each one the ranks make a new group and exchange what they have
@@ -43,8 +45,9 @@ namespace {
 struct Introduction {
     Holder holder;
     std::uint64_t layout = 0;      ///< hash of KeptState::layout
-    std::uint32_t world_size = 0;  ///< of its last generation; 0: a new process
-    std::uint32_t is_torn = 0;     ///< it has a part of a state
+    std::uint32_t world_size = 0;  ///< of the last generation whose body it called; 0: of none
+    bool is_used = false;          ///< it was in a generation before
+    bool is_torn = false;          ///< it has a part of a state
 };
 
 enum class Made : std::uint8_t { None, Alive, Used };
@@ -62,10 +65,13 @@ std::string refusal_of(const ddprun::WorkerEnv& env, const ProcessGroupOptions& 
     if (!on_cpu)
         return fmt::format("backend {}: recovery in place is for backend cpu",
                            options.backend == "auto" ? "for a CUDA device" : options.backend);
-    if (env.local_world_size != env.world_size)
-        return "several nodes: recovery in place is for one node in this release";
     return has_agent(env) ? "" : "no ddprun that recovers in place has started this program";
 }
+
+/// Abandoned links to other nodes that one process may leave open. Ranks reach their limits one after
+/// another, so that the others can replace them.
+constexpr std::size_t kMostLeakedLinks = 16;
+std::size_t most_leaked_links(int rank) { return kMostLeakedLinks + static_cast<std::size_t>(rank % 16); }
 
 SamplerState position_in(const std::string& text) {
     SamplerState state;
@@ -185,6 +191,7 @@ class Recovery::Impl {
             const Start start = begin();
             report_state(fmt::format("in-place {}", context.generation()));
             begin_unit();
+            world_size = static_cast<std::uint32_t>(context.world_size());
             body(*owned, start);
             require_unchanged();
             return nullptr;
@@ -218,13 +225,13 @@ class Recovery::Impl {
         std::vector<Holder> holders;
         for (const Introduction& one : all) holders.push_back(one.holder);
         Start start{.generation = context.generation()};
-        for (const Introduction& one : all) {
-            if (one.world_size != 0 && one.world_size != static_cast<std::uint32_t>(context.world_size()))
-                start.world_changed = true;
-        }
-        world_size = static_cast<std::uint32_t>(context.world_size());
+        start.world_changed = std::ranges::any_of(all, [&](const Introduction& one) {
+            return one.world_size != 0 && one.world_size != static_cast<std::uint32_t>(context.world_size());
+        });
+        is_used = true;
         const std::uint64_t newest = newest_state(holders);
         if (newest == 0) return begin_new(all, start);
+        known_commits = newest;
         const bool has_it = is_whole && commits == newest;
         start.commits = newest;
         start.state = has_it ? Start::State::Own : Start::State::Peers;
@@ -237,11 +244,13 @@ class Recovery::Impl {
 
     std::vector<Introduction> exchange() {
         const std::string layout = state.layout();
-        const Introduction mine{.holder = {.commits = is_whole ? commits : memory.line().commits.load(),
+        const std::uint64_t lost = std::max(memory.line().commits.load(), known_commits);
+        const Introduction mine{.holder = {.commits = is_whole ? commits : lost,
                                            .is_whole = is_whole,
                                            .node = static_cast<std::uint32_t>(context.env().group_rank)},
                                 .layout = std::hash<std::string>()(layout),
                                 .world_size = world_size,
+                                .is_used = is_used,
                                 .is_torn = is_torn};
         std::vector<Introduction> all;
         for (const std::string& message :
@@ -281,8 +290,8 @@ class Recovery::Impl {
         bool all_are_new = true, any_is_torn = false;
         for (const Introduction& one : all) {
             lost = std::max(lost, one.holder.commits);
-            all_are_new = all_are_new && one.world_size == 0;
-            any_is_torn = any_is_torn || one.is_torn != 0;
+            all_are_new = all_are_new && !one.is_used;
+            any_is_torn = any_is_torn || one.is_torn;
         }
         if (any_is_torn || (lost > 1 && !all_are_new))
             fail(fmt::format("no rank has the state of {} committed units; all ranks start again", lost));
@@ -314,10 +323,21 @@ class Recovery::Impl {
 
     void restore_own(std::uint64_t newest) {
         if (!state.has(Kind::Own)) return;
+        if (memory.is_empty()) return begin_own_again(newest);
         if (!memory.has_copy(newest))
             fail(fmt::format("the kept memory has no copy of the Own values after {} units", newest));
         own = memory.copy_for(newest);
         state.restore(Kind::Own, own);
+    }
+
+    /// The kept memory was lost with its node.
+    void begin_own_again(std::uint64_t newest) {
+        state.restore(Kind::Own, first_own);
+        memory.store(newest, own = first_own);
+        ddprun::print(stderr,
+                      "rank {}: recovery: its Own values ({}) begin again, because their copy was lost with "
+                      "its node\n",
+                      context.rank(), state.names(Kind::Own));
     }
 
     void take_commits(std::uint64_t count) {
@@ -398,7 +418,11 @@ class Recovery::Impl {
         } catch (const std::exception& error) {
             why = ddprun::excerpt(error.what(), 1000);
         }
+        const std::size_t leaked = net::leaked_links();
+        const bool is_worn = leaked >= most_leaked_links(context.rank());
+        if (is_worn) why = fmt::format("worn: {} links to other nodes could not be closed", leaked);
         socket->report(ddprun::lifeline::kLetGo, fmt::format("{} {} {}", context.generation(), commits, why));
+        if (is_worn) fail(why + "; a new process replaces this one");
         const auto deadline = ddprun::deadline_after(MonotonicClock::now(), memory.limit());
         socket->receive_until([&] { return has_next() || socket->is_last(); }, deadline);
         if (!has_next()) std::rethrow_exception(failure);
@@ -433,13 +457,15 @@ class Recovery::Impl {
     const bool checks = std::getenv("DDP_CHECK_RECOVERY") != nullptr &&
                         std::strcmp(std::getenv("DDP_CHECK_RECOVERY"), "0") != 0;
 
-    bool is_whole = false;          ///< the state belongs to `commits`
-    bool is_torn = false;           ///< only a part of a state was received
-    bool is_in_change = false;      ///< inside commit(), or an exception came out of it
-    std::uint32_t world_size = 0;   ///< of the last generation; 0: this process is new
-    std::string moving, own;        ///< copies: of the last commit, and of the last prepare()
-    std::string first_own;          ///< copy of the Own values before the first unit
-    ProcessGroup* group = nullptr;  ///< null outside of a body
+    bool is_whole = false;            ///< the state belongs to `commits`
+    bool is_torn = false;             ///< only a part of a state was received
+    bool is_used = false;             ///< this process was in a generation before
+    bool is_in_change = false;        ///< inside commit(), or an exception came out of it
+    std::uint32_t world_size = 0;     ///< of the last generation with a body; 0: there was none
+    std::uint64_t known_commits = 0;  ///< the most that a whole rank had in an exchange
+    std::string moving, own;          ///< copies: of the last commit, and of the last prepare()
+    std::string first_own;            ///< copy of the Own values before the first unit
+    ProcessGroup* group = nullptr;    ///< null outside of a body
     // Numbers of all-rank calls.
     std::uint64_t unit_began_at = 0;
     std::optional<std::uint64_t> prepared_at;
@@ -481,7 +507,11 @@ void Recovery::keep(std::string name, std::vector<Tensor> tensors, Kind kind) {
 void Recovery::keep(std::string name, DistributedSampler& sampler) {
     keep_text(
         std::move(name), [&sampler] { return text_of(sampler.state()); },
-        [&sampler](const std::string& text) { sampler.restore(position_in(text)); }, Kind::Moving);
+        [this, &sampler](const std::string& text) {
+            sampler.set_world(context().world_size(), context().rank());
+            sampler.restore(position_in(text));
+        },
+        Kind::Moving);
 }
 
 void Recovery::keep_bytes(std::string name, void* bytes, std::size_t size, Kind kind) {

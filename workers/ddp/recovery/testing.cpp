@@ -5,20 +5,27 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <thread>
+#include <utility>
 
 #include "ddp/worker/segment_map.h"
 #include "env/io/socket.h"
 #include "env/kept.h"
 #include "env/lifeline.h"
+#include "env/os/event_loop.h"
+#include "rendezvous/serve/store_service.h"
 
 namespace ddp::testing {
 
@@ -54,14 +61,53 @@ UniqueFd make_kept_memory(std::uint32_t workers, std::chrono::nanoseconds limit)
     return fd;
 }
 
-/// A worker that has gone is noticed by its end of file, so that packets to it are lost without a word.
+constexpr const char *kJob = "job", *kToken = "the job's token";
+
+/// A process with the job's store of one generation.
+class StoreProcess {
+  public:
+    explicit StoreProcess(std::uint64_t generation) {
+        auto listener = ddprun::listen_tcp({"127.0.0.1", 0});
+        if (!listener) throw Error("testing: " + listener.error().what);
+        address_ = fmt::format("tcp:127.0.0.1:{}", listener->bound.port);
+        pid_ = ::fork();
+        if (pid_ != 0) return;
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (auto loop = ddprun::os::EventLoop::create({})) {
+            ddprun::rdzv::StoreService service({**loop, [](const auto&) {}, [](const auto&) {}}, {});
+            service.begin_generation(generation);
+            if (service.serve(std::move(listener->fd), {kJob, kToken}, {})) (void)(*loop)->run();
+        }
+        ::_exit(1);
+    }
+    ~StoreProcess() {
+        ::kill(pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+    }
+    StoreProcess(const StoreProcess&) = delete;
+    StoreProcess& operator=(const StoreProcess&) = delete;
+    [[nodiscard]] const std::string& address() const { return address_; }
+
+  private:
+    std::string address_;
+    pid_t pid_;
+};
+
+/// The agents of all nodes. A worker that has gone is noticed by its end of file, so that packets to it are
+/// lost without a word.
 class Agent {
   public:
     Agent(int ranks, const Program& program, const RecoveringOptions& options)
         : program_(program),
           options_(options),
-          kept_(make_kept_memory(static_cast<std::uint32_t>(ranks), options.limit)),
-          workers_(static_cast<std::size_t>(ranks)) {}
+          spares_(options.spares),
+          workers_(static_cast<std::size_t>(ranks)) {
+        for (const int on_node : options.nodes.empty() ? std::vector<int>{ranks} : options.nodes) {
+            Node& node = nodes_.emplace_back();
+            node.ranks = static_cast<std::uint32_t>(on_node);
+            node.kept = make_kept_memory(node.ranks, options.limit);
+        }
+    }
     ~Agent() {
         for (Worker& worker : workers_) {
             worker.socket.reset();
@@ -92,7 +138,20 @@ class Agent {
         std::string failure;  ///< of a thread
         std::string refusal;  ///< why it cannot recover
         bool has_finished = false, has_ended = false, has_failed = false, has_joined = false;
+        bool has_lost_power = false;
     };
+    struct Node {
+        std::uint32_t ranks = 0, first = 0;  ///< first: its lowest rank
+        UniqueFd kept, segment;
+        std::unique_ptr<SegmentMap> map;
+        [[nodiscard]] bool has(std::size_t rank) const { return rank >= first && rank < first + ranks; }
+    };
+
+    [[nodiscard]] std::size_t node_of(std::size_t rank) const {
+        std::size_t node = 0;
+        while (!nodes_[node].has(rank)) ++node;
+        return node;
+    }
 
     bool all_are(bool Worker::*claim) const {
         for (const Worker& worker : workers_) {
@@ -102,16 +161,32 @@ class Agent {
     }
 
     void begin_generation() {
-        const auto ranks = static_cast<std::uint32_t>(workers_.size());
-        segment_ =
-            make_segment({.local_world_size = ranks, .world_size = ranks, .generation = ++generation_});
-        map_ = std::make_unique<SegmentMap>(duplicate(segment_.get()));
+        ++generation_;
+        store_.reset();
+        if (nodes_.size() > 1) store_.emplace(generation_);
+        std::uint32_t first = 0;
+        for (Node& node : nodes_) {
+            node.first = std::exchange(first, first + node.ranks);
+            node.segment = make_segment({.local_world_size = node.ranks,
+                                         .world_size = static_cast<std::uint32_t>(workers_.size()),
+                                         .first_rank = node.first,
+                                         .generation = generation_});
+            node.map = std::make_unique<SegmentMap>(duplicate(node.segment.get()));
+        }
         if (options_.on_generation) options_.on_generation(generation_);
     }
 
     ddprun::WorkerEnv environment(std::size_t rank) const {
         ddprun::WorkerEnv env = environment_of(static_cast<int>(rank), static_cast<int>(workers_.size()));
+        const std::size_t node = node_of(rank);
+        env.local_rank -= static_cast<int>(nodes_[node].first);
+        env.local_world_size = static_cast<int>(nodes_[node].ranks);
+        env.group_rank = static_cast<int>(node);
+        env.group_world_size = static_cast<int>(nodes_.size());
         env.generation = generation_;
+        env.run_id = kJob;
+        env.token = kToken;
+        if (store_) env.store = store_->address();
         return env;
     }
 
@@ -121,11 +196,12 @@ class Agent {
         if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) throw_system("socketpair");
         worker.socket.reset(ends[0]);
         worker.lifeline.reset(ends[1]);
-        worker.segment = duplicate(segment_.get());
+        const Node& node = nodes_[node_of(rank)];
+        worker.segment = duplicate(node.segment.get());
         ddprun::WorkerEnv env = environment(rank);
         env.lifeline_fd = worker.lifeline.get();
         env.segment_fd = worker.segment.get();
-        env.kept_fd = kept_.get();
+        env.kept_fd = node.kept.get();
         if (options_.workers == Workers::Threads) {
             worker.thread = std::thread([this, &worker, env] {
                 worker.failure = outcome(env);
@@ -188,6 +264,7 @@ class Agent {
         int status = 0;
         ::waitpid(worker.pid, &status, 0);
         worker.pid = -1;
+        worker.has_lost_power = WIFSIGNALED(status) && WTERMSIG(status) == SIGPWR;
         if (WIFSIGNALED(status)) worker.failure = fmt::format("signal {}", WTERMSIG(status));
         else if (status != 0) worker.failure = fmt::format("exit code {}", WEXITSTATUS(status));
         return status == 0;
@@ -203,16 +280,19 @@ class Agent {
     }
 
     void recover() {
+        const std::vector<std::size_t> lost = end_lost_nodes();
         std::size_t failed = 0;
         for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
             if (!workers_[rank].has_failed) continue;
             ++failed;
-            map_->header().aborted.store(static_cast<std::uint32_t>(rank) + 1);
+            for (const Node& node : nodes_)
+                node.map->header().aborted.store(static_cast<std::uint32_t>(rank) + 1);
         }
         if (failed == 0) return;
         if (all_are(&Worker::has_joined)) failed_in_a_row_ = 0;
         failed_in_a_row_ += failed;
         if (const std::string why = refusal(); !why.empty()) give_up(why);
+        for (std::size_t i = lost.size(); i > 0; --i) replace_node(lost[i - 1]);
         begin_generation();
         for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
             Worker& worker = workers_[rank];
@@ -220,6 +300,32 @@ class Agent {
             if (worker.has_failed) start(rank);
             else send_generation(rank);
         }
+    }
+
+    /// The nodes with a rank that has lost its power; no process of theirs is left.
+    std::vector<std::size_t> end_lost_nodes() {
+        std::vector<std::size_t> lost;
+        for (std::size_t i = 0; i < nodes_.size(); ++i) {
+            const std::span ranks(&workers_[nodes_[i].first], nodes_[i].ranks);
+            if (std::ranges::none_of(ranks, &Worker::has_lost_power)) continue;
+            lost.push_back(i);
+            for (Worker& worker : ranks) {
+                if (worker.pid > 0) ::kill(worker.pid, SIGKILL);
+                (void)end(worker);
+                worker.has_ended = worker.has_failed = true;
+                worker.has_lost_power = false;
+            }
+        }
+        return lost;
+    }
+
+    void replace_node(std::size_t index) {
+        Node& node = nodes_[index];
+        node.kept = make_kept_memory(node.ranks, options_.limit);
+        if (spares_-- > 0) return;
+        const auto begin = workers_.begin() + node.first;
+        workers_.erase(begin, begin + node.ranks);
+        nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(index));
     }
 
     [[nodiscard]] std::string refusal() const {
@@ -249,16 +355,16 @@ class Agent {
         std::string packet(1, ddprun::lifeline::kGeneration);
         for (const auto& [name, value] : ddprun::to_environment(environment(rank)))
             packet += name + "=" + value + "\n";
-        ddprun::send_packet(workers_[rank].socket.get(), packet, segment_.get());
+        ddprun::send_packet(workers_[rank].socket.get(), packet, nodes_[node_of(rank)].segment.get());
     }
 
     const Program& program_;
     const RecoveringOptions& options_;
-    UniqueFd kept_;
-    std::vector<Worker> workers_;
+    int spares_;
+    std::vector<Node> nodes_;
+    std::vector<Worker> workers_;  ///< by rank
     std::uint64_t generation_ = 0;
-    UniqueFd segment_;
-    std::unique_ptr<SegmentMap> map_;
+    std::optional<StoreProcess> store_;  ///< of several nodes
     std::size_t failed_in_a_row_ = 0;
     bool is_released_ = false;
 };
@@ -268,6 +374,10 @@ class Agent {
 int run_recovering(int ranks, const std::function<void(const Context&)>& program,
                    const RecoveringOptions& options) {
     if (ranks < 1) throw InvalidInput(fmt::format("testing: a world of {} ranks", ranks));
+    const auto& nodes = options.nodes;
+    if (!nodes.empty() &&
+        (options.workers != Workers::Processes || std::accumulate(nodes.begin(), nodes.end(), 0) != ranks))
+        throw InvalidInput("testing: several nodes are for processes, and have as many ranks as the world");
     return Agent(ranks, program, options).run();
 }
 
