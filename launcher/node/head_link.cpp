@@ -130,22 +130,36 @@ bool HeadLink::head_is_dead() const {
 /// Asks no name server: it may have been lost with the head.
 void HeadLink::stop_workers(const std::string& why) {
     const HeirState& state = heir_.state();
-    node_.log.warning("{}; this node's workers are stopped, then {}", why,
+    const bool waits = node_.agent->state().may_be_left() && node_.agent->state().alive() > 0;
+    node_.log.warning("{}; this node's workers {}, then {}", why,
+                      waits ? "leave their generation" : "are stopped",
                       state.is_standby() ? "as the standby it waits for the other nodes"
                                          : fmt::format("it goes to the standby, {}", state.successor.host));
+    if (waits) node_.agent->suspend(0, why, heartbeats_of(spec_.rendezvous).timeout);
+    else end_workers(why);
+    node_.inquiry->head_lost(why);
+}
+
+/// Workers that have all died leave processes behind, which have to end.
+void HeadLink::workers_left() {
+    const HeirState& state = heir_.state();
+    if (keeps_workers()) workers_ended();
+    else if (state.is_orphan()) end_workers(state.why);
+}
+
+void HeadLink::end_workers(const std::string& why) {
     rdzv::StopGeneration stop;
     stop.generation = node_.agent->generation();
     stop.grace_ns = spec_.failure_grace.count();
     stop.failed_rank = 0;
     stop.why = why;
     node_.agent->handle(stop);
-    node_.inquiry->head_lost(why);
 }
 
 void HeadLink::kill_workers(const Error& why) {
     node_.log.warning("the controller: {}; {}joining again", why.what,
-                      has_workers() ? "killing the workers of this node and " : "");
-    if (has_workers()) node_.agent->kill_all();
+                      node_.agent->idle() ? "" : "killing the workers of this node and ");
+    if (!node_.agent->idle()) node_.agent->kill_all();
 }
 
 void HeadLink::join(std::vector<Endpoint> where, TimePoint by) {
@@ -166,7 +180,9 @@ void HeadLink::give_up(const std::string& why) {
     standby_->server->when_written(kFarewell, [this, why] { ways_.give_up(why); });
 }
 
+/// Workers that wait take a while to end: no new head may count on them meanwhile.
 void HeadLink::leave(const std::optional<Error>& lost) {
+    if (keeps_workers()) node_.loop->post([this] { link_.reset(); });
     ways_.leave(lost, heir_.state().has_asked_to_end ? ExitCode::TryAgain : ExitCode::Unavailable);
 }
 

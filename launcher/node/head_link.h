@@ -72,9 +72,17 @@ class HeadLink final : private HeirHands {
     void lost(const Error& why);
     /// No worker of this node is left.
     void workers_ended() { heir_.feed(heir_event::WorkersEnded{}); }
+    /// All workers of this node have left a generation that was suspended, or have ended.
+    void workers_left();
+    /// Stops the workers as after any failure.
+    void end_workers(const std::string& why);
 
   private:
-    bool has_workers() override { return !node_.agent->idle(); }
+    bool has_workers() override { return !node_.agent->idle() && !keeps_workers(); }
+    bool keeps_workers() override {
+        const AgentState& workers = node_.agent->state();
+        return workers.is_left() && workers.alive() > 0;
+    }
     void stop_workers(const std::string& why) override;
     void kill_workers(const Error& why) override;
     void refuse(rdzv::AgentId agent, const Error& why) override {

@@ -85,6 +85,7 @@ Status Node::build() {
             .leave = [this](const std::optional<Error>& lost,
                             ExitCode code) { lost ? lose_controller(*lost, code) : leave(code); },
             .end = [this](const rdzv::Shutdown& shutdown) { end(shutdown); }});
+    parts_.agent->on_left([this] { link_->workers_left(); });
     if (!choice->is_head) {
         if (const Status relays = link_->relay_store(); !relays) return relays;
         link_->join(choice->endpoint, false);
@@ -278,6 +279,7 @@ void Node::look_for_mpi_of_workers() {
 }
 
 void Node::obey(const rdzv::StartGeneration& start) {
+    if (exit_code_) return;  // this node leaves, and its workers end
     parts_.log.set_generation(start.generation);
     parts_.observation->generation_started(start);
     link_->generation_began(start);
@@ -319,8 +321,10 @@ void Node::lose_controller(const Error& why, ExitCode code) {
 /// Ends this node's part; waits for workers that still run.
 void Node::leave(ExitCode code) {
     exit_code_ = static_cast<int>(code);
+    // Its GenerationEnded stops the loop.
     if (parts_.agent->idle()) stop();
-    else parts_.agent->kill_all();  // its GenerationEnded stops the loop
+    else if (parts_.agent->state().is_left()) link_->end_workers(failure_);
+    else parts_.agent->kill_all();
 }
 
 void Node::stop() {

@@ -14,6 +14,8 @@ static void fields(Fields& f, AgentHello& m) {
     f.usually("fabric", m.fabric, {});
     f("host", m.host);
     f.usually("instance", m.instance, {});
+    f.usually("keeps_workers", m.keeps_workers, false);
+    f.usually("kept_first", m.kept_first, std::uint64_t{0});
     f.usually("kept_generation", m.kept_generation, std::uint64_t{0});
     f("kept_place", m.kept_place);
     f.usually("kept_restarts", m.kept_restarts, 0);
@@ -67,6 +69,7 @@ static void fields(Fields& f, WorkersReady& m) {
 static void fields(Fields& f, StartGeneration& m) {
     f.usually("agent_store", m.agent_store, false);
     f.usually("failed_rank", m.failed_rank, -1);
+    f.usually("first_generation", m.first_generation, std::uint64_t{0});
     f("first_rank", m.first_rank);
     f("generation", m.generation);
     f("group_rank", m.group_rank);
@@ -122,6 +125,7 @@ static void fields(Fields& f, Legacy& m) {
     f("agents", m.agents);
     f("generation", m.generation);
     f.usually("lost", m.lost, {});
+    f.usually("ranks", m.ranks, 1);
     f("restart_ages_ns", m.restart_ages_ns);
     f("restarts_used", m.restarts_used);
     f.usually("running", m.running, 0);

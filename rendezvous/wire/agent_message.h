@@ -32,9 +32,11 @@ struct AgentHello {
     std::optional<int> kept_place = {};
     std::uint64_t kept_generation = 0;
     int kept_restarts = 0;
-    std::string command = {};  ///< the workers' command without the text of its arguments; tells two jobs
-                               ///< apart that meet by mistake
-    std::string rejoins = {};  ///< its `instance` in an earlier session that is over; "" none
+    std::string command = {};      ///< the workers' command without the text of its arguments; tells two jobs
+                                   ///< apart that meet by mistake
+    std::string rejoins = {};      ///< its `instance` in an earlier session that is over; "" none
+    bool keeps_workers = false;    ///< the workers of `kept_generation` have left it, and wait for the next
+    std::uint64_t kept_first = 0;  ///< the StartGeneration::first_generation of `kept_generation`
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {
@@ -118,6 +120,7 @@ struct StartGeneration {
     int place = 0;             ///< this node's place (membership.h); group ranks count the occupied places
     bool in_place = false;     ///< workers that run go on; the others start again under their ranks
     int failed_rank = -1;      ///< `in_place`: the rank whose end is the cause
+    std::uint64_t first_generation = 0;  ///< the generation in which all workers last began together
     bool operator==(const StartGeneration&) const = default;
 };
 struct StopGeneration {
@@ -198,6 +201,7 @@ struct Legacy {
     std::int64_t steps = -1;                   ///< the most steps that a worker has reported
     int running = 0;                           ///< agents with workers of the generation, except the head's
     std::string lost = {};                     ///< the instance of a lost agent, which is not to be counted
+    int ranks = 1;                             ///< of the world
     bool operator==(const Legacy&) const = default;
 };
 struct StandbyListens {

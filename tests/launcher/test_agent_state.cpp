@@ -501,6 +501,26 @@ TEST(AgentRecovery, KillsASuspendedWorkerThatDoesNotLeaveItsGeneration) {
     EXPECT_EQ(all_of<agent_action::KillLate>(actions)[0].local_ranks, std::vector<int>{1});
 }
 
+TEST(AgentRecovery, ASuspendedGenerationIsLeftWhenEachWorkerHasLeftItOrIsDead) {
+    AgentState state = recoverable(3);
+    step(state, agent_event::LetGo{0, 7}, kStart);
+    step(state, agent_event::SuspendRequested{3s}, kStart);
+    die(state, 102);
+    EXPECT_FALSE(state.is_left()) << "the third may still commit a step";
+    const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + 3s);
+    ASSERT_EQ(all_of<agent_action::KillLate>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::KillLate>(actions)[0].local_ranks, std::vector<int>{2});
+    die(state, 103);
+    EXPECT_TRUE(state.is_left());
+}
+
+TEST(AgentRecovery, WorkersThatHaveFinishedForGoodAreNotKeptForAnotherGeneration) {
+    AgentState state = recoverable(2);
+    EXPECT_TRUE(state.may_be_left());
+    step(state, agent_event::Released{}, kStart);
+    EXPECT_FALSE(state.may_be_left());
+}
+
 TEST(AgentRecovery, AStopEndsSuspendedWorkersAsOthers) {
     AgentState state = recoverable(3);
     die(state, 102);

@@ -17,8 +17,8 @@ using ::testing::IsEmpty;
 class ControlledJob {
   public:
     /// `least`: the least number of nodes of an elastic job, which can outlive its controller; 0: a fixed
-    /// job.
-    explicit ControlledJob(int nodes, int max_restarts = 0, int least = 0) {
+    /// job. `is_successor`: no node has joined, and it has not begun.
+    explicit ControlledJob(int nodes, int max_restarts = 0, int least = 0, bool is_successor = false) {
         loop_ = *os::EventLoop::create({});
         ControllerConfig config;
         config.spec.nodes = {least > 0 ? least : nodes, nodes};
@@ -33,6 +33,7 @@ class ControlledJob {
             *loop_, log_, std::move(config),
             [this](std::uint64_t peer, const rdzv::ToAgent& message) { sent_.emplace_back(peer, message); },
             [this] { ++done; });
+        if (is_successor) return;
         controller_->begin();
         for (int node = 0; node < nodes; ++node) join(node);
         turn();
@@ -229,6 +230,82 @@ TEST(Controller, AReturningNodeGetsItsPlaceInTheNextGeneration) {
     job.turn();
     EXPECT_EQ(job->state().generation, 2u);
     EXPECT_EQ(job.sent<rdzv::StartGeneration>(0).at(0).world_size, 5);
+}
+
+/// The agent of a node whose workers wait for a generation after the third.
+rdzv::AgentHello keeper(int node, std::uint64_t first_generation = 1) {
+    rdzv::AgentHello hello;
+    hello.host = "node" + std::to_string(node);
+    hello.slots = 1;
+    hello.kept_place = node;
+    hello.kept_generation = 3;
+    hello.kept_first = first_generation;
+    hello.keeps_workers = true;
+    return hello;
+}
+
+rdzv::AgentHello spare() {
+    rdzv::AgentHello hello;
+    hello.host = "spare";
+    hello.slots = 1;
+    return hello;
+}
+
+/// The successor of the head of node 0 in a world of four ranks.
+struct SuccessorJob : ControlledJob {
+    explicit SuccessorJob(const std::vector<rdzv::AgentHello>& agents) : ControlledJob(4, 1, 2, true) {
+        rdzv::Legacy legacy;
+        legacy.generation = 3;
+        legacy.ranks = 4;
+        std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>> joined;
+        for (const rdzv::AgentHello& hello : agents)
+            joined.emplace_back(peer(static_cast<int>(joined.size())), hello);
+        EXPECT_THAT((*this)->succeed(inherited(legacy, MonotonicClock::now()), joined, "the head is lost"),
+                    IsEmpty());
+        turn();
+    }
+    /// The agents have heard that the successor knows of their workers.
+    void suspended(std::initializer_list<int> nodes) {
+        for (const int node : nodes)
+            (*this)->agent_message(peer(node),
+                                   rdzv::WorkersReady{(*this)->state().generation, "suspended", "", -1});
+        turn();
+    }
+};
+
+TEST(ControllerSuccession, WorkersThatWaitGoOnInPlaceAndASpareTakesTheLostHeadsRanks) {
+    SuccessorJob job({keeper(1), keeper(2), keeper(3), spare()});
+    EXPECT_EQ(job.sent<rdzv::SuspendGeneration>(0).front().generation, 4U)
+        << "the lost head may have begun one more";
+    EXPECT_THAT(job.sent<rdzv::StartGeneration>(0), IsEmpty());
+    job.suspended({0, 1, 2});
+    const rdzv::StartGeneration first = job.sent<rdzv::StartGeneration>(0).at(0);
+    EXPECT_TRUE(first.in_place);
+    EXPECT_EQ(first.generation, 5U);
+    EXPECT_EQ(first.first_generation, 1U);
+    EXPECT_EQ(first.first_rank, 1) << "survivors keep their ranks";
+    EXPECT_EQ(job.sent<rdzv::StartGeneration>(3).at(0).first_rank, 0);
+    EXPECT_EQ(job->state().restarts_used, 0);
+}
+
+TEST(ControllerSuccession, WorkersOfAnEarlierStartAreStoppedAndTheirNodeIsANewOne) {
+    SuccessorJob job({keeper(1, 3), keeper(2, 3), keeper(3, 1)});
+    EXPECT_EQ(job.sent<rdzv::StopGeneration>(2).size(), 1U);
+    EXPECT_THAT(job.sent<rdzv::StopGeneration>(0), IsEmpty());
+    job.suspended({0, 1});
+    EXPECT_TRUE(job.sent<rdzv::StartGeneration>(0).at(0).in_place);
+    EXPECT_THAT(job.sent<rdzv::StartGeneration>(2), IsEmpty()) << "its workers have not ended";
+    job->agent_message(job.peer(2), rdzv::GenerationEnded{4, {}});
+    EXPECT_EQ(job->host_of(job.peer(2)), "node3");
+}
+
+TEST(ControllerSuccession, AllRestartWhereMoreThanHalfOfTheRanksAreLost) {
+    SuccessorJob job({keeper(1), spare()});
+    EXPECT_EQ(job.sent<rdzv::StopGeneration>(0).at(0).generation, 4U);
+    job->agent_message(job.peer(0), rdzv::GenerationEnded{4, {}});
+    job.turn();
+    job.turn();
+    EXPECT_FALSE(job.sent<rdzv::StartGeneration>(0).at(0).in_place);
 }
 
 /// At this size an algorithm that visits all nodes for each node takes minutes, and exceeds the time limit of

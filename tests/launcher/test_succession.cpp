@@ -228,6 +228,19 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
         << "their ages are what travels";
 }
 
+TEST(Succession, ASuccessorAdoptsTheNodesWhoseWorkersWait) {
+    rdzv::Legacy legacy;
+    legacy.ranks = 7;
+    JobState job = inherited(legacy, kStart);
+    EXPECT_EQ(adopt(job, {{0, 2}, {2, 3}}), 1U) << "the lost head had place 1";
+    ASSERT_EQ(job.nodes.size(), 3U);
+    EXPECT_EQ(job.nodes[0].workers, 2);
+    EXPECT_EQ(job.nodes[1].workers, 2) << "all other ranks are lost";
+    EXPECT_EQ(job.nodes[2].workers, 3);
+    EXPECT_EQ(job.ranks(), 7);
+    EXPECT_EQ(job.nodes_there, 3);
+}
+
 TEST(Succession, ASuccessorKeepsWhatTheHeadToldAnyAgent) {
     JobState heirs = inherited({}, kStart);
     take_word(heirs, 7, 2, kStart);

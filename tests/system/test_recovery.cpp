@@ -364,6 +364,24 @@ TEST_F(RecoveryOfNodes, GoOnWithASpareWithFewerNodesAndWhenOneLeaves) {
     EXPECT_GT(of_spare.at({1, 2}).units, 0) << "it has the state of the others";
 }
 
+TEST_F(RecoveryOfNodes, GoOnWhenTheHeadIsLost) {
+    ASSERT_TRUE(nodes_[0]->wait_for_output("node01 is the standby"));
+    nodes_[0]->signal(SIGKILL);
+    for (const auto& [host, rank] : {std::pair{1, "1"}, {2, "2"}, {3, "0"}})
+        ASSERT_TRUE(nodes_[static_cast<std::size_t>(host)]->wait_for_output(std::string("rank ") + rank +
+                                                                            " runs in generation 3"));
+    ASSERT_TRUE(nodes_[1]->wait_for_output("recovered after"));
+    std::ofstream(hosts_->shared() + "/finish");
+    const Outcome successor = nodes_[1]->wait(), other = nodes_[2]->wait(), spare = nodes_[3]->wait();
+    for (const Outcome* const one : {&successor, &other, &spare}) EXPECT_EQ(one->status, 0) << one->err;
+    EXPECT_THAT(successor.err, AllOf(HasSubstr("rank 0 is lost, 2 workers wait to go on in place"),
+                                     HasSubstr("2 ranks go on in place, rank 0 starts on another node"),
+                                     Not(HasSubstr("root cause"))));
+    EXPECT_EQ(lives(successor.out).at({1, 3}).pid, lives(successor.out).at({1, 1}).pid);
+    EXPECT_EQ(lives(other.out).at({2, 3}).pid, lives(other.out).at({2, 1}).pid);
+    EXPECT_GT(lives(spare.out).at({0, 3}).units, 0) << "it has the state of the others";
+}
+
 TEST_F(RecoveryOfNodes, ASurvivorKeepsItsProcessUnderOtherNumbersWhenNodesGoAndCome) {
     nodes_[3]->signal(SIGTERM);  // no spare
     nodes_[3]->wait();

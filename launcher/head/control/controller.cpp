@@ -165,8 +165,18 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     lose_earlier_session(hello);
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
     if (const std::optional<Error> other = refuse_other_job(hello)) return *other;
-    // A successor takes the head's place 0, because it holds the first rank's port.
-    const std::optional<int> kept = hello.kept_place && is_own(hello) ? 0 : hello.kept_place;
+    // Only at its beginning does a successor know a generation in which kept workers can go on.
+    const bool goes_on =
+        hello.keeps_workers && state_.generation == 0 && hello.kept_first == first_generation_;
+    if (hello.keeps_workers && !goes_on) {
+        ending_[peer] = hello;
+        loop_.post([this, peer] { end_kept_workers(peer); });
+        return {};
+    }
+    // A successor takes the head's place 0, because it holds the first rank's port. Workers that go on need
+    // no port, and keep their ranks.
+    const bool takes_first = hello.kept_place && is_own(hello) && !goes_on;
+    const std::optional<int> kept = takes_first ? 0 : hello.kept_place;
     const rdzv::Joiner joiner{hello.host,  hello.pid, hello.node_rank, hello.slots, hello.role,
                               hello.terms, kept,      is_own(hello)};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
@@ -357,6 +367,12 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& rea
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended) {
     if (departing_.erase(peer) > 0) return perform(job_action::Dismiss{peer});
+    if (auto late = ending_.extract(peer); !late.empty()) {
+        late.mapped().keeps_workers = false;
+        if (const Status joined = agent_joined(peer, late.mapped()); !joined)
+            send_(peer, rdzv::Shutdown{static_cast<int>(ExitCode::Unavailable), joined.error().what});
+        return;
+    }
     const int node = node_of(peer);
     if (node < 0 || ended.generation != state_.generation) return;
     notes_.insert(notes_.end(), ended.notes.begin(), ended.notes.end());
@@ -414,6 +430,7 @@ Duration Controller::others_may_follow(const Error& why) const {
 }
 
 void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
+    ending_.erase(peer);
     const auto gone = agents_.extract(peer);
     if (gone.empty()) return;
     departing_.erase(peer);
@@ -524,6 +541,8 @@ void Controller::perform(const job_action::KillRank& action) {
 /// Sends the order to all nodes, each with its own ranks.
 void Controller::begin_generation(rdzv::StartGeneration order) {
     const std::uint64_t generation = order.generation;
+    if (!order.in_place) first_generation_ = generation;
+    order.first_generation = first_generation_;
     if (generation_handler_) generation_handler_(generation);
     const Result<MasterAddress> master = config_.master(nodes_.front().hello);
     if (!master) return give_up(master.error().what);
@@ -562,17 +581,53 @@ std::vector<std::pair<rdzv::AgentId, Error>> Controller::succeed(
     const std::string& why) {
     begin();
     std::vector<std::pair<rdzv::AgentId, Error>> refused;
+    for (const auto& [peer, hello] : agents)
+        first_generation_ = std::max(first_generation_, hello.kept_first);
     for (const auto& [peer, hello] : agents) {
         if (const Status joined = agent_joined(peer, hello); !joined)
             refused.emplace_back(peer, joined.error());
     }
     state_ = std::move(state);
-    for (const auto& [peer, hello] : agents_)
+    for (const auto& [peer, hello] : agents)
         take_word(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
     steps_before_ = state_.history.furthest_step;
     log_.set_generation(state_.generation);
-    feed(job_event::NodeLost{0, why, membership_.has_enough()});
+    const int lost = adopt_workers(why);
+    feed(job_event::NodeLost{lost, why, membership_.has_enough()});
     return refused;
+}
+
+/// Takes over the nodes of the lost head's world, if workers wait there for the next generation. From now on
+/// they do so under a number of this controller. Returns the number of the lost head's node.
+int Controller::adopt_workers(const std::string& why) {
+    for (const auto& [peer, hello] : agents_) {
+        if (hello.keeps_workers) nodes_.push_back({peer, hello, hello.kept_place.value_or(0)});
+    }
+    if (nodes_.empty()) return 0;
+    std::ranges::stable_sort(nodes_, {}, &Node::place);
+    std::vector<KeptNode> kept;
+    for (const Node& node : nodes_) kept.push_back({node.place, node.hello.slots});
+    const std::size_t lost = adopt(state_, kept);
+    nodes_.insert(nodes_.begin() + static_cast<std::ptrdiff_t>(lost), Node{});
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        if (i != lost) group_ranks_.emplace(nodes_[i].peer, static_cast<int>(i));
+    }
+    broadcast(rdzv::SuspendGeneration{state_.generation, 0, why});
+    return static_cast<int>(lost);
+}
+
+/// Stops workers that were kept for a generation in which they cannot go on: their node was late, or all
+/// workers have been started again without it.
+void Controller::end_kept_workers(rdzv::AgentId peer) {
+    if (!ending_.contains(peer)) return;
+    const std::string why = "the others go on without them";
+    send_(peer, rdzv::SuspendGeneration{state_.generation, 0, why});
+    rdzv::StopGeneration stop;
+    stop.generation = state_.generation;
+    stop.grace_ns = policy_.failure_grace.count();
+    stop.failed_rank = 0;
+    stop.why = why;
+    send_(peer, stop);
 }
 
 /// Ends the job because this process cannot start a generation.

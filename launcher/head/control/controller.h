@@ -147,6 +147,8 @@ class Controller {
     void feed(const StopEvent& event);
     void stop(int signal, rdzv::AgentId source);
     void lose_earlier_session(const rdzv::AgentHello& hello);
+    [[nodiscard]] int adopt_workers(const std::string& why);
+    void end_kept_workers(rdzv::AgentId peer);
     [[nodiscard]] std::optional<Error> refuse_other_job(const rdzv::AgentHello& hello) const;
     void say_who_is_missing(Duration pause);
     void tell_newcomers();
@@ -208,7 +210,10 @@ class Controller {
     rdzv::Membership membership_;
     std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
     std::vector<rdzv::AgentId> newcomers_;              ///< to be told why they wait
-    std::vector<Node> nodes_;                           ///< of the running world, by group rank
+    std::map<rdzv::AgentId, rdzv::AgentHello>
+        ending_;                          ///< join when the workers that they have kept in vain have ended
+    std::uint64_t first_generation_ = 0;  ///< in which all workers last began together
+    std::vector<Node> nodes_;             ///< of the running world, by group rank
     std::unordered_map<rdzv::AgentId, int> group_ranks_;
     std::set<rdzv::AgentId>
         departing_;                ///< not in the world any more; dismissed when their workers have ended

@@ -16,6 +16,7 @@ void Heir::generation_began(const rdzv::StartGeneration& start) {
     hello_.kept_place = start.place;
     hello_.kept_generation = start.generation;
     hello_.kept_restarts = start.restart_count;
+    hello_.kept_first = start.first_generation;
     feed(heir_event::GenerationBegan{});
 }
 
@@ -30,7 +31,10 @@ void Heir::perform(const HeirActions& actions) {
     }
     const bool ends_workers = actions.renew || !actions.stop_workers.empty();
     if (ends_workers && !hands_.has_workers()) feed(heir_event::WorkersEnded{});
-    if (!actions.join.empty()) hands_.join(actions.join, actions.join_by);
+    if (!actions.join.empty()) {
+        hello_.keeps_workers = hands_.keeps_workers();
+        hands_.join(actions.join, actions.join_by);
+    }
     if (actions.take_over) hands_.take_over(*actions.take_over, actions.joined);
     if (!actions.give_up.empty()) hands_.give_up(actions.give_up);
     if (actions.end) hands_.end(*actions.end);

@@ -16,8 +16,11 @@ class HeirHands {
     virtual ~HeirHands() = default;
     /// Sends to the head. False: there is no session.
     virtual bool send(rdzv::FromAgent message) = 0;
-    /// False: no worker of this node is left.
+    /// False: no worker of this node is left, or all have left the lost head's generation.
     virtual bool has_workers() = 0;
+    /// True when workers of this node have left the lost head's generation and wait for the next.
+    virtual bool keeps_workers() = 0;
+    /// Stops the workers, or lets them leave the generation and wait, where they can.
     virtual void stop_workers(const std::string& why) = 0;
     virtual void kill_workers(const Error& why) = 0;
     virtual void refuse(rdzv::AgentId agent, const Error& why) = 0;

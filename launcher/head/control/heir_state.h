@@ -32,6 +32,9 @@ inline Duration head_notices_within(const rdzv::Heartbeats& limits) { return 2 *
 /// have ended, this node joins the head as a new one, and is no standby until the head appoints it again. In
 /// all other cases the node leaves.
 ///
+/// Workers that can recover in place are not stopped: they leave the generation, and wait for the one that
+/// the new head begins. Until then "ended" means here that each has left the generation or is dead.
+///
 /// While this node still hears the head, an agent that arrives here was cut off alone: it is refused after a
 /// while. If the head is lost next, that agent does not count (Legacy::lost): the head may go on without
 /// both.
@@ -88,7 +91,7 @@ struct LinkLost {
     bool was_joined;    ///< this node had joined by this link
     bool head_is_dead;  ///< the standby has seen the head's process end
 };
-/// All workers of this node have ended.
+/// All workers of this node have ended, or have left the lost head's generation and wait for the next.
 struct WorkersEnded {};
 /// A world has been formed, under the old or a new head: a later loss of that head is a new one.
 struct GenerationBegan {};
@@ -114,7 +117,9 @@ using HeirEvent = std::variant<heir_event::Appointed, rdzv::Successor, rdzv::Shu
 
 struct HeirActions {
     std::optional<rdzv::FromAgent> send;
-    std::string stop_workers;  ///< why to stop them as after any failure; "" no. Feed WorkersEnded
+    /// Why to stop them as after any failure, or to suspend them where they can recover in place; "" no. Feed
+    /// WorkersEnded.
+    std::string stop_workers;
     std::vector<std::pair<rdzv::AgentId, Error>> refuse;
     /// Kill the workers without a grace, because the other nodes may have begun the next generation. From now
     /// on this node is a new one. Feed WorkersEnded.

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "env/text.h"
 #include "launcher/node/plan/head_choice.h"
@@ -159,6 +160,7 @@ rdzv::Legacy legacy_of(const JobState& state, TimePoint now) {
     legacy.without_progress = state.history.without_progress;
     legacy.age_ns = (now - state.generation_started).count();
     legacy.steps = state.history.furthest_step;
+    legacy.ranks = state.ranks();
     return legacy;
 }
 
@@ -174,13 +176,28 @@ JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
         state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));
     state.generation_started = now - Duration(legacy.age_ns);
     state.nodes.resize(1);
-    state.nodes[0].workers = 1;
+    state.nodes[0].workers = legacy.ranks;
+    state.nodes_there = 1;
     return state;
 }
 
 void take_word(JobState& state, std::uint64_t generation, int restarts, TimePoint now) {
     state.generation = std::max(state.generation, generation + 1);
     for (; state.restarts_used < restarts; ++state.restarts_used) state.history.restarts.push_back(now);
+}
+
+std::size_t adopt(JobState& state, const std::vector<KeptNode>& nodes) {
+    JobState::Node lost = std::exchange(state.nodes, {}).front();
+    std::size_t hole = 0;
+    while (hole < nodes.size() && nodes[hole].place == static_cast<int>(hole)) ++hole;
+    for (const KeptNode& node : nodes) {
+        lost.workers = std::max(lost.workers - node.workers, 1);
+        state.nodes.push_back({.workers = node.workers, .can_recover = true});
+    }
+    state.nodes_there += static_cast<int>(nodes.size());
+    lost.can_recover = true;
+    state.nodes.insert(state.nodes.begin() + static_cast<std::ptrdiff_t>(hole), lost);
+    return hole;
 }
 
 }  // namespace ddprun

@@ -44,9 +44,13 @@ Agent::~Agent() {
 }
 
 void Agent::feed(const AgentEvent& event) {
-    for (const AgentAction& action : step(state_, event, MonotonicClock::now())) {
+    const bool was_left = state_.is_left();
+    const std::vector<AgentAction> actions = step(state_, event, MonotonicClock::now());
+    const bool is_left = state_.is_left();
+    for (const AgentAction& action : actions) {
         std::visit([this](const auto& one) { perform(one); }, action);
     }
+    if (is_left && !was_left) left_handler_();
 }
 
 void Agent::perform(const agent_action::SetDeadline& action) {

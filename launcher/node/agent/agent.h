@@ -65,8 +65,11 @@ class Agent {
     void handle(const rdzv::Notice& notice);
     void handle(const rdzv::StopProposal& proposal);
     /// Ends the collectives of the generation; the workers wait for the next one. Call it only where they
-    /// can: state().can_recover(). `failed_rank`: whose loss is the cause; -1 none.
-    void suspend(int failed_rank, const std::string& why);
+    /// can: state().can_recover(). `failed_rank`: whose loss is the cause; -1 none. A worker that has not
+    /// left the generation `within` that time is killed.
+    void suspend(int failed_rank, const std::string& why, Duration within);
+    /// Called when no worker is in the group of a suspended generation any more: they have left it or ended.
+    void on_left(std::function<void()> handler) { left_handler_ = std::move(handler); }
     /// Kills all workers without grace: after the second Ctrl-C, or when the controller is lost.
     void kill_all();
     /// Passes a signal on to every worker's group ("forward and carry on"). A signal that comes from both
@@ -197,6 +200,7 @@ class Agent {
     os::Log& log_;
     AgentConfig config_;
     Send send_;
+    std::function<void()> left_handler_ = [] {};
 
     AgentState state_;
     rdzv::StartGeneration order_;

@@ -54,17 +54,22 @@ Status Agent::make_kept_memory(int workers) {
 }
 
 void Agent::handle(const rdzv::SuspendGeneration& order) {
-    if (order.generation == order_.generation) suspend(order.failed_rank, order.why);
+    // The successor of a lost head counts on from a number of its own; workers that have left the lost head's
+    // generation wait under that.
+    if (state_.is_left() && order.generation > order_.generation)
+        order_.generation = state_.generation = order.generation;
+    if (order.generation == order_.generation)
+        suspend(order.failed_rank, order.why, config_.spec.recover.within);
 }
 
-void Agent::suspend(int failed_rank, const std::string& why) {
+void Agent::suspend(int failed_rank, const std::string& why, Duration within) {
     if (!segment_) return;
     abort_set_ = MonotonicClock::now();
     segment_->abort(std::max(failed_rank, 0));
-    if (const int alive = state_.alive(); alive > 0)
+    if (const int alive = state_.alive(); alive > 0 && state_.phase != AgentState::Phase::Suspended)
         log_.info("{} worker{} for the next generation: {}", alive, alive == 1 ? " waits" : "s wait",
                   printable(why));
-    feed(agent_event::SuspendRequested{});
+    feed(agent_event::SuspendRequested{within});
 }
 
 void Agent::recover(const rdzv::StartGeneration& order) {
@@ -261,10 +266,13 @@ void Agent::perform(const agent_action::ReportLetGo& action) {
 /// Where some workers have not even mapped the new segment, the others wait for these.
 void Agent::perform(const agent_action::KillLate& action) {
     std::vector<int> late = action.local_ranks;
+    const bool is_suspended = state_.phase == AgentState::Phase::Suspended;
     const auto has_come = [this](int local_rank) { return segment_->line(local_rank).joined.load() != 0; };
-    if (!std::all_of(late.begin(), late.end(), has_come)) std::erase_if(late, has_come);
-    const std::string why = fmt::format("it was not ready for generation {} within {} (--recover-within)",
-                                        order_.generation, format_duration(config_.spec.recover.within));
+    if (!is_suspended && !std::all_of(late.begin(), late.end(), has_come)) std::erase_if(late, has_come);
+    const std::string why =
+        is_suspended ? fmt::format("it has not left generation {}, which is over", order_.generation)
+                     : fmt::format("it was not ready for generation {} within {} (--recover-within)",
+                                   order_.generation, format_duration(config_.spec.recover.within));
     for (const int local_rank : late) kill_failed(local_rank, why);
 }
 

@@ -90,13 +90,13 @@ AgentActions spawn_next(AgentState& state, int first, TimePoint now) {
     return actions;
 }
 
-AgentActions on(AgentState& state, const agent_event::SuspendRequested&, TimePoint now) {
+AgentActions on(AgentState& state, const agent_event::SuspendRequested& event, TimePoint now) {
     if (!is_running(state) && state.phase != AgentPhase::AwaitingGpus) return {};
     state.phase = AgentPhase::Suspended;
     state.is_recovering = false;
     state.awaits_head = true;
     AgentActions actions{agent_action::ReportSuspended{}};
-    set_deadline(state, deadline_after(now, state.recover_within), actions);
+    set_deadline(state, deadline_after(now, std::min(event.within, state.recover_within)), actions);
     return actions;
 }
 
@@ -385,6 +385,12 @@ int AgentState::alive() const {
     return static_cast<int>(std::count_if(workers.begin(), workers.end(), [](const Worker& worker) {
         return worker.pid != 0 && worker.state != WorkerState::Ended;
     }));
+}
+
+bool AgentState::is_left() const {
+    return phase == Phase::Suspended && std::ranges::all_of(workers, [](const Worker& worker) {
+               return worker.pid == 0 || worker.state == WorkerState::Ended || worker.has_let_go;
+           });
 }
 
 bool AgentState::is_announcing() const {

@@ -128,8 +128,12 @@ struct AgentState {
     }
     /// True when the workers may leave this generation before the head begins the next one in place.
     [[nodiscard]] bool may_be_left() const {
-        return (phase == Phase::Starting || phase == Phase::Running) && can_recover() && !is_released;
+        const bool is_under_way =
+            phase == Phase::Starting || phase == Phase::Running || phase == Phase::Suspended;
+        return is_under_way && can_recover() && !is_released;
     }
+    /// True when no worker of the suspended generation is in its group any more.
+    [[nodiscard]] bool is_left() const;
     /// The local rank of a pid of this generation; -1: not a worker.
     [[nodiscard]] int local_rank_of(pid_t pid) const;
 };
@@ -142,8 +146,11 @@ struct StartRequested {
     Duration recover_within{};  ///< zero: workers are not asked whether they can recover in place
     bool in_place = false;      ///< the workers join others, which go on
 };
-/// The generation is over, and no worker is stopped: RecoverRequested or StopRequested follows.
-struct SuspendRequested {};
+/// The generation is over, and no worker is stopped: RecoverRequested or StopRequested follows. A worker that
+/// has not left the generation `within` that time is killed.
+struct SuspendRequested {
+    Duration within = Duration::max();  ///< at most `recover_within`
+};
 /// Starts the workers that have ended again, in a new generation; the others go on.
 struct RecoverRequested {
     std::uint64_t generation;
