@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::ElementsAre;
 
-const TimePoint kStart{1000s};
+const TimePoint kDawn{1000s};
 
 /// The head of this number of nodes, with agents 1 (its own), 2, 3 ...; agent 2 is the standby, and all know
 /// it.
@@ -28,7 +28,7 @@ struct HeadOf {
         feed(succession_event::GenerationBegan{world});
         feed(succession_event::StandbyListens{2, {"node1", {}, 4000}});
     }
-    SuccessionActions feed(const SuccessionEvent& event) { return step(state, event, job, kStart); }
+    SuccessionActions feed(const SuccessionEvent& event) { return step(state, event, job, kDawn); }
     /// False: the job ends.
     bool goes_on_without(rdzv::AgentId agent, bool is_silent) {
         using Lost = succession_event::Lost;
@@ -66,16 +66,16 @@ struct Standby {
         return feed(heir_event::TimerFired{});
     }
     HeirState state;
-    TimePoint now = kStart;
+    TimePoint now = kDawn;
 };
 TEST(Succession, TheStandbyIsKnownByItsHostAndNotByItsPortNumberAlone) {
     HeirState state;
     state.own_host = "node5";
-    step(state, heir_event::Appointed{{}, 4000}, kStart);
-    step(state, rdzv::Successor{"node2", {"10.0.0.2"}, 4000}, kStart);
+    step(state, heir_event::Appointed{{}, 4000}, kDawn);
+    step(state, rdzv::Successor{"node2", {"10.0.0.2"}, 4000}, kDawn);
     EXPECT_FALSE(state.is_standby());
-    step(state, heir_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, true}, kStart);
-    const HeirActions actions = step(state, heir_event::WorkersEnded{}, kStart);
+    step(state, heir_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, true}, kDawn);
+    const HeirActions actions = step(state, heir_event::WorkersEnded{}, kDawn);
     EXPECT_THAT(actions.join, ElementsAre(Endpoint{"10.0.0.2", 4000}));
 }
 
@@ -84,10 +84,10 @@ TEST(Succession, TheHeadsOwnNodeObeysNoShutdownAndLeavesWhenItsLinkEnds) {
         HeirState state;
         state.is_head = is_head;
         state.has_restarts = true;
-        step(state, rdzv::Successor{"node2", {}, 4000}, kStart);
-        EXPECT_NE(step(state, rdzv::Shutdown{0, ""}, kStart).end.has_value(), is_head);
+        step(state, rdzv::Successor{"node2", {}, 4000}, kDawn);
+        EXPECT_NE(step(state, rdzv::Shutdown{0, ""}, kDawn).end.has_value(), is_head);
         const heir_event::LinkLost lost{{"head", 1}, {Errc::Timeout, "silent", 0}, true, false};
-        const HeirActions actions = step(state, lost, kStart);
+        const HeirActions actions = step(state, lost, kDawn);
         EXPECT_EQ(actions.leave, is_head);
         EXPECT_EQ(actions.stop_workers.empty(), is_head);
     }
@@ -196,7 +196,7 @@ TEST(Succession, ARestartedHeadJoinsItsSuccessorOrEnds) {
         JobState job;
         job.generation = generation;
         const SuccessionActions actions =
-            step(state, succession_event::SuccessorMet{{"node1", {}, 4000}, can_join}, job, kStart);
+            step(state, succession_event::SuccessorMet{{"node1", {}, 4000}, can_join}, job, kDawn);
         return std::pair(!actions.hand_over.empty(), !actions.overrule.empty());
     };
     EXPECT_EQ(meet(0, false, true), std::pair(true, false));
@@ -217,21 +217,21 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     JobState state;
     state.generation = 4;
     state.restarts_used = 3;
-    state.history = {{kStart - 50s, kStart - 20s}, 2, 812};
-    state.generation_started = kStart - 20s;
-    const JobState heirs = inherited(legacy_of(state, kStart), kStart + 7s);
+    state.history = {{kDawn - 50s, kDawn - 20s}, 2, 812};
+    state.generation_started = kDawn - 20s;
+    const JobState heirs = inherited(legacy_of(state, kDawn), kDawn + 7s);
     EXPECT_EQ(heirs.generation, 5U) << "that may have begun, and been heard of by others";
     EXPECT_EQ(heirs.restarts_used, 3);
     EXPECT_EQ(heirs.history.without_progress, 2);
     EXPECT_EQ(heirs.history.furthest_step, 812) << "by which another run knows whether this one got anywhere";
-    EXPECT_THAT(heirs.history.restarts, ElementsAre(kStart - 43s, kStart - 13s))
+    EXPECT_THAT(heirs.history.restarts, ElementsAre(kDawn - 43s, kDawn - 13s))
         << "their ages are what travels";
 }
 
 TEST(Succession, ASuccessorAdoptsTheNodesWhoseWorkersWait) {
     rdzv::Legacy legacy;
     legacy.ranks = 7;
-    JobState job = inherited(legacy, kStart);
+    JobState job = inherited(legacy, kDawn);
     EXPECT_EQ(adopt(job, {{0, 2}, {2, 3}}), 1U) << "the lost head had place 1";
     ASSERT_EQ(job.nodes.size(), 3U);
     EXPECT_EQ(job.nodes[0].workers, 2);
@@ -242,9 +242,9 @@ TEST(Succession, ASuccessorAdoptsTheNodesWhoseWorkersWait) {
 }
 
 TEST(Succession, ASuccessorKeepsWhatTheHeadToldAnyAgent) {
-    JobState heirs = inherited({}, kStart);
-    take_word(heirs, 7, 2, kStart);
-    take_word(heirs, 5, 1, kStart);
+    JobState heirs = inherited({}, kDawn);
+    take_word(heirs, 7, 2, kDawn);
+    take_word(heirs, 5, 1, kDawn);
     EXPECT_EQ(heirs.generation, 8U);
     EXPECT_EQ(heirs.restarts_used, 2);
     EXPECT_EQ(heirs.history.restarts.size(), 2U) << "they are what the budget is counted by";
@@ -257,9 +257,8 @@ TEST(Succession, ANodeKeepsTheNewestPlaceThatItHad) {
 }
 
 TEST(Succession, AJobThatMayNotBeRestartedEndsWithItsHead) {
-    JobState heirs = inherited({}, kStart);
-    const std::vector<JobAction> actions =
-        step(heirs, job_event::NodeLost{0, "the head is lost"}, {}, kStart);
+    JobState heirs = inherited({}, kDawn);
+    const std::vector<JobAction> actions = step(heirs, job_event::NodeLost{0, "the head is lost"}, {}, kDawn);
     EXPECT_EQ(heirs.phase, JobState::Phase::Finished);
     EXPECT_EQ(heirs.failure, "the head is lost");
     EXPECT_TRUE(std::holds_alternative<job_action::Finish>(actions.back()));
@@ -269,9 +268,9 @@ TEST(Succession, AJobThatMayNotBeRestartedEndsWithItsHead) {
 std::string lose(Errc code, bool is_succeeded, bool has_restarts = true) {
     HeirState state;
     state.has_restarts = has_restarts;
-    if (is_succeeded) step(state, rdzv::Successor{"node1", {}, 4000}, kStart);
+    if (is_succeeded) step(state, rdzv::Successor{"node1", {}, 4000}, kDawn);
     const HeirActions actions =
-        step(state, heir_event::LinkLost{{"head", 1}, {code, "gone", 0}, true, false}, kStart);
+        step(state, heir_event::LinkLost{{"head", 1}, {code, "gone", 0}, true, false}, kDawn);
     return actions.leave ? "leaves" : actions.renew ? "returns" : "stops its workers";
 }
 

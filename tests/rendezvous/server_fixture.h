@@ -18,6 +18,9 @@
 
 namespace ddprun::rdzv {
 
+/// Limits that no test reaches.
+inline constexpr Heartbeats kPatient{std::chrono::seconds(60)};
+
 inline const Credentials kTestJob{"test job", "the token"};
 
 /// A deadline that a working test never reaches.

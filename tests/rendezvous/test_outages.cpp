@@ -10,9 +10,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// The timeout is long enough for a loaded machine: even the grace of a broken connection is 300 ms.
-constexpr Heartbeats kPatient{60s};
-
 std::vector<std::string> notices_in(EventLog& events) {
     std::vector<std::string> found;
     for (const std::string& line : events.lines()) {

@@ -6,6 +6,7 @@
 
 #include "rendezvous/client/relay_state.h"
 #include "rendezvous/serve/store.h"
+#include "tests/rendezvous/store_values.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -14,13 +15,11 @@ using namespace std::chrono_literals;
 using namespace store_op;
 using ::testing::HasSubstr;
 
-const TimePoint t0{1000s};
 constexpr ClientId kAgent = 9;
 
 StoreRequest request(StoreOp op, std::optional<Duration> timeout = std::nullopt) {
     return {0, timeout, std::move(op)};
 }
-Set set_of(const std::string& key, const std::string& value) { return {key, Blob(value)}; }
 
 /// A relay, a store, and the connection between them, which holds messages until the test delivers them.
 struct Way {
@@ -87,8 +86,6 @@ struct Way {
     std::map<std::uint64_t, std::uint32_t> asked;
     std::map<std::uint64_t, std::vector<StoreReply>> told;
 };
-
-StoreReply value(const std::string& bytes) { return Value{Blob(bytes)}; }
 
 TEST(RelayState, GivesEachClientItsOwnAnswers) {
     Way way;

@@ -11,7 +11,6 @@ namespace {
 using namespace std::chrono_literals;
 
 /// The timeout is long enough for a loaded machine: even the grace of a broken connection is 300 ms.
-constexpr Heartbeats kPatient{60s};
 
 std::shared_ptr<const TlsContext> server_side() { return *TlsContext::for_server(); }
 std::shared_ptr<const TlsContext> client_side() { return *TlsContext::for_client(); }

@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr TimePoint kStart{1h};
+constexpr TimePoint kNoon{1h};
 
 EncodedMessage message(const std::string& text) { return {text, {}}; }
 
@@ -131,45 +131,45 @@ TEST(Heartbeats, AreSentSixTimesWithinTheLimit) {
 }
 
 TEST(SilenceWatch, ChecksAtTheEndOfTheTimeoutNotAtTheNextHeartbeat) {
-    SilenceWatch watch({3s}, kStart);
-    const TimePoint heard = kStart + 100ms;
-    EXPECT_EQ(watch.look(kStart + 500ms, heard).next, kStart + 1000ms);
-    EXPECT_EQ(watch.look(kStart + 1000ms, heard).next, kStart + 1500ms);
-    EXPECT_EQ(watch.look(kStart + 3000ms, heard).next, heard + 3s);
+    SilenceWatch watch({3s}, kNoon);
+    const TimePoint heard = kNoon + 100ms;
+    EXPECT_EQ(watch.look(kNoon + 500ms, heard).next, kNoon + 1000ms);
+    EXPECT_EQ(watch.look(kNoon + 1000ms, heard).next, kNoon + 1500ms);
+    EXPECT_EQ(watch.look(kNoon + 3000ms, heard).next, heard + 3s);
 }
 
 TEST(SilenceWatch, LosesNoPeerBeforeItHasReadPendingMessages) {
-    SilenceWatch watch({3s}, kStart);
-    (void)watch.look(kStart + 2800ms, kStart);
-    const SilenceWatch::Verdict first = watch.look(kStart + 3s, kStart);
+    SilenceWatch watch({3s}, kNoon);
+    (void)watch.look(kNoon + 2800ms, kNoon);
+    const SilenceWatch::Verdict first = watch.look(kNoon + 3s, kNoon);
     EXPECT_FALSE(first.are_lost);
-    EXPECT_EQ(first.next, kStart + 3s) << "the next batch of events";
-    EXPECT_FALSE(watch.look(kStart + 3s, kStart + 3s).are_lost) << "it was heard in between";
+    EXPECT_EQ(first.next, kNoon + 3s) << "the next batch of events";
+    EXPECT_FALSE(watch.look(kNoon + 3s, kNoon + 3s).are_lost) << "it was heard in between";
 }
 
 TEST(SilenceWatch, LosesAPeerThatIsSilentAtTheSecondCheckToo) {
-    SilenceWatch watch({3s}, kStart);
-    (void)watch.look(kStart + 2800ms, kStart);
-    (void)watch.look(kStart + 3s, kStart);
-    const SilenceWatch::Verdict second = watch.look(kStart + 3001ms, kStart);
+    SilenceWatch watch({3s}, kNoon);
+    (void)watch.look(kNoon + 2800ms, kNoon);
+    (void)watch.look(kNoon + 3s, kNoon);
+    const SilenceWatch::Verdict second = watch.look(kNoon + 3001ms, kNoon);
     EXPECT_TRUE(second.are_lost);
-    EXPECT_EQ(second.next, kStart + 3001ms) << "the next one may be due at the same time";
+    EXPECT_EQ(second.next, kNoon + 3001ms) << "the next one may be due at the same time";
 }
 
 TEST(SilenceWatch, GivesPeersTimeAfterThisProcessWasStopped) {
-    SilenceWatch watch({3s}, kStart);
-    (void)watch.look(kStart + 500ms, kStart);
-    const SilenceWatch::Verdict back = watch.look(kStart + 1min, kStart);
+    SilenceWatch watch({3s}, kNoon);
+    (void)watch.look(kNoon + 500ms, kNoon);
+    const SilenceWatch::Verdict back = watch.look(kNoon + 1min, kNoon);
     EXPECT_FALSE(back.are_lost);
-    EXPECT_EQ(back.next, kStart + 1min + 1s);
-    EXPECT_TRUE(watch.look(kStart + 1min + 1s, kStart).are_lost) << "but not for ever";
+    EXPECT_EQ(back.next, kNoon + 1min + 1s);
+    EXPECT_TRUE(watch.look(kNoon + 1min + 1s, kNoon).are_lost) << "but not for ever";
 }
 
 TEST(SilenceWatch, HasNoDeadlineWithoutPeers) {
-    SilenceWatch watch({3s}, kStart);
-    const SilenceWatch::Verdict verdict = watch.look(kStart + 500ms, kNever);
+    SilenceWatch watch({3s}, kNoon);
+    const SilenceWatch::Verdict verdict = watch.look(kNoon + 500ms, kNever);
     EXPECT_FALSE(verdict.are_lost);
-    EXPECT_EQ(verdict.next, kStart + 1s);
+    EXPECT_EQ(verdict.next, kNoon + 1s);
 }
 
 }  // namespace

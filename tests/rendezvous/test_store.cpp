@@ -1,14 +1,13 @@
 #include <gtest/gtest.h>
 
 #include "rendezvous/serve/store.h"
+#include "tests/rendezvous/store_values.h"
 
 namespace ddprun::rdzv {
 namespace {
 
 using namespace std::chrono_literals;
 using namespace store_op;
-
-const TimePoint t0{1000s};
 
 /// A store with a clock and a request counter, which collects the answers of each client.
 struct Bench {
@@ -29,8 +28,6 @@ struct Bench {
     std::uint32_t request = 0;
 };
 
-Set set_of(const std::string& key, const std::string& value) { return {key, Blob(value)}; }
-StoreReply value(const std::string& bytes) { return Value{Blob(bytes)}; }
 Errc code(const StoreReply& reply) { return std::get<Failure>(reply).code; }
 std::string what(const StoreReply& reply) { return std::get<Failure>(reply).what; }
 

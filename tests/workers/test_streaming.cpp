@@ -58,7 +58,7 @@ std::shared_ptr<SegmentMap> map_of(const ddprun::UniqueFd& segment) {
 
 constexpr int kRanks = 3;
 /// One that fits a slot, one that fits an area, and one of several ranges.
-constexpr std::size_t kCounts[] = {5, 20'001, 450'007};
+constexpr std::size_t kThreeCounts[] = {5, 20'001, 450'007};
 
 void run_with_late_stores(const std::function<void(ddp::ProcessGroup&, std::size_t rank)>& body) {
     const ddprun::UniqueFd segment = ddp::make_segment({.local_world_size = kRanks, .world_size = kRanks});
@@ -112,7 +112,7 @@ ddp::Buffer buffer(Numbers& numbers) { return buffer_of(std::span(numbers)); }
 
 TEST(StreamingStores, AreFencedBeforeAPeerIsToldInEveryReduction) {
     run_with_late_stores([](ddp::ProcessGroup& group, std::size_t rank) {
-        for (const std::size_t count : kCounts) {
+        for (const std::size_t count : kThreeCounts) {
             Numbers own = of_rank(rank, count);
             group.all_reduce(buffer(own), ReduceOp::Sum).wait();
             EXPECT_EQ(own, sum_of_all(count)) << "all_reduce of " << count;
@@ -136,7 +136,7 @@ TEST(StreamingStores, AreFencedBeforeAPeerIsToldInEveryReduction) {
 
 TEST(StreamingStores, AreFencedBeforeAPeerIsToldInEveryCopy) {
     run_with_late_stores([](ddp::ProcessGroup& group, std::size_t rank) {
-        for (const std::size_t count : kCounts) {
+        for (const std::size_t count : kThreeCounts) {
             Numbers own = of_rank(rank, count), got(count), row(kRanks * count);
             group.all_gather(buffer(row), buffer(own)).wait();
             EXPECT_EQ(row, all_in_a_row(count)) << "all_gather of " << count;
