@@ -43,6 +43,8 @@ class TrainHosts : public ::testing::Test {
             words.insert(words.end(), options.begin(), options.end());
             words.insert(words.end(), arguments.begin(), arguments.end());
             nodes_.push_back(std::make_unique<Program>(hosts_->command(host, words)));
+            std::erase(words, "--node-rank=" + std::to_string(host));
+            spare_ = words;
         }
     }
     void start_endless(const std::vector<std::string>& options = {}) {
@@ -79,8 +81,9 @@ class TrainHosts : public ::testing::Test {
         return at == std::string::npos ? NAN : std::strtod(output.c_str() + at + 7, nullptr);
     }
 
-    int workers_ = 0;    ///< on each host; 0: as above
-    std::string least_;  ///< "1:" for a job that may shrink
+    int workers_ = 0;                 ///< on each host; 0: as above
+    std::string least_;               ///< "1:" for a job that may shrink
+    std::vector<std::string> spare_;  ///< the command of one more host
     std::unique_ptr<Hosts> hosts_;
     std::vector<std::unique_ptr<Program>> nodes_;
 };
@@ -188,6 +191,39 @@ TEST_F(TrainHosts, AKilledRankIsReplacedAndChangesNoBit) {
         digests[kills ? 1 : 0] = head.out.substr(head.out.find("sha256 "), 71);
     }
     EXPECT_EQ(digests[0], digests[1]);
+}
+
+TEST_F(TrainHosts, ALostHostIsReplacedByASpareInPlaceAndChangesNoBit) {
+    workers_ = 2;
+    hosts_ = std::make_unique<Hosts>(3);
+    std::string digests[2];
+    for (const bool is_lost : {false, true}) {
+        start(2, {"--epochs", "150"});
+        ASSERT_TRUE(node(0).wait_for_output(" 2/150"));
+        if (is_lost) {
+            nodes_.push_back(std::make_unique<Program>(hosts_->command(2, spare_)));
+            ASSERT_TRUE(node(2).wait_for_output("a spare"));
+            node(1).signal(SIGKILL);
+            EXPECT_TRUE(node(0).wait_for_output("ranks 2, 3 are back"));
+        }
+        const Outcome head = node(0).wait();
+        ASSERT_EQ(head.status, 0) << head.err;
+        digests[is_lost ? 1 : 0] = head.out.substr(head.out.find("sha256 "), 71);
+    }
+    EXPECT_EQ(digests[0], digests[1]);
+}
+
+TEST_F(TrainHosts, WithoutASpareTheRanksOfALostHostAreMissingAndTheOthersGoOnInPlace) {
+    workers_ = 1;
+    least_ = "1:";
+    start(2, {"--epochs", "60"});
+    ASSERT_TRUE(node(0).wait_for_output("between 2 nodes"));
+    ASSERT_TRUE(node(0).wait_for_output(" 5/60"));
+    node(1).signal(SIGKILL);
+    const Outcome head = node(0).wait();
+    EXPECT_EQ(head.status, 0) << head.err;
+    EXPECT_THAT(head.err, HasSubstr("] recovered after "));
+    EXPECT_THAT(head.out, HasSubstr("bitwise equal on 1 worker, sha256"));
 }
 
 TEST_F(TrainHosts, AKilledRankEndsTheWorkersOfBothHosts) {
