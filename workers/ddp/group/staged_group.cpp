@@ -79,6 +79,12 @@ class StagedGroup final : public ProcessGroup {
     }
 
   private:
+    void require_quiet() override {
+        if (latest_ != nullptr && !latest_->is_done())
+            throw Error(
+                fmt::format("rank {}: a collective is in flight; wait for its Work first", env_.rank));
+        backend_.node().steps.throw_if_broken();
+    }
     Work start(std::span<const Operation> operations) override {
         const Call call = call_of(operations);
         Work work =
@@ -142,7 +148,7 @@ class StagedGroup final : public ProcessGroup {
         const cuda::DeviceScope here(parts_.device);
         const auto ready = std::make_shared<cuda::Event>();
         ready->record(static_cast<cuda::Stream>(options_.stream));
-        const auto state = std::make_shared<Work::State>();
+        const auto state = latest_ = std::make_shared<Work::State>();
         thread_->post([this, state, ready, task = std::move(task),
                        attempt = Attempt{fmt::format("rank {}: {}", env_.rank, call), timeout()}] {
             std::exception_ptr failure;
@@ -240,6 +246,7 @@ class StagedGroup final : public ProcessGroup {
     const ProcessGroupOptions options_;
     const OwnedByProcess<cpu::Backend> owned_backend_;
     cpu::Backend& backend_ = *owned_backend_;
+    std::shared_ptr<Work::State> latest_;  ///< of the latest call
     // Used by the thread.
     std::shared_ptr<const cuda::Gpu> gpu_;
     std::optional<cuda::OwnedStream> copies_;

@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <utility>
 
+#include "ddp/cuda/host_copies.h"
 #include "env/text.h"
 
 namespace ddp {
@@ -22,6 +24,24 @@ namespace {
 std::string_view memory_of(const Tensor& tensor) {
     return {static_cast<const char*>(tensor.memory.data), tensor.memory.bytes()};
 }
+
+/// The tensors where the host can read and write them: in place, or copies of those on a device.
+class OnHost {
+  public:
+    using Begin = cuda::HostCopies::Begin;
+    OnHost(const std::vector<Tensor>& tensors, Begin begin) : tensors_(tensors) {
+        if (std::ranges::any_of(tensors, [](const Tensor& one) { return one.memory.device != Device{}; }))
+            copies_.emplace(tensors, begin);
+    }
+    [[nodiscard]] std::span<const Tensor> tensors() const { return copies_ ? copies_->tensors() : tensors_; }
+    void upload() const {
+        if (copies_) copies_->upload();
+    }
+
+  private:
+    std::span<const Tensor> tensors_;
+    std::optional<cuda::HostCopies> copies_;
+};
 
 /// A text in a copy begins with its length.
 void append_text(std::string& copy, const std::string& text) {
@@ -51,6 +71,11 @@ class CopyReader {
     std::string_view rest_;
 };
 
+void fill(const Tensor& tensor, CopyReader& reader) {
+    const std::string_view bytes = reader.take(tensor.memory.bytes());
+    if (!bytes.empty()) std::memcpy(tensor.memory.data, bytes.data(), bytes.size());
+}
+
 bool is_of_all(const KeptItem& item) { return item.kind != Recovery::Kind::Own; }
 
 std::uint64_t hash_of(std::string_view bytes) {
@@ -79,8 +104,6 @@ void KeptState::add(KeptItem item) {
     if (item.name.empty()) refuse("the state needs a name");
     if (std::ranges::any_of(items_, [&](const KeptItem& other) { return other.name == item.name; }))
         refuse("another state has this name");
-    if (std::ranges::any_of(item.tensors, [](const Tensor& one) { return one.memory.device != Device{}; }))
-        refuse("its memory is on a device; recovery in place is for host memory");
     items_.push_back(std::move(item));
 }
 
@@ -107,7 +130,8 @@ void KeptState::copy(Kind kind, std::string& copy) const {
     copy.clear();
     for (const KeptItem& item : items_) {
         if (item.kind != kind) continue;
-        for (const Tensor& tensor : item.tensors) copy += memory_of(tensor);
+        const OnHost host(item.tensors, OnHost::Begin::WithContents);
+        for (const Tensor& tensor : host.tensors()) copy += memory_of(tensor);
         if (item.read) append_text(copy, item.read());
     }
 }
@@ -116,10 +140,9 @@ void KeptState::restore(Kind kind, std::string_view copy) const {
     CopyReader reader(copy);
     for (const KeptItem& item : items_) {
         if (item.kind != kind) continue;
-        for (const Tensor& tensor : item.tensors) {
-            const std::string_view bytes = reader.take(tensor.memory.bytes());
-            if (!bytes.empty()) std::memcpy(tensor.memory.data, bytes.data(), bytes.size());
-        }
+        const OnHost host(item.tensors, OnHost::Begin::WithoutContents);
+        for (const Tensor& tensor : host.tensors()) fill(tensor, reader);
+        host.upload();
         if (item.write) item.write(reader.take_text());
         if (item.object != nullptr) item.object->state_loaded();
     }
@@ -129,7 +152,8 @@ std::string KeptState::changed_since(Kind kind, std::string_view copy) const {
     CopyReader reader(copy);
     for (const KeptItem& item : items_) {
         if (item.kind != kind) continue;
-        for (const Tensor& tensor : item.tensors) {
+        const OnHost host(item.tensors, OnHost::Begin::WithContents);
+        for (const Tensor& tensor : host.tensors()) {
             if (reader.take(tensor.memory.bytes()) != memory_of(tensor)) return item.name;
         }
         if (item.read && reader.take_text() != item.read()) return item.name;
@@ -137,25 +161,41 @@ std::string KeptState::changed_since(Kind kind, std::string_view copy) const {
     return "";
 }
 
-std::string KeptState::texts() const {
+std::string KeptState::texts(const Device& device) const {
     std::string texts;
     for (const KeptItem& item : items_) {
-        if (is_of_all(item) && item.read) append_text(texts, item.read());
+        if (!is_of_all(item)) continue;
+        for (const Tensor& tensor : item.tensors) {
+            if (tensor.memory.device != device) texts += memory_of(tensor);
+        }
+        if (item.read) append_text(texts, item.read());
     }
     return texts;
 }
 
-void KeptState::set_texts(std::string_view texts) const {
+void KeptState::set_texts(const Device& device, std::string_view texts) const {
     CopyReader reader(texts);
     for (const KeptItem& item : items_) {
-        if (is_of_all(item) && item.write) item.write(reader.take_text());
+        if (!is_of_all(item)) continue;
+        for (const Tensor& tensor : item.tensors) {
+            if (tensor.memory.device != device) fill(tensor, reader);
+        }
+        if (item.write) item.write(reader.take_text());
     }
 }
 
-std::vector<Tensor> KeptState::tensors() const {
+std::vector<Tensor> KeptState::tensors(const Device& device) const {
     std::vector<Tensor> all;
     for (const KeptItem& item : items_) {
-        if (is_of_all(item)) all.insert(all.end(), item.tensors.begin(), item.tensors.end());
+        if (!is_of_all(item)) continue;
+        for (const Tensor& tensor : item.tensors) {
+            if (tensor.memory.device == device) all.push_back(tensor);
+            else if (tensor.memory.device != Device{})
+                throw InvalidInput(fmt::format(
+                    "recovery: '{}', {} is on another device than the group; keep it on the group's device, "
+                    "or in host memory",
+                    item.name, tensor.name));
+        }
     }
     return all;
 }
@@ -170,7 +210,8 @@ std::vector<std::uint64_t> KeptState::hashes() const {
     std::vector<std::uint64_t> hashes;
     for (const KeptItem& item : items_) {
         if (item.kind != Kind::Committed) continue;
-        for (const Tensor& tensor : item.tensors) hashes.push_back(hash_of(memory_of(tensor)));
+        const OnHost host(item.tensors, OnHost::Begin::WithContents);
+        for (const Tensor& tensor : host.tensors()) hashes.push_back(hash_of(memory_of(tensor)));
         if (item.read) hashes.push_back(hash_of(item.read()));
     }
     return hashes;

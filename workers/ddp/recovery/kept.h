@@ -28,7 +28,7 @@ class KeptState {
   public:
     using Kind = Recovery::Kind;
 
-    /// Throws InvalidInput for a name that is empty or used, and for tensors that are not in host memory.
+    /// Throws InvalidInput for a name that is empty or used.
     void add(KeptItem item);
     [[nodiscard]] bool has(Kind kind) const { return !names(kind).empty(); }
     /// "'rng', 'losses'"; "" for none.
@@ -43,11 +43,13 @@ class KeptState {
     /// The name of the first item of this kind that differs from its copy; "" for none.
     [[nodiscard]] std::string changed_since(Kind kind, std::string_view copy) const;
 
-    /// The texts of the Committed and Moving items, for another rank.
-    [[nodiscard]] std::string texts() const;
-    void set_texts(std::string_view texts) const;
-    /// The tensors of the Committed and Moving items.
-    [[nodiscard]] std::vector<Tensor> tensors() const;
+    // The Committed and Moving items, for another rank, in two parts:
+    /// The tensors that a group on this device can send. Throws InvalidInput for those of another CUDA
+    /// device.
+    [[nodiscard]] std::vector<Tensor> tensors(const Device& device) const;
+    /// The texts, and the tensors in host memory under a group of another device.
+    [[nodiscard]] std::string texts(const Device& device) const;
+    void set_texts(const Device& device, std::string_view texts) const;
     /// Tells the objects of the Committed and Moving items that their tensors were filled.
     void announce_loaded() const;
 

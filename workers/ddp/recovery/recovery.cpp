@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +14,9 @@
 #include <utility>
 
 #include "ddp/checkpoint.h"
+#include "ddp/cuda/cuda_api.h"
 #include "ddp/lifeline.h"
+#include "ddp/nccl/communicator.h"
 #include "ddp/net/link.h"
 #include "ddp/optimizer.h"
 #include "ddp/recovery/kept.h"
@@ -58,13 +61,20 @@ bool has_agent(const ddprun::WorkerEnv& env) {
     return env.kept_fd >= 0 && env.lifeline_fd >= 0 && env.segment_fd >= 0;
 }
 
+/// Whether groups are for device memory. ProcessGroup::create refuses what this takes for the host.
+bool is_on_device(const ProcessGroupOptions& options) {
+    return options.backend == "staged" || options.backend == "nccl" ||
+           (options.backend == "auto" && options.device.kind == Device::Kind::Cuda);
+}
+
 /// Why a failure restarts all ranks; "" where the world can recover in place.
 std::string refusal_of(const ddprun::WorkerEnv& env, const ProcessGroupOptions& options) {
-    const bool on_cpu =
-        options.backend == "cpu" || (options.backend == "auto" && options.device.kind == Device::Kind::Cpu);
-    if (!on_cpu)
-        return fmt::format("backend {}: recovery in place is for backend cpu",
+    if (options.backend == "mpi" || options.backend == "nccl" ||
+        (options.backend == "auto" && is_on_device(options)))
+        return fmt::format("backend {}: recovery in place is for backends cpu and staged",
                            options.backend == "auto" ? "for a CUDA device" : options.backend);
+    if (is_on_device(options) && env.local_world_size != env.world_size)
+        return "several nodes: recovery in place is for one node on a CUDA device";
     return has_agent(env) ? "" : "no ddprun that recovers in place has started this program";
 }
 
@@ -94,6 +104,7 @@ class Recovery::Impl {
     Impl(const Context& given, ProcessGroupOptions group_options, Lifeline* program_lifeline)
         : context(given),
           options(std::move(group_options)),
+          on_device(is_on_device(options)),
           refusal(refusal_of(given.env(), options)),
           lifeline(program_lifeline),
           memory(has_agent(given.env()) ? given.env().kept_fd : -1,
@@ -117,6 +128,7 @@ class Recovery::Impl {
                 return;
             }
             if (!failure && !wait_for_release()) return;
+            if (failure) wait_for_device();
             if (failure) await_generation(failure);
             enter_generation();
         }
@@ -151,6 +163,10 @@ class Recovery::Impl {
         if (has_run) fail(fmt::format("keep(\"{}\") was called after run()", item.name));
         if (std::ranges::any_of(item.tensors, [](const Tensor& one) { return one.part_begin.has_value(); }))
             refuse("optimizer state is sharded: a failure restarts from the last checkpoint");
+        if (!on_device && std::ranges::any_of(
+                              item.tensors, [](const Tensor& one) { return one.memory.device != Device{}; }))
+            throw InvalidInput(fmt::format(
+                "recovery: keep(\"{}\"): its memory is on a device, and the group's is not", item.name));
         state.add(std::move(item));
     }
     [[noreturn]] void fail(const std::string& why) const {
@@ -164,6 +180,7 @@ class Recovery::Impl {
 
     Context context;
     ProcessGroupOptions options;
+    const bool on_device;  ///< the groups are for device memory
     std::uint64_t commits = 0;
     std::string refusal;  ///< why a failure restarts all ranks; "": it does not
 
@@ -303,16 +320,17 @@ class Recovery::Impl {
 
     void transfer(const std::vector<TransferRound>& rounds, std::uint64_t newest) {
         const int first = static_cast<int>(rounds.front().front().from);
-        const std::string texts = group->all_gather_bytes(group->rank() == first ? state.texts() : "")
+        const Device device = group->device();
+        const std::vector<Tensor> tensors = state.tensors(device);
+        const std::string texts = group->all_gather_bytes(group->rank() == first ? state.texts(device) : "")
                                       .at(static_cast<std::size_t>(first));
-        const std::vector<Tensor> tensors = state.tensors();
         for (const TransferRound& round : rounds) {
             const bool receives = std::ranges::any_of(
                 round, [&](const Transfer& one) { return static_cast<int>(one.to) == group->rank(); });
             if (receives) is_whole = false, is_torn = true;
             run_round(*group, round, tensors);
             if (receives) {
-                state.set_texts(texts);
+                state.set_texts(device, texts);
                 state.announce_loaded();
                 state.copy(Kind::Moving, moving);
                 take_commits(newest);
@@ -407,6 +425,23 @@ class Recovery::Impl {
     [[nodiscard]] bool is_released() const { return socket->released() == context.generation(); }
     [[nodiscard]] bool has_next() const {
         return socket->generation() && socket->generation()->number > context.generation();
+    }
+
+    /// Returns once nothing of the failed unit runs on the device, and could still write to the kept state.
+    /// Otherwise, or where the device has an error, this process has to end.
+    void wait_for_device() const {
+        if (!on_device) return;
+        constexpr std::chrono::seconds kLimit{2};
+        int device = 0;
+        cuda::check(cudaGetDevice(&device), "asking for the CUDA device");
+        const auto code = std::make_shared<std::atomic<cudaError_t>>(cudaSuccess);
+        const bool has_ended = nccl::returns_within(kLimit, [device, code] {
+            cudaSetDevice(device);
+            *code = cudaDeviceSynchronize();
+        });
+        if (has_ended && *code == cudaSuccess) return;
+        fail(fmt::format("work of the failed unit on CUDA device {}: {}; this process ends, to be replaced",
+                         device, has_ended ? cuda::explain(*code) : "it did not end within 2 s"));
     }
 
     /// Says that this process has let go of its group, and waits for the next generation; throws `failure`

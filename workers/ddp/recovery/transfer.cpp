@@ -83,7 +83,7 @@ void run_round(ProcessGroup& group, const TransferRound& round, std::span<const 
     }
     const auto pair = group.split(color, gives ? 0 : 1);
     if (pair == nullptr) return;
-    for (const Tensor& tensor : state) pair->broadcast(tensor.memory, 0).wait();
+    for (const Tensor& tensor : state) pair->broadcast(tensor.memory, 0).synchronize();
 }
 
 }  // namespace ddp
