@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <functional>
 #include <map>
@@ -10,6 +11,7 @@
 #include "ddp/cuda/memory.h"
 #include "ddp/recovery.h"
 #include "ddp/testing.h"
+#include "ddp/worker/segment_map.h"
 #include "tests/support/environment_variable.h"
 #include "tests/workers/failures.h"
 #include "tests/workers/nccl_world.h"
@@ -28,6 +30,13 @@ struct Moment {
     Point point;
     int rank;
     std::uint64_t generation, commits;
+    int segment_fd;
+    /// Ends the rank. As its process goes on, it says so where ddprun would.
+    [[noreturn]] void lose() const {
+        const SegmentMap segment{ddprun::UniqueFd(::dup(segment_fd))};
+        segment.header().aborted.store(static_cast<std::uint32_t>(rank) + 1);
+        throw std::runtime_error("lost");
+    }
 };
 using Interrupt = std::function<void(const Moment&)>;
 
@@ -76,7 +85,7 @@ class DeviceRun {
     }
     void reach(Point point) {
         const Context& now = recovery_.context();
-        interrupt_({point, now.rank(), now.generation(), recovery_.commits()});
+        interrupt_({point, now.rank(), now.generation(), recovery_.commits(), now.env().segment_fd});
     }
 
     void train(ProcessGroup& group) {
@@ -131,7 +140,7 @@ class DeviceRecovery : public ::testing::TestWithParam<const char*> {
     const Variable nccl_{"DDP_NCCL_LIBRARY", std::getenv("FAKE_NCCL_LIBRARY")};
     const Variable devices_{"FAKE_CUDA_DEVICES", "4"};
 };
-INSTANTIATE_TEST_SUITE_P(Backends, DeviceRecovery, ::testing::Values("staged"),
+INSTANTIATE_TEST_SUITE_P(Backends, DeviceRecovery, ::testing::Values("staged", "nccl"),
                          [](const auto& backend) { return std::string(backend.param); });
 
 TEST_P(DeviceRecovery, EndsWithTheBitsOfAnUndisturbedRunWhereverARankIsLost) {
@@ -144,7 +153,7 @@ TEST_P(DeviceRecovery, EndsWithTheBitsOfAnUndisturbedRunWhereverARankIsLost) {
                       [&](const Moment& now) {
                           if (now.point == point && now.rank == 2 && now.generation == 1 &&
                               now.commits >= kUnits / 2)
-                              throw std::runtime_error("lost");
+                              now.lose();
                       },
                       2),
                   expected)

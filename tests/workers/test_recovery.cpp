@@ -462,7 +462,7 @@ std::string refusal_of(const std::function<void(const Context&)>& program) {
 
 TEST(RecoveryRefusals, NameTheBackend) {
     EXPECT_THAT(refusal_of([](const Context& context) { const Recovery one(context, {.backend = "mpi"}); }),
-                HasSubstr("Error: backend mpi: recovery in place is for backend cpu"));
+                HasSubstr("Error: backend mpi: recovery in place is for backends cpu, nccl and staged"));
 }
 
 TEST(RecoveryRefusals, NameShardedState) {

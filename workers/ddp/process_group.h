@@ -248,7 +248,8 @@ class ProcessGroup {
     virtual std::unique_ptr<ProcessGroup> do_create_part(const std::vector<std::uint32_t>& members,
                                                          const std::string& name);
 
-    /// Throws Error while a call is in flight, and the failure of a call whose Work nobody waited for.
+    /// Throws Error while a call is in flight, or waits for it, and the failure of a call whose Work nobody
+    /// waited for.
     virtual void require_quiet() {}
 
   private:

@@ -108,7 +108,9 @@ int synchronize_device() {
     count_blocking_call();
     int problem = drain(*stream_of(nullptr));
     for (const auto& stream : all_streams()) {
-        if (stream->maker != std::this_thread::get_id() || stream->is_closed()) continue;
+        if (stream->device != current_device() || stream->maker != std::this_thread::get_id() ||
+            stream->is_closed())
+            continue;
         if (const int error = drain(*stream)) problem = error;
     }
     return problem;

@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kExplainLimit{100};
 constexpr std::chrono::seconds kAbortLimit{2};
 constexpr std::chrono::seconds kDestroyLimit{5};
 
+std::atomic<int> aborts_running{0};
+
 /// The communicator's own state: InProgress when its call has only begun.
 Code state_of(const Api& api, Handle handle) {
     Code state = Code::Success;
@@ -65,6 +67,11 @@ bool returns_within(std::chrono::nanoseconds limit, std::function<void()> task) 
     lock.unlock();
     done ? thread.join() : thread.detach();
     return done;
+}
+
+bool aborts_return_within(std::chrono::nanoseconds limit) {
+    return poll_until(ddprun::deadline_after(MonotonicClock::now(), limit),
+                      [] { return aborts_running == 0; });
 }
 
 Communicator::~Communicator() = default;
@@ -157,19 +164,24 @@ std::string Communicator::explain(Code code) {
 }
 
 bool Communicator::stop(std::chrono::nanoseconds limit) {
+    ++aborts_running;
     return returns_within(limit, [self = shared_from_this()] {
-        Handle handle = nullptr;
-        {
-            const std::lock_guard lock(self->mutex_);
-            handle = std::exchange(self->handle_, nullptr);
-        }
-        if (handle == nullptr) return;
-        const Api& api = *self->api_;
-        api.comm_abort(handle);
-        // No other split can begin: the communicator is gone.
-        if (self->splitting_ == nullptr) return;
-        if (const Handle half = std::exchange(self->splitting_->handle_, nullptr)) api.comm_abort(half);
+        self->abort();
+        --aborts_running;
     });
+}
+
+void Communicator::abort() {
+    Handle handle = nullptr;
+    {
+        const std::lock_guard lock(mutex_);
+        handle = std::exchange(handle_, nullptr);
+    }
+    if (handle == nullptr) return;
+    api_->comm_abort(handle);
+    // No other split can begin: the communicator is gone.
+    if (splitting_ == nullptr) return;
+    if (const Handle half = std::exchange(splitting_->handle_, nullptr)) api_->comm_abort(half);
 }
 
 void Communicator::free_at_end(std::shared_ptr<void> memory) {

@@ -22,6 +22,9 @@ struct WaitBounds {
 /// stays behind (the task must own everything it uses).
 bool returns_within(std::chrono::nanoseconds limit, std::function<void()> task);
 
+/// True once no ncclCommAbort of this process is running, false after the limit. Blocking.
+bool aborts_return_within(std::chrono::nanoseconds limit);
+
 /// One non-blocking NCCL communicator: no call into it waits for a peer; every wait is in this code and has a
 /// limit. Thread-safe: one thread at a time is inside NCCL.
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -66,6 +69,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   private:
     void wait_until_joined(Code code, const WaitBounds& bounds, const std::string& attempt);
+    void abort();
     class Finalizing;
     std::string finalize(const WaitBounds& bounds);
     Code start_joining(std::vector<UniqueId>& ids, int rank, int ranks);

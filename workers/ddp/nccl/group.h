@@ -31,10 +31,13 @@ class Group final : public ProcessGroup {
     void report_progress(std::uint64_t step, std::uint64_t samples) override;
 
     Work launch_graph(const std::function<void()>& launch) override {
+        refuse_recovery("CUDA graphs hold the communicator that they were captured with");
         return session_->launch_graph(timeout(), launch);
     }
 
   private:
+    /// Waits for all queued collectives, those of sub-groups too, and throws the failure of one.
+    void require_quiet() override { session_parts_.latest->wait(); }
     Work start(std::span<const Operation> operations) override;
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override;
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override;

@@ -196,7 +196,8 @@ std::unique_ptr<ProcessGroup> make_nccl_group(NcclParts parts, const WorkerEnv& 
                                .device = parts.device,
                                .user_stream = static_cast<cuda::Stream>(options.stream),
                                .timeout = options.timeout,
-                               .name = world.name};
+                               .name = world.name,
+                               .latest = std::make_shared<nccl::LatestWork>()};
     auto communicator = join(parts, session);
     parts.gather = nullptr;  // not needed any more; frees its captures
     return std::make_unique<nccl::Group>(std::move(parts), world, std::move(session),

@@ -20,6 +20,8 @@
 /// hang.
 namespace ddp::nccl {
 
+class LatestWork;
+
 /// The resources of one rank's collectives, under shared ownership: a thread stuck inside NCCL may outlive
 /// the group.
 struct SessionParts {
@@ -32,6 +34,7 @@ struct SessionParts {
     /// Whether the launcher sees the collectives. Sequence numbers of a sub-group would not match those of
     /// the world.
     enum class Lines : std::uint8_t { OfTheNode, Private } lines = Lines::OfTheNode;
+    std::shared_ptr<LatestWork> latest = {};  ///< of the world's session and of those split off
 };
 
 /// Counts one rank's collectives and writes them to its line in the node's segment, for the launcher and the

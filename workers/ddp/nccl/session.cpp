@@ -52,6 +52,23 @@ NcclMemory::~NcclMemory() {
     from_nccl_ ? static_cast<void>(nccl_.mem_free(address_)) : static_cast<void>(cudaFree(address_));
 }
 
+void LatestWork::note(const void* session, const std::shared_ptr<Work::State>& work) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Work::State>& latest = works_[session];
+    if (latest != nullptr) {
+        const std::lock_guard lock_latest(latest->mutex);
+        if (latest->failure) return;
+    }
+    latest = work;
+}
+
+void LatestWork::wait() const {
+    std::unique_lock lock(mutex_);
+    const auto works = works_;
+    lock.unlock();
+    for (const auto& [_, work] : works) Work(work).synchronize();
+}
+
 Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
     : parts_(std::move(parts)),
       communicator_(std::move(communicator)),
@@ -80,10 +97,15 @@ Session::~Session() {
 // No collective is in flight any more: the watchdog ends every one by its deadline.
 void Session::shut_down() {
     std::string why;
+    const std::string attempt = fmt::format("rank {}: leaving", parts_.env.rank);
+    try {
+        throw_if_lost(parts_.segment->header(), attempt);
+    } catch (const Error&) {
+        fail(std::current_exception());  // finalizing would wait for a lost rank
+    }
     if (!broken()) deregister_all();
     if (!broken()) {
         const auto limit = std::min(parts_.timeout, kShutDownLimit);
-        const std::string attempt = fmt::format("rank {}: leaving", parts_.env.rank);
         why = communicator_->finish({ddprun::deadline_after(MonotonicClock::now(), limit),
                                      [&] { throw_if_lost(parts_.segment->header(), attempt); }});
     }
@@ -228,6 +250,7 @@ Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, 
         if (link->session != nullptr) link->session->retire_for_waiter();
     };
     if (captured) has_graphs_ = true;
+    else parts_.latest->note(this, work);
     std::exception_ptr failure;
     {
         const std::lock_guard lock(mutex_);
@@ -455,7 +478,8 @@ bool Session::retire_finished() {
     if (code != cudaSuccess) cuda::check(code, named(oldest.call).c_str());
     {
         const std::lock_guard lock(mutex_);
-        if (in_flight_.empty()) return false;
+        // After a failure the abort may have ended it.
+        if (in_flight_.empty() || broken_) return false;
         if (in_flight_.front().work != oldest.work) return true;  // another thread was quicker
         in_flight_.pop_front();
         ledger_.end(oldest.call, oldest.started, MonotonicClock::now());

@@ -5,6 +5,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -41,6 +42,18 @@ class NcclMemory {
     void* address_ = nullptr;
     std::size_t bytes_;
     bool from_nccl_;
+};
+
+/// The latest collective of each session of a world: collectives of a session end in order. Thread-safe.
+class LatestWork {
+  public:
+    void note(const void* session, const std::shared_ptr<Work::State>& work);
+    /// Waits on the host. Throws the failure of a session, also of one that has ended.
+    void wait() const;
+
+  private:
+    mutable std::mutex mutex_;
+    std::map<const void*, std::shared_ptr<Work::State>> works_;
 };
 
 /// The collectives of one rank on one communicator: starts them in order on a stream of its own, and

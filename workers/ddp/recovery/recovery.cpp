@@ -69,12 +69,11 @@ bool is_on_device(const ProcessGroupOptions& options) {
 
 /// Why a failure restarts all ranks; "" where the world can recover in place.
 std::string refusal_of(const ddprun::WorkerEnv& env, const ProcessGroupOptions& options) {
-    if (options.backend == "mpi" || options.backend == "nccl" ||
-        (options.backend == "auto" && is_on_device(options)))
-        return fmt::format("backend {}: recovery in place is for backends cpu and staged",
-                           options.backend == "auto" ? "for a CUDA device" : options.backend);
+    if (options.backend == "mpi")
+        return "backend mpi: recovery in place is for backends cpu, nccl and staged";
     if (is_on_device(options) && env.local_world_size != env.world_size)
-        return "several nodes: recovery in place is for one node on a CUDA device";
+        return "GPUs of several nodes: recovery in place is for those of one node";
+    if (is_on_device(options) && env.world_size == 1) return "one rank: no other has its state";
     return has_agent(env) ? "" : "no ddprun that recovers in place has started this program";
 }
 
@@ -371,7 +370,8 @@ class Recovery::Impl {
     }
 
     void require_complete_unit() {
-        group->require_quiet();
+        // Over NCCL this waits for the device: a collective that was aborted leaves anything in its buffers.
+        if (!on_device || recovers()) group->require_quiet();
         const bool is_alone = group->size() == 1;
         if (group->all_rank_calls_ == unit_began_at && !is_alone)
             fail(fmt::format(
@@ -434,6 +434,8 @@ class Recovery::Impl {
         constexpr std::chrono::seconds kLimit{2};
         int device = 0;
         cuda::check(cudaGetDevice(&device), "asking for the CUDA device");
+        if (!nccl::aborts_return_within(kLimit))
+            fail("ncclCommAbort did not return within 2 s; this process ends, to be replaced");
         const auto code = std::make_shared<std::atomic<cudaError_t>>(cudaSuccess);
         const bool has_ended = nccl::returns_within(kLimit, [device, code] {
             cudaSetDevice(device);
