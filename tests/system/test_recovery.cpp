@@ -115,6 +115,7 @@ TEST(Recovery, AnErrorReportReleasesTheOthersAndItsWorkerThatHangsInExitIsReplac
     const std::size_t killed = outcome.err.find("has not exited 500 ms later (--failure-grace); killing it");
     ASSERT_NE(killed, std::string::npos) << outcome.err;
     EXPECT_EQ(occurrences(outcome.err.substr(0, killed), "has left generation 1"), 2) << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("though nobody has ended")));
     EXPECT_THAT(outcome.err.substr(killed), HasSubstr("2 ranks go on in place, rank 1 starts again"));
     const auto files = log_files(logs.path());
     EXPECT_EQ(occurrences(files.at("attempt_0/1/stdout.log"), "rank 1 runs in generation"), 2)

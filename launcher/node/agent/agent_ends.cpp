@@ -272,7 +272,10 @@ void Agent::error_file_written(int local_rank) {
     if (worker.is_awaited || read_error_file(worker).empty()) return;
     worker.is_awaited = true;
     // The others leave the generation now; the worker starts again in the next one when its process is gone.
-    if (state_.may_be_left()) segment_->abort(order_.first_rank + local_rank);
+    if (state_.may_be_left()) {
+        feed(agent_event::ErrorReported{});
+        segment_->abort(order_.first_rank + local_rank);
+    }
     await_exit(local_rank, "reported an error");
 }
 

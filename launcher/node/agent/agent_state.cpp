@@ -172,6 +172,11 @@ AgentActions on(AgentState& state, const agent_event::Refused& event, TimePoint)
     return {agent_action::ReportRefusal{event.local_rank, event.why}};
 }
 
+AgentActions on(AgentState& state, const agent_event::ErrorReported&, TimePoint) {
+    state.told_let_go = true;
+    return {};
+}
+
 AgentActions on(AgentState& state, const agent_event::LetGo& event, TimePoint now) {
     if (event.generation != state.generation) return {};  // the next one has begun already
     state.workers[static_cast<std::size_t>(event.local_rank)].has_let_go = true;

@@ -167,6 +167,8 @@ struct Refused {
     int local_rank;
     std::string why;
 };
+/// A worker has reported an error, for which the others leave the generation: its end follows.
+struct ErrorReported {};
 /// A worker has left the group of a generation.
 struct LetGo {
     int local_rank;
@@ -202,10 +204,10 @@ struct Swept {
 
 using AgentEvent =
     std::variant<agent_event::StartRequested, agent_event::SuspendRequested, agent_event::RecoverRequested,
-                 agent_event::StageReached, agent_event::Released, agent_event::Refused, agent_event::LetGo,
-                 agent_event::GpusFree, agent_event::Spawned, agent_event::SpawnFailed, agent_event::Exited,
-                 agent_event::StopRequested, agent_event::KillRequested, agent_event::DeadlinePassed,
-                 agent_event::Swept>;
+                 agent_event::StageReached, agent_event::Released, agent_event::Refused,
+                 agent_event::ErrorReported, agent_event::LetGo, agent_event::GpusFree, agent_event::Spawned,
+                 agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
+                 agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
 
 namespace agent_action {
 /// Feed GpusFree when the GPUs' memory is free, or after a bounded time.
