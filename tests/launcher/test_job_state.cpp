@@ -1186,6 +1186,20 @@ TEST(InPlaceNodes, OnlyTheWorkersOfANodeThatLeavesAreStopped) {
     EXPECT_EQ(job.state.restarts_used, 0);
 }
 
+TEST(InPlaceNodes, WhenAllRanksOfASmallerWorldFailNobodyHasTheState) {
+    Nodes job(2, 1);
+    leave(job, 1);
+    job.passes(kOneChange);
+    job.confirm({0});
+    job.tell(job_event::WorldFormed{{2}, {0}});
+    job.tell(job_event::NodeReady{0, Stage::Started});
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u) << "one of two";
+    job.tell(job_event::NodeReady{0, Stage::Started});
+    const auto actions = job.fails(1);
+    EXPECT_TRUE(all_of<job_action::Recover>(actions).empty()) << "two of the four that were there";
+    EXPECT_THAT(text_of(actions), HasSubstr("not recovered in place: no rank is left that has the state"));
+}
+
 TEST(InPlaceNodes, WhenEveryNodeIsSignalledTheLeaveBecomesAStopOfWorkersThatStillRun) {
     Nodes job(3);
     leave(job, 1);

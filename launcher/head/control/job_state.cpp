@@ -425,10 +425,13 @@ void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPo
     const bool all_know = std::all_of(state.nodes.begin(), state.nodes.end(),
                                       [](const JobState::Node& node) { return node.knows; });
     const bool must_wait = state.in_place && !event.is_late && !is_suspended && !all_know;
-    const InPlaceDecision decision =
+    InPlaceDecision decision =
         is_suspended || must_wait
             ? decide_to_part(state, policy, event.facts, recovery, now)
             : decide_in_place(state, policy, event.facts, static_cast<std::size_t>(recovery.lost), now);
+    // Half of a world that has become smaller meanwhile may be all of it.
+    if (decision.in_place && recovery.failed.size() >= static_cast<std::size_t>(state.ranks()))
+        decision = {false, "no rank is left that has the state"};
     if (!decision.in_place) {
         const bool is_one_of_many = state.in_place && 2 * recovery.lost > recovery.ranks;
         if (is_one_of_many && !recovery.is_workers) decide_on_failure(state, recovery.cause, now);
