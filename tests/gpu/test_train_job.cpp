@@ -2,6 +2,7 @@
 // kernels are the real ones, compiled for the host. No GPU is used.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <fstream>
 #include <map>
@@ -84,6 +85,33 @@ TEST_F(TrainJob, TwoWorkersShareADeviceThroughTheStagedBackend) {
     expect_curve(two, one, 1e-4);
     EXPECT_THAT(out_, HasSubstr("staged"));
     EXPECT_THAT(out_, HasSubstr("parameters are bitwise equal on 2 workers"));
+}
+
+TEST_F(TrainJob, AKilledRankIsReplacedInPlaceAndTheResultHasTheSameBits) {
+    const Words arguments{"--device=cuda", "--epochs=12", "--checkpoint-every=100", "--clip=0.5"};
+    const Json undisturbed = train("undisturbed", 2, arguments);
+    for (const std::string backend : {"staged", "nccl"}) {
+        RunOptions options;
+        options.directory = directory_.path();
+        Words words{path_of("DDPRUN"),       "--nproc-per-node=2",
+                    "--no-python",           path_of("TRAIN"),
+                    "--no-scale-lr",         "--lr=0.05",
+                    "--batch-size=16",       "--backend=" + backend,
+                    "--log-json=" + backend, "--checkpoint-dir=" + backend + ".checkpoints"};
+        words.insert(words.end(), arguments.begin(), arguments.end());
+        Program program(words, options);
+        ASSERT_TRUE(program.wait_for_output("epoch  2/12")) << backend;
+        const std::vector<pid_t> ranks = children_named(program.pid(), "train");
+        ASSERT_EQ(ranks.size(), 2u);
+        ::kill(ranks[1], SIGKILL);
+        const Outcome outcome = program.wait();
+        EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr("] recovered after ")) << backend;
+        const Json log = json_file(directory_.file(backend));
+        EXPECT_EQ(log["parameters_sha256"], undisturbed["parameters_sha256"]) << backend;
+        EXPECT_EQ(log["epochs"][11]["loss"], undisturbed["epochs"][11]["loss"]) << backend;
+        EXPECT_EQ(log["epochs"][1]["loss"], undisturbed["epochs"][1]["loss"]) << backend;
+    }
 }
 
 TEST_F(TrainJob, AStagedRunRefusesAGraphBeforeItBegins) {

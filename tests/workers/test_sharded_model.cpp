@@ -494,8 +494,8 @@ TEST(ModelWithoutAGroup, SaysWhatNeedsOne) {
                   "Error: the model has no group yet: call attach() first");
         EXPECT_EQ(
             thrown_by([&] { ddp::make_adamw(*each, {}); }),
-            "Error: the optimizer copies 16-bit weights, and takes memory from the group of a sharded model or "
-            "a GPU: attach the model first");
+            "Error: the optimizer copies 16-bit weights, and takes memory from the group of a sharded model: "
+            "attach the model first");
     }
     EXPECT_EQ(model.weights<float>(0).back(), 0.0F);
     EXPECT_EQ(thrown_by([&] { static_cast<void>(model.weights<float>(10)); }),

@@ -78,15 +78,15 @@ struct MemoryUse {
 /// them) in the reverse of the declared order. The order within the next two incomplete buckets is free;
 /// mark_ready() throws Error, naming the parameter, for a gradient that comes earlier.
 ///
-/// With Shard::None in host memory, a model outlives its group: weights and optimizers stay valid, and
+/// With Shard::None a model outlives its group: weights and optimizers stay valid, and
 /// attach() connects them to the next group.
 class Model : public DistributedDataParallel {
   public:
     /// Collective. Throws MismatchError on all ranks when parameters or options differ between them, and
     /// InvalidInput for a parameter that cannot be trained.
     Model(ProcessGroup& group, std::vector<TensorSpec> parameters, ModelOptions options = {});
-    /// Without a group until attach(). Weights have memory already with Shard::None in host memory, so they
-    /// can be filled, and optimizers made unless parameters have 16 bits. Throws InvalidInput likewise.
+    /// Without a group until attach(). Weights have memory already with Shard::None, so they can be filled,
+    /// and optimizers made unless parameters have 16 bits. Throws InvalidInput likewise.
     explicit Model(std::vector<TensorSpec> parameters, ModelOptions options = {});
     ~Model() override;
 

@@ -41,6 +41,7 @@ ddp::Model make_model(const World& world, const ComputeDevice& device, const Opt
     const ddp::ModelOptions how{.shard = options.shard,
                                 .accumulates = options.accumulate > 1,
                                 .overlaps_gather = true,
+                                .device = device.choice.device,
                                 .verify_every = options.verify_every};
     const std::vector<ddp::TensorSpec> specs = Mlp::specs(widths, device.compute->dtype());
     if (world.group == nullptr) return ddp::Model(specs, how);
@@ -102,16 +103,13 @@ std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
     return is_adamw ? ddp::make_adamw(mlp_.weights(), adamw) : ddp::make_sgd(mlp_.weights(), sgd);
 }
 
-/// The rest of a batch after its forward pass, up to averaged and clipped gradients.
+/// The rest of a batch after its forward pass, up to averaged gradients.
 void Learner::reduce() {
     const auto no_sync = model_.no_sync(!is_last_of_step());
     mlp_.backward({[this](std::size_t i) { return model_.gradient(i).data; },
                    [this](std::size_t i) { model_.mark_ready(i); },
                    is_between_steps() ? Into::Replace : Into::Add});
     model_.finish();
-    if (!is_last_of_step()) return;
-    if (scaler_) scaler_->check(model_.gradients());
-    clip();
 }
 
 void Learner::clip() {
@@ -120,6 +118,8 @@ void Learner::clip() {
 }
 
 void Learner::update() {
+    if (scaler_) scaler_->check(model_.gradients());
+    clip();
     if (mlp_.has_copies()) optimizer_->step(model_.gradients());
     else optimizer_->step();
     if (scaler_) scaler_->update();

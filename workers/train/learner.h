@@ -41,7 +41,7 @@ class Learner {
     static constexpr int kStepsBeforeRecording = 3;
 
     /// Collective if there is a group. Everything except `widths` is borrowed; `steps` is the length of the
-    /// run. Without a group the learner is on the CPU, and --shard is none. Throws libddp's errors.
+    /// run. Without a group --shard is none. Throws libddp's errors.
     Learner(const World& world, const ComputeDevice& device, const Options& options,
             const std::vector<std::size_t>& widths, std::uint64_t steps);
     /// Collective: the first group of a learner that has none, or the next one, of a run of `steps` steps.

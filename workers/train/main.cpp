@@ -154,8 +154,9 @@ class Process {
           group_options_{
               .backend = options.backend, .device = device.choice.device, .stream = device.stream_handle()},
           recovery_(context, group_options_, &lifeline_) {
-        // Weights on a GPU, and divided ones, are memory of the group, which ends with it.
-        if (problem_ || device.gpu || options.shard != ddp::Shard::None) return;
+        // Divided weights are memory of the group, which ends with it, and a graph holds the group's
+        // collectives.
+        if (problem_ || options.cuda_graph || options.shard != ddp::Shard::None) return;
         kept_ = make_trainer({context.rank(), context.world_size()});
         kept_->keep_in(recovery_);
     }
@@ -183,6 +184,8 @@ class Process {
   private:
     void train(ddp::ProcessGroup& group, const ddp::Start& start) {
         has_group_ = true;
+        if (options_.cuda_graph)
+            group.refuse_recovery("--cuda-graph: a graph holds the communicator of its capture");
         if (start.is_new()) begin(group);
         if (kept_) kept_->attach(group, start.is_new());
         const std::unique_ptr<train::Trainer> of_group = kept_ ? nullptr : make_trainer(group);

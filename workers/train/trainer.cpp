@@ -281,10 +281,11 @@ bool Trainer::train_epoch(Pass& pass) {
         if (batch.count == 0) break;
         if (learner_.is_between_steps() && must_stop()) return false;
         learner_.forward(batch);
-        // On a GPU the step is only queued: its score is not known yet.
+        // On a GPU the step is only queued: its score is not known yet, and is waited for only where another
+        // process may need it.
         Score score;
-        if (learner_.is_last_of_step() && !device_.gpu) {
-            score_ += score = learner_.take_score();
+        if (learner_.is_last_of_step()) {
+            if (!device_.gpu || recovers()) score_ += score = learner_.take_score();
             if (recovery_ != nullptr) recovery_->prepare();
         }
         if (!learner_.backward()) continue;
@@ -319,7 +320,7 @@ void Trainer::end_epoch(const Pass& pass) {
 }
 
 EpochResult Trainer::result_of(const Pass& pass) {
-    if (device_.gpu) score_ = learner_.take_score();
+    if (device_.gpu) score_ += learner_.take_score();
     const double seconds = seconds_since(pass.begin);
     // In parts of each rank's own time: after a checkpoint the other ranks' epoch begins with a wait that
     // rank 0 does not have.

@@ -68,6 +68,7 @@ class Trainer {
     void begin_run();
     void stop_early(const std::string& run_id);
     void commit(const std::function<void()>& change);
+    [[nodiscard]] bool recovers() const { return recovery_ != nullptr && recovery_->refusal().empty(); }
     /// Computes the order of the next epoch in advance.
     void prepare_next_order();
     std::vector<std::size_t> take_order();

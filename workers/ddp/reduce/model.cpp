@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ddp/cuda/memory.h"
 #include "ddp/reduce/flat_layout.h"
 #include "ddp/reduce/loops.h"
 #include "ddp/reduce/model_optimizer.h"
@@ -45,9 +46,7 @@ struct Model::Flat {
     Flat(std::vector<TensorSpec> all, ModelOptions settings);
     void lay_out();
     void allocate(ProcessGroup* group);
-    [[nodiscard]] bool outlives_group() const {
-        return options.shard == Shard::None && options.device == Device{};
-    }
+    [[nodiscard]] bool outlives_group() const { return options.shard == Shard::None; }
     [[nodiscard]] bool is_sharded() const { return ranks > 1; }
     [[nodiscard]] Extent slice(std::size_t bucket, int rank) const {
         return layout.slice(bucket, is_sharded() ? rank : 0, ranks);
@@ -135,6 +134,14 @@ std::unique_ptr<const ReductionPlan> reduction_of(const FlatLayout& layout, cons
                       .open_buckets = may_share && shared_bytes < layout.bytes ? open : 0});
 }
 
+/// Zeroed.
+std::shared_ptr<std::byte> device_memory(const Device& device, std::size_t bytes) {
+    const auto memory = std::make_shared<cuda::DeviceMemory>(cuda::Gpu::of(device.index), bytes);
+    memory->clear(nullptr);
+    cuda::synchronize(nullptr);
+    return {memory, memory->get()};
+}
+
 /// Address space for weights that come and go.
 std::shared_ptr<std::byte> reserve(std::size_t bytes) {
     void* const memory =
@@ -196,10 +203,10 @@ void Model::Flat::allocate(ProcessGroup* group) {
         kind = all.empty() ? Weights::OnDemand : Weights::Shared;
         if (all.empty()) owned = reserve(bytes), apart = mine.data();
         weights = all.empty() ? owned.get() : all.data();
-    } else if (is_sharded() || options.device != Device{}) {
+    } else if (!outlives_group()) {
         weights = group->allocate_shared(bytes).data();
     } else {
-        owned = private_memory(bytes);
+        owned = options.device == Device{} ? private_memory(bytes) : device_memory(options.device, bytes);
         weights = owned.get();
     }
     for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
@@ -243,10 +250,7 @@ Model::Model(ProcessGroup& group, std::vector<TensorSpec> parameters, ModelOptio
 Model::~Model() = default;
 
 void Model::attach(ProcessGroup& group, bool broadcast) {
-    if (flat_->weights != nullptr && flat_->options.shard != Shard::None) throw InvalidInput(kShardedRefusal);
-    if (flat_->weights != nullptr && !flat_->outlives_group())
-        throw InvalidInput(
-            "weights on a GPU end with their group: a failure restarts from the last checkpoint");
+    if (flat_->weights != nullptr && !flat_->outlives_group()) throw InvalidInput(kShardedRefusal);
     verify_same_model(group, flat_->specs, flat_->options);
     connect(group);
     if (!flat_->outlives_group()) return;
@@ -433,8 +437,8 @@ std::unique_ptr<Optimizer> Model::optimizer_over(Options options) {
         throw InvalidInput("a sharded model takes no copies, GradScaler or GradClipper: leave Shard::None");
     if (flat_->weights == nullptr || (!has_group() && std::ranges::any_of(flat_->parameters, is_16_bits)))
         throw Error(
-            "the optimizer copies 16-bit weights, and takes memory from the group of a sharded model or a GPU: "
-            "attach the model first");
+            "the optimizer copies 16-bit weights, and takes memory from the group of a sharded model: attach the "
+            "model first");
     if (!flat_->is_broadcast && has_group()) broadcast_weights();
     const StateMemory shared = [this](std::size_t bytes) -> std::shared_ptr<std::byte> {
         // Parts differ in size, and the group's memory is of one size on all ranks.
