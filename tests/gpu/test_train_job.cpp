@@ -91,7 +91,7 @@ TEST_F(TrainJob, AKilledRankIsReplacedInPlaceAndTheResultHasTheSameBits) {
     const Words arguments{"--device=cuda", "--epochs=12", "--checkpoint-every=100", "--clip=0.5"};
     const Json undisturbed = train("undisturbed", 2, arguments);
     for (const std::string backend : {"staged", "nccl"}) {
-        RunOptions options;
+        RunOptions options = with_environment({"DDP_RECOVER_ON_GPUS=1"});
         options.directory = directory_.path();
         Words words{path_of("DDPRUN"),       "--nproc-per-node=2",
                     "--no-python",           path_of("TRAIN"),

@@ -465,6 +465,12 @@ TEST(RecoveryRefusals, NameTheBackend) {
                 HasSubstr("Error: backend mpi: recovery in place is for backends cpu, nccl and staged"));
 }
 
+TEST(RecoveryRefusals, SayThatGpusAreATrial) {
+    EXPECT_THAT(
+        refusal_of([](const Context& context) { const Recovery one(context, {.backend = "staged"}); }),
+        HasSubstr("has not run on a GPU yet (DDP_RECOVER_ON_GPUS=1 tries it)"));
+}
+
 TEST(RecoveryRefusals, NameShardedState) {
     EXPECT_THAT(refusal_of([](const Context& context) {
                     std::vector<float> half(2);

@@ -74,6 +74,9 @@ std::string refusal_of(const ddprun::WorkerEnv& env, const ProcessGroupOptions& 
     if (is_on_device(options) && env.local_world_size != env.world_size)
         return "GPUs of several nodes: recovery in place is for those of one node";
     if (is_on_device(options) && env.world_size == 1) return "one rank: no other has its state";
+    const char* const on_gpus = std::getenv("DDP_RECOVER_ON_GPUS");
+    if (is_on_device(options) && (on_gpus == nullptr || std::strcmp(on_gpus, "1") != 0))
+        return "recovery in place has not run on a GPU yet (DDP_RECOVER_ON_GPUS=1 tries it)";
     return has_agent(env) ? "" : "no ddprun that recovers in place has started this program";
 }
 
