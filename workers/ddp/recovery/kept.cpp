@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "ddp/cuda/host_copies.h"
+#include "ddp/reduce/loops.h"
 #include "env/text.h"
 
 namespace ddp {
@@ -77,23 +78,6 @@ void fill(const Tensor& tensor, CopyReader& reader) {
 }
 
 bool is_of_all(const KeptItem& item) { return item.kind != Recovery::Kind::Own; }
-
-std::uint64_t hash_of(std::string_view bytes) {
-    std::uint64_t hash = bytes.size();
-    const auto mix = [&hash](std::uint64_t word) {
-        hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-        hash ^= hash >> 32;
-    };
-    std::uint64_t word = 0;
-    for (; bytes.size() >= sizeof word; bytes.remove_prefix(sizeof word)) {
-        std::memcpy(&word, bytes.data(), sizeof word);
-        mix(word);
-    }
-    word = 0;
-    if (!bytes.empty()) std::memcpy(&word, bytes.data(), bytes.size());
-    mix(word);
-    return hash;
-}
 
 }  // namespace
 
@@ -211,8 +195,8 @@ std::vector<std::uint64_t> KeptState::hashes() const {
     for (const KeptItem& item : items_) {
         if (item.kind != Kind::Committed) continue;
         const OnHost host(item.tensors, OnHost::Begin::WithContents);
-        for (const Tensor& tensor : host.tensors()) hashes.push_back(hash_of(memory_of(tensor)));
-        if (item.read) hashes.push_back(hash_of(item.read()));
+        for (const Tensor& tensor : host.tensors()) hashes.push_back(hash_of(memory_of(tensor), 0));
+        if (item.read) hashes.push_back(hash_of(item.read(), 0));
     }
     return hashes;
 }
