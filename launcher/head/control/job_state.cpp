@@ -251,12 +251,16 @@ std::string named(std::vector<int> ranks) {
                        join(ranks, ", ", [](int rank) { return std::to_string(rank); }));
 }
 
-/// The ranks of a node of the world.
-std::vector<int> ranks_of(const JobState& state, std::size_t node) {
+int first_rank_of(const JobState& state, std::size_t node) {
     int first = 0;
     for (std::size_t i = 0; i < node; ++i) first += state.nodes[i].workers;
+    return first;
+}
+
+/// The ranks of a node of the world.
+std::vector<int> ranks_of(const JobState& state, std::size_t node) {
     std::vector<int> ranks(static_cast<std::size_t>(state.nodes[node].workers));
-    std::iota(ranks.begin(), ranks.end(), first);
+    std::iota(ranks.begin(), ranks.end(), first_rank_of(state, node));
     return ranks;
 }
 
@@ -682,8 +686,8 @@ void wait_for_others(JobState& state, const job_event::NodeLost& event, TimePoin
     set_timer(state, state.timer == kNever ? until : std::max(state.timer, until), actions);
 }
 
-/// Handles the loss of a node without which the others are enough. They get the short grace: they have
-/// nothing to save, because they hang in a collective.
+/// Handles the loss of a node without which the others are enough. Their collectives end at once, and they
+/// get the short grace: they have nothing to save.
 void lose(JobState& state, const job_event::NodeLost& event, const std::string& not_in_place,
           const JobPolicy& policy, TimePoint now, JobActions& actions) {
     if (stops_instead(state, event.why, now, actions)) return;
@@ -698,7 +702,8 @@ void lose(JobState& state, const job_event::NodeLost& event, const std::string& 
     warn(actions,
          fmt::format("{}; {}{}", event.why, refused(not_in_place),
                      decision.restart ? "going on without it, which uses up no restart" : decision.why));
-    stop_generation(state, SIGTERM, policy.failure_grace, -1, event.why, now, actions);
+    const int first_lost = first_rank_of(state, static_cast<std::size_t>(event.node));
+    stop_generation(state, SIGTERM, policy.failure_grace, first_lost, event.why, now, actions);
 }
 
 /// Lets the others go on in place, if they can. Returns why not.
@@ -757,7 +762,8 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
             return actions;
         }
         decide_on_failure(state, event.why, now);
-        fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
+        const int first_lost = first_rank_of(state, static_cast<std::size_t>(event.node));
+        fail(state, FailureFacts{}, first_lost, event.why, After::Rejoin, policy, now, actions);
         return actions;
     }
     if (state.phase != JobPhase::Joining && state.after == After::Rejoin && state.is_free &&
