@@ -480,6 +480,18 @@ TEST(JobStep, ASpareThatLeavesDisturbsNobody) {
     EXPECT_EQ(job.state.phase, Phase::Running);
 }
 
+TEST(JobStep, TheOthersDoNotWaitInCollectivesForANodeThatIsLostDuringAStop) {
+    Job job({}, {2, 2, 2});
+    job.tell(job_event::StopAsked{SIGTERM, 0});
+    const auto actions = job.tell(job_event::NodeLost{1, "node node01: closed"});
+    ASSERT_EQ(all_of<job_action::EndCollectives>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::EndCollectives>(actions)[0].lost_rank, 2);
+    job.tell(job_event::NodeEnded{2});
+    EXPECT_TRUE(
+        all_of<job_action::EndCollectives>(job.tell(job_event::NodeLost{2, "node node02: closed"})).empty())
+        << "it had no workers any more";
+}
+
 TEST(JobStep, ANodeThatLeavesDuringAStopIsNotAwaited) {
     Job job(with_restarts(1), {2, 2});
     job.fails(0);

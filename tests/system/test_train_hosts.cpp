@@ -270,8 +270,7 @@ TEST_F(TrainHosts, AKilledDdprunEndsItsWorkersAndTheJobThatNeedsThem) {
 
 TEST_F(TrainHosts, AJobThatMayShrinkGoesOnFromItsCheckpointWhenTheDdprunOfAHostIsKilled) {
     least_ = "1:";
-    start(2, {"--epochs", "100000", "--checkpoint-every", "1"},
-          {"--max-restarts=1", "--recover=restart", "--rdzv-conf=last_call_timeout=0"});
+    start(2, {"--epochs", "100000", "--checkpoint-every", "1"}, {"--max-restarts=1", "--recover=restart"});
     ASSERT_TRUE(node(0).wait_for_output("between 2 nodes"));
     ASSERT_TRUE(node(0).wait_for_output(" 3/100000"));
     node(1).signal(SIGKILL);

@@ -514,6 +514,10 @@ void Controller::perform(const job_action::StopNode& action) {
     if (node.is_connected) send_(node.agent, stop);
 }
 
+void Controller::perform(const job_action::EndCollectives& action) {
+    broadcast(rdzv::Notice{"lost", std::to_string(action.lost_rank)});
+}
+
 void Controller::perform(const job_action::Reform&) {
     if (!membership_.has_enough()) return feed(job_event::NodesMissing{});
     membership_.reopen(MonotonicClock::now(), config_.spec.rendezvous.join_timeout);

@@ -770,6 +770,10 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
         !event.others_go_on)
         charge(state, event, policy, now, actions);
     else warn(actions, event.why + (had_workers ? "; its workers are not waited for" : ""));
+    // The others would wait for its ranks in a collective until their grace is over.
+    if (state.phase == JobPhase::Stopping && had_workers)
+        actions.emplace_back(
+            job_action::EndCollectives{first_rank_of(state, static_cast<std::size_t>(event.node))});
     if (state.phase == JobPhase::Joining) return actions;
     if (state.after == After::Restart) state.after = After::Rejoin;
     if (state.after == After::Rejoin && is_first) wait_for_others(state, event, now, actions);

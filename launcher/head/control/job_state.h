@@ -347,6 +347,10 @@ struct StopGeneration {
     std::string why;
 };
 struct KillGeneration {};
+/// Ends the collectives of a generation that is being stopped already: `lost_rank` will never answer.
+struct EndCollectives {
+    int lost_rank;
+};
 struct KillNode {
     int node;
 };
@@ -380,9 +384,9 @@ struct Finish {};
 using JobAction =
     std::variant<job_action::StartGeneration, job_action::Recover, job_action::Suspend, job_action::StopNode,
                  job_action::Reform, job_action::Recovered, job_action::Release, job_action::KillRank,
-                 job_action::StopGeneration, job_action::KillGeneration, job_action::KillNode,
-                 job_action::NodeLeaves, job_action::Dismiss, job_action::NotifyPreempt, job_action::SetTimer,
-                 job_action::Say, job_action::Rejoin, job_action::Finish>;
+                 job_action::StopGeneration, job_action::KillGeneration, job_action::EndCollectives,
+                 job_action::KillNode, job_action::NodeLeaves, job_action::Dismiss, job_action::NotifyPreempt,
+                 job_action::SetTimer, job_action::Say, job_action::Rejoin, job_action::Finish>;
 
 /// The parts of the command line that the decisions need, and one random number per decision.
 struct JobPolicy {

@@ -141,6 +141,8 @@ void Agent::handle(const rdzv::Notice& notice) {
     }
     if (notice.kind == "waiting") return log_.info("{}", printable(notice.text));
     if (notice.kind == "kill") return kill_failed(notice.text);
+    if (notice.kind == "lost" && segment_)
+        return segment_->abort(static_cast<int>(parse_int(notice.text).value_or(0)));
     if (notice.kind != "preempt") return;
     const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
     for (const Worker& worker : workers_) {
