@@ -678,12 +678,11 @@ class RecoveryOverNodes : public testing::OnNodes {
 TEST_P(RecoveryOverNodes, AnyRankLostAnywhereGivesTheBitsOfAnUndisturbedRun) {
     for (const Point point : {Point::UnitBegin, Point::Backward, Point::BeforePart, Point::BeforeFinish,
                               Point::BeforeCommit, Point::InCommit, Point::AfterCommit}) {
-        for (const int rank : {1, 2}) {
-            const Outcome disturbed = train(ranks(), at(point, rank, 4), Progress::Inline, on_nodes());
-            EXPECT_EQ(disturbed.generations, 2);
-            EXPECT_EQ(disturbed.digests, undisturbed(GetParam()))
-                << "rank " << rank << " at " << static_cast<int>(point);
-        }
+        const int rank = 1 + static_cast<int>(point) % 2;  // of the one and of the other node in turn
+        const Outcome disturbed = train(ranks(), at(point, rank, 4), Progress::Inline, on_nodes());
+        EXPECT_EQ(disturbed.generations, 2);
+        EXPECT_EQ(disturbed.digests, undisturbed(GetParam()))
+            << "rank " << rank << " at " << static_cast<int>(point);
     }
 }
 
