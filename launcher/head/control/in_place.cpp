@@ -16,7 +16,7 @@ bool all_can_recover(const JobState& state) {
 }
 
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
-                                std::size_t failed, TimePoint now) {
+                                const JobState::InPlace& recovery, TimePoint now) {
     if (policy.recover.mode != RecoverSpec::Mode::Auto) return {};
     if (!state.cannot_recover.empty()) return {false, state.cannot_recover};
     if (!can_recover_somewhere(state)) return {};
@@ -24,8 +24,11 @@ InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, 
     if (!all_can_recover(state)) return {false, "not all ranks were ready for it"};
     if (state.anybody_succeeded()) return {false, "a rank has ended"};
     if (state.is_released) return {false, "all ranks had finished"};
-    const auto ranks = static_cast<std::size_t>(state.in_place ? state.in_place->ranks : state.ranks());
-    if (2 * failed > ranks) return {false, fmt::format("{} of {} ranks failed", failed, ranks)};
+    if (2 * recovery.lost > recovery.ranks)
+        return {false, fmt::format("{} of {} ranks failed", recovery.lost, recovery.ranks)};
+    // Half of a world that has become smaller meanwhile may be all of it.
+    if (recovery.failed.size() >= static_cast<std::size_t>(state.ranks()))
+        return {false, "no rank is left that has the state"};
     if (state.history.stuck_recoveries > kStuckGenerations)
         return {false, fmt::format("{} recoveries in a row came no step further", kStuckGenerations)};
     if (state.time_up <= now) return {false, "the walltime is over"};

@@ -11,10 +11,10 @@ struct InPlaceDecision {
     std::string why;  ///< why not; "" where nobody expects it, or where the decision on a restart says it
 };
 
-/// Decides whether a failure is recovered in place: the failed ranks start again, the others go on. `failed`:
-/// the ranks that have failed, or whose nodes were lost, since all were last in one world. Pure.
+/// Decides whether a failure is recovered in place: the failed ranks start again, the others go on.
+/// `recovery`: what was lost since all ranks were last in one world, with this failure. Pure.
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
-                                std::size_t failed, TimePoint now);
+                                const JobState::InPlace& recovery, TimePoint now);
 
 /// True when all workers have announced that they survive the end of a generation.
 bool all_can_recover(const JobState& state);

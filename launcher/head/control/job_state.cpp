@@ -251,16 +251,15 @@ std::string named(std::vector<int> ranks) {
                        join(ranks, ", ", [](int rank) { return std::to_string(rank); }));
 }
 
-int first_rank_of(const JobState& state, std::size_t node) {
-    int first = 0;
-    for (std::size_t i = 0; i < node; ++i) first += state.nodes[i].workers;
-    return first;
+int first_rank_of(const JobState& state, int node) {
+    return std::accumulate(state.nodes.begin(), state.nodes.begin() + node, 0,
+                           [](int first, const JobState::Node& one) { return first + one.workers; });
 }
 
 /// The ranks of a node of the world.
 std::vector<int> ranks_of(const JobState& state, std::size_t node) {
     std::vector<int> ranks(static_cast<std::size_t>(state.nodes[node].workers));
-    std::iota(ranks.begin(), ranks.end(), first_rank_of(state, node));
+    std::iota(ranks.begin(), ranks.end(), first_rank_of(state, static_cast<int>(node)));
     return ranks;
 }
 
@@ -293,7 +292,7 @@ InPlaceDecision decide_to_part(const JobState& state, const JobPolicy& policy, c
     for (std::size_t i = 0; i < state.nodes.size(); ++i) {
         if (state.nodes[i].leaving) add_failed(without, ranks_of(state, i));
     }
-    return decide_in_place(state, policy, facts, static_cast<std::size_t>(without.lost), now);
+    return decide_in_place(state, policy, facts, without, now);
 }
 
 void note_steps(RestartHistory& history, std::int64_t steps) {
@@ -429,13 +428,9 @@ void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPo
     const bool all_know = std::all_of(state.nodes.begin(), state.nodes.end(),
                                       [](const JobState::Node& node) { return node.knows; });
     const bool must_wait = state.in_place && !event.is_late && !is_suspended && !all_know;
-    InPlaceDecision decision =
-        is_suspended || must_wait
-            ? decide_to_part(state, policy, event.facts, recovery, now)
-            : decide_in_place(state, policy, event.facts, static_cast<std::size_t>(recovery.lost), now);
-    // Half of a world that has become smaller meanwhile may be all of it.
-    if (decision.in_place && recovery.failed.size() >= static_cast<std::size_t>(state.ranks()))
-        decision = {false, "no rank is left that has the state"};
+    const InPlaceDecision decision = is_suspended || must_wait
+                                         ? decide_to_part(state, policy, event.facts, recovery, now)
+                                         : decide_in_place(state, policy, event.facts, recovery, now);
     if (!decision.in_place) {
         const bool is_one_of_many = state.in_place && 2 * recovery.lost > recovery.ranks;
         if (is_one_of_many && !recovery.is_workers) decide_on_failure(state, recovery.cause, now);
@@ -702,7 +697,7 @@ void lose(JobState& state, const job_event::NodeLost& event, const std::string& 
     warn(actions,
          fmt::format("{}; {}{}", event.why, refused(not_in_place),
                      decision.restart ? "going on without it, which uses up no restart" : decision.why));
-    const int first_lost = first_rank_of(state, static_cast<std::size_t>(event.node));
+    const int first_lost = first_rank_of(state, event.node);
     stop_generation(state, SIGTERM, policy.failure_grace, first_lost, event.why, now, actions);
 }
 
@@ -762,7 +757,7 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
             return actions;
         }
         decide_on_failure(state, event.why, now);
-        const int first_lost = first_rank_of(state, static_cast<std::size_t>(event.node));
+        const int first_lost = first_rank_of(state, event.node);
         fail(state, FailureFacts{}, first_lost, event.why, After::Rejoin, policy, now, actions);
         return actions;
     }
@@ -772,8 +767,7 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
     else warn(actions, event.why + (had_workers ? "; its workers are not waited for" : ""));
     // The others would wait for its ranks in a collective until their grace is over.
     if (state.phase == JobPhase::Stopping && had_workers)
-        actions.emplace_back(
-            job_action::EndCollectives{first_rank_of(state, static_cast<std::size_t>(event.node))});
+        actions.emplace_back(job_action::EndCollectives{first_rank_of(state, event.node)});
     if (state.phase == JobPhase::Joining) return actions;
     if (state.after == After::Restart) state.after = After::Rejoin;
     if (state.after == After::Rejoin && is_first) wait_for_others(state, event, now, actions);
@@ -850,10 +844,9 @@ JobActions leave(JobState& state, const job_event::StopAsked& event, const JobPo
     const TimePoint at = deadline_after(now, kOneChange);
     if (node != nullptr && is_under_way(state) && !has_finished(*node)) {
         const JobState::InPlace recovery = recovery_of(state, why, false, now);
-        const InPlaceDecision decision =
-            state.phase == JobPhase::Running
-                ? decide_in_place(state, policy, {}, static_cast<std::size_t>(recovery.lost), now)
-                : decide_to_part(state, policy, {}, recovery, now);
+        const InPlaceDecision decision = state.phase == JobPhase::Running
+                                             ? decide_in_place(state, policy, {}, recovery, now)
+                                             : decide_to_part(state, policy, {}, recovery, now);
         if (decision.in_place) {
             say(actions, why + ": the others go on in place");
             // All workers go on for now: if every node has got the signal, all are to stop, and may save.
@@ -959,7 +952,10 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
 JobActions on(JobState& state, const job_event::HangFound& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     if (state.phase != JobPhase::Running) return actions;
-    const InPlaceDecision decision = decide_in_place(state, policy, {}, 1, now);
+    JobState::InPlace one = recovery_of(state, event.what, true, now);
+    one.lost = 1;
+    one.failed.clear();
+    const InPlaceDecision decision = decide_in_place(state, policy, {}, one, now);
     const bool may_end_one = event.culprit >= 0 && state.hang_ended != state.generation;
     if (decision.in_place && may_end_one) {  // its end is recovered as any other
         state.hang_ended = state.generation;
@@ -983,8 +979,9 @@ JobActions on(JobState& state, const job_event::WalltimeKnown& event, const JobP
 JobActions on(JobState& state, const job_event::RehearsalDue&, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     if (state.phase != JobPhase::Running || state.in_place || state.leave.at != kNever) return actions;
-    if (!decide_in_place(state, policy, {}, 0, now).in_place) return actions;
-    state.in_place = {.since = now, .ranks = state.ranks()};
+    const JobState::InPlace rehearsal{.since = now, .ranks = state.ranks()};
+    if (!decide_in_place(state, policy, {}, rehearsal, now).in_place) return actions;
+    state.in_place = rehearsal;
     begin_in_place(state, -1, policy, now, actions);
     return actions;
 }
