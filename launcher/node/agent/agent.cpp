@@ -63,9 +63,7 @@ void Agent::perform(const agent_action::SetDeadline& action) {
 // ---- orders of the controller
 
 void Agent::handle(const rdzv::StartGeneration& order) {
-    using enum AgentState::Phase;
-    const bool has_workers = state_.phase == Starting || state_.phase == Running || state_.phase == Suspended;
-    if (order.in_place && has_workers && kept_) return recover(order);
+    if (order.in_place && state_.is_under_way() && kept_) return recover(order);
     remember_last_workers();
     if (const Status prepared = prepare(order); !prepared) return fail_start(prepared.error().what);
     const bool await_gpus =

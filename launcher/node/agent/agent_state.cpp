@@ -18,11 +18,6 @@ void set_deadline(AgentState& state, TimePoint when, AgentActions& actions) {
     actions.emplace_back(agent_action::SetDeadline{when});
 }
 
-bool is_running(const AgentState& state) {
-    return state.phase == AgentPhase::Starting || state.phase == AgentPhase::Running ||
-           state.phase == AgentPhase::Suspended;
-}
-
 void kill_strays(AgentState& state, TimePoint now, AgentActions& actions) {
     state.kills_strays = true;
     set_deadline(state, deadline_after(now, kKillPatience), actions);
@@ -91,7 +86,7 @@ AgentActions spawn_next(AgentState& state, int first, TimePoint now) {
 }
 
 AgentActions on(AgentState& state, const agent_event::SuspendRequested& event, TimePoint now) {
-    if (!is_running(state) && state.phase != AgentPhase::AwaitingGpus) return {};
+    if (!state.is_under_way() && state.phase != AgentPhase::AwaitingGpus) return {};
     state.phase = AgentPhase::Suspended;
     state.is_recovering = false;
     state.awaits_head = true;
@@ -101,7 +96,7 @@ AgentActions on(AgentState& state, const agent_event::SuspendRequested& event, T
 }
 
 AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, TimePoint now) {
-    if (!is_running(state)) return {};
+    if (!state.is_under_way()) return {};
     state.generation = event.generation;
     state.phase = AgentPhase::Starting;
     state.reported = AgentStage::Announced;
@@ -142,9 +137,9 @@ AgentActions on(AgentState& state, const agent_event::StageReached& event, TimeP
         })->stage;
     const bool has_recovered = slowest >= AgentStage::Joined && std::exchange(state.is_recovering, false);
     // In a stop no failure is recovered any more, so nobody has to wait for the others.
-    if (event.stage == AgentStage::Finished && (state.is_released || !is_running(state)))
+    if (event.stage == AgentStage::Finished && (state.is_released || !state.is_under_way()))
         actions.emplace_back(agent_action::TellRelease{event.local_rank});
-    if (!is_running(state) || state.phase == AgentPhase::Suspended) return actions;
+    if (!state.is_under_way() || state.phase == AgentPhase::Suspended) return actions;
     if (has_recovered) set_deadline(state, kNever, actions);
     while (state.reported < slowest) {
         state.reported = static_cast<AgentStage>(static_cast<int>(state.reported) + 1);
@@ -181,7 +176,7 @@ AgentActions on(AgentState& state, const agent_event::LetGo& event, TimePoint no
     if (event.generation != state.generation) return {};  // the next one has begun already
     state.workers[static_cast<std::size_t>(event.local_rank)].has_let_go = true;
     AgentActions actions;
-    if (!is_running(state)) {
+    if (!state.is_under_way()) {
         actions.emplace_back(agent_action::TellLast{event.local_rank});
         return actions;
     }
@@ -253,7 +248,7 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
         actions.emplace_back(agent_action::BuryGroup{worker.pid, farewell_signal(state, worker)});
         actions.emplace_back(agent_action::ReportExit{local_rank, event.exit, worker.asked_to_stop, {}});
     }
-    if (is_running(state) && (event.exit.signaled || event.exit.status != 0) && state.can_recover())
+    if (state.is_under_way() && (event.exit.signaled || event.exit.status != 0) && state.can_recover())
         state.awaits_head = true;
     send_due_stops(state, actions);
     sweep_if_all_ended(state, now, actions);
@@ -269,7 +264,7 @@ AgentActions stop_waiting(AgentState& state) {
 AgentActions on(AgentState& state, const agent_event::StopRequested& event, TimePoint now) {
     if (state.phase == AgentPhase::AwaitingGpus) return stop_waiting(state);
     AgentActions actions;
-    if (!is_running(state)) return actions;
+    if (!state.is_under_way()) return actions;
     if (state.phase == AgentPhase::Suspended) {
         for (AgentState::Worker& worker : state.workers) worker.is_new = false;  // nobody waits for it
     }
@@ -390,6 +385,10 @@ int AgentState::alive() const {
     return static_cast<int>(std::count_if(workers.begin(), workers.end(), [](const Worker& worker) {
         return worker.pid != 0 && worker.state != WorkerState::Ended;
     }));
+}
+
+bool AgentState::is_under_way() const {
+    return phase == Phase::Starting || phase == Phase::Running || phase == Phase::Suspended;
 }
 
 bool AgentState::is_left() const {

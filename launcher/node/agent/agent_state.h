@@ -126,12 +126,10 @@ struct AgentState {
     [[nodiscard]] bool can_recover() const {
         return recover_within > Duration::zero() && reported >= Stage::Announced && !refuses;
     }
+    /// True while workers are started, run, or wait for the next generation.
+    [[nodiscard]] bool is_under_way() const;
     /// True when the workers may leave this generation before the head begins the next one in place.
-    [[nodiscard]] bool may_be_left() const {
-        const bool is_under_way =
-            phase == Phase::Starting || phase == Phase::Running || phase == Phase::Suspended;
-        return is_under_way && can_recover() && !is_released;
-    }
+    [[nodiscard]] bool may_be_left() const { return is_under_way() && can_recover() && !is_released; }
     /// True when no worker of the suspended generation is in its group any more.
     [[nodiscard]] bool is_left() const;
     /// The local rank of a pid of this generation; -1: not a worker.
