@@ -103,14 +103,10 @@ Status set_backoff(Draft& draft, Text value) {
     return {};
 }
 
-Result<int> parse_requeue_limit(Text value) {
-    const Result<std::int64_t> limit = parse_int_between(value, 0, 1'000'000);
-    return limit ? Result<int>(static_cast<int>(*limit)) : limit.error();
-}
-
-Result<int> parse_rehearse(Text value) {
-    const Result<std::int64_t> steps = parse_int_between(value, 1, 1'000'000'000);
-    return steps ? Result<int>(static_cast<int>(*steps)) : steps.error();
+template <int Least, int Most>
+Result<int> parse_number(Text value) {
+    const Result<std::int64_t> number = parse_int_between(value, Least, Most);
+    return number ? Result<int>(static_cast<int>(*number)) : number.error();
 }
 
 Status set_event_handler(Draft& draft, Text value) {
@@ -390,7 +386,7 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
         "--recover-within", "SPAN", into(spec.recover.within, parse_span),
         "The longest wait for workers in a recovery in place; then the late ones are killed. Default 60s.");
     options.value(
-        "--rehearse", "N", into(spec.recover.rehearse, parse_rehearse),
+        "--rehearse", "N", into(spec.recover.rehearse, parse_number<1, 1'000'000'000>),
         "Every N committed steps or more, all workers let go of their generation and meet in the next one, as after a failure, but "
         "none is killed. A program that keeps the contract of ddp::Recovery ends with the same result as without. Default: never.");
     options.value(
@@ -422,7 +418,7 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
         "requeue under Slurm, by qsub of --requeue-script under PBS; the job does not start where that cannot be), auto (where "
         "it can be), no. Not without progress, not after a signal from its user or scheduler, nor a wrong configuration. Brings a "
         "--walltime-notice of 2m. Default no.");
-    options.value("--requeue-limit", "N", into(spec.requeue.limit, parse_requeue_limit),
+    options.value("--requeue-limit", "N", into(spec.requeue.limit, parse_number<0, 1'000'000>),
                   "At most so many times in all. Default 10.");
     options
         .value("--requeue-script", "FILE", into(spec.requeue.script, parse_text),
