@@ -69,7 +69,7 @@ glibc=$(find "$top" -type f -exec sh -c 'head -c4 "$1" | grep -q ELF && readelf 
     grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 
 {
-    echo "ddprun $("$top/launcher/ddprun" --version | cut -d' ' -f2), commit $(git -C "$source" rev-parse --short HEAD 2>/dev/null || echo unknown)"
+    echo "ddprun $("$top/launcher/ddprun" --version | head -n 1 | cut -d' ' -f2), commit $(git -C "$source" rev-parse --short HEAD 2>/dev/null || echo unknown)"
     echo "made $(date -u +%Y-%m-%dT%H:%M:%SZ)"
     echo "needs ${glibc:-no C library} or newer, $(uname -m)"
     echo

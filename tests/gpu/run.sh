@@ -182,6 +182,7 @@ telling_line() {
         grep -m1 -E "$pattern" "$2" && return
     done
     [ "$1" = passed ] && [[ $2 = */train_* ]] && grep -m1 'bitwise equal' "$2" && return
+    [ "$1" = passed ] && [[ $2 = */kernels.log ]] && grep -m1 '\[  PASSED  \]' "$2" && return
     grep -v '^[[:space:]]*$' "$2" | tail -n 1
 }
 
@@ -228,6 +229,20 @@ gpu_step() {
 python_step() {
     if [ -z "$python" ]; then skip "$1" "no python3"; else gpu_step "$1" "$2" "$3" "$python" "${@:4}"; fi
 }
+nccl_python_step() {
+    if [ -z "$python" ]; then skip "$1" "no python3"; else gpu_step "$1" "$2" "$3" bash -c "$sharing" over_nccl "$python" "${@:4}"; fi
+}
+
+# over_nccl COMMAND...: several ranks may share a GPU; an NCCL that refuses them is no failure.
+over_nccl() {
+    local code said=$scratch/over-nccl.$BASHPID
+    "$@" 2>&1 | tee "$said"
+    code=${PIPESTATUS[0]}
+    [ "$code" -ne 0 ] && grep -oE 'NCCL [0-9.]+ takes one rank per GPU|needs CUDA device 1, 1 device is visible' "$said" |
+        head -n 1 | sed 's/^/skipped: one GPU, and this NCCL shares none: /' | grep . && return 77
+    return "$code"
+}
+sharing="$(declare -f over_nccl); scratch='$scratch'"'; over_nccl "$@"'
 
 show_versions() {
     uname -srm
@@ -310,11 +325,17 @@ else
 fi
 survivor=$tests/survivor_worker
 within=1 && [ -n "$fake" ] && within=10
+few=() && [ -n "$fake" ] && few=(--samples 1024 --epochs 8 --kills 1)
 python_step killed_rank_staged 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks 4 --backend staged --within $within
+python_step recovery_staged 60 "$train" "$here/check_recovery.py" "$ddprun" "$train" --backend staged --json "$output/recovery-staged.json" "${few[@]}"
+# Several ranks over NCCL, on one GPU if there is no other.
 [ -n "$fake" ] && export FAKE_CUDA_DEVICES=$gpus
-if [ -z "$no_gpu" ] && [ "$gpus" -lt 2 ]; then skip killed_rank_nccl "one GPU"
-else python_step killed_rank_nccl 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks "$gpus" --backend nccl --within $within
-fi
+ranks=$gpus && [ "$ranks" -lt 2 ] && ranks=2
+gpu_step all_reduce_nccl_$ranks 40 "$check" bash -c "$sharing" over_nccl "$ddprun" --standalone --nproc-per-node=$ranks --no-python "$check" --device cuda --backend nccl --seconds 1 --bytes 1MiB
+gpu_step train_nccl_2 60 "$train" bash -c "$sharing" over_nccl bash -c "$training nccl-2 2 nccl"
+[ -e "$output/train-nccl-2.json" ] && python_step loss_nccl_2 10 "$train" "$here/compare_curves.py" "$output"/train-nccl-{1,2}.json
+nccl_python_step killed_rank_nccl 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks "$ranks" --backend nccl --within $within
+nccl_python_step recovery_nccl 90 "$train" "$here/check_recovery.py" "$ddprun" "$train" --backend nccl --ranks "$ranks" --json "$output/recovery-nccl.json" "${few[@]}"
 [ -n "$fake" ] && export FAKE_CUDA_DEVICES=1
 gradients=$tests/train_gradients
 python_step gradients_torch 120 "$gradients" "$here/train_check.py" "$gradients" --json "$output/gradients.json"
@@ -384,6 +405,8 @@ artefact() {  # KEY FILE
     printf '\n  ]'
     artefact doctor "$output/doctor.json"
     artefact gradients "$output/gradients.json"
+    artefact recovery_staged "$output/recovery-staged.json"
+    artefact recovery_nccl "$output/recovery-nccl.json"
     artefact bench_kernels "$output/bench-kernels.json"
     artefact bench_train "$output/bench-train.json"
     printf '\n}\n'

@@ -55,11 +55,12 @@ TEST_F(GpuRunScript, ContinuesAfterAFailedStep) {
     // A doctor that finds faults must not stop the other steps.
     const Outcome outcome = verify(
         {"--fake", "--only",
-         "doctor,all_reduce_nccl_1,all_reduce_staged_2,trace_step,trace_graph,killed_rank_staged,killed_rank_nccl"});
+         "doctor,all_reduce_nccl_1,all_reduce_staged_2,trace_step,trace_graph,killed_rank_staged,recovery_staged,"
+         "all_reduce_nccl_4,killed_rank_nccl,recovery_nccl"});
     const Json json = summary();
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err << content("summary.json");
-    ASSERT_EQ(json["steps"].size(), 7u) << outcome.out;
-    for (std::size_t at = 1; at < 7; ++at) {
+    ASSERT_EQ(json["steps"].size(), 10u) << outcome.out;
+    for (std::size_t at = 1; at < 10; ++at) {
         const Json& step = json["steps"][at];
         EXPECT_EQ(step["outcome"], "passed")
             << step << content("logs/" + step["name"].get<std::string>() + ".log");
@@ -67,6 +68,8 @@ TEST_F(GpuRunScript, ContinuesAfterAFailedStep) {
     for (const std::size_t at : {3u, 4u})
         EXPECT_THAT(json["steps"][at]["detail"].get<std::string>(),
                     HasSubstr(", 0 of them wait for the device; "));
+    for (const char* recovery : {"recovery_staged", "recovery_nccl"})
+        EXPECT_EQ(json[recovery]["ms"].size(), 1u) << recovery;
     EXPECT_TRUE(json["doctor"]["findings"].is_array());
     EXPECT_THAT(json["gpu"].get<std::string>(), HasSubstr("nothing here was measured"));
     EXPECT_EQ(outcome.status, json["failures"] == 0 ? 0 : 1);
