@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <map>
@@ -30,28 +29,12 @@
 #include "tests/support/comes.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/system/campaign.h"
 
 namespace ddprun::test {
 namespace {
 
 using namespace std::chrono_literals;
-
-struct Row {
-    std::string fault;
-    int runs = 0, equal = 0, refused = 0;
-    std::string otherwise = {};  ///< the first run that ended in another way
-};
-
-std::string content_of(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
-int occurrences(const std::string& text, const std::string& piece) {
-    int n = 0;
-    for (std::size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1)) ++n;
-    return n;
-}
 
 /// A number in the environment of a process; -1 when it has ended.
 int number_in(pid_t pid, std::string_view name) {
@@ -93,13 +76,6 @@ class KeptLines {
     int workers_;
     void* base_ = MAP_FAILED;
 };
-
-/// What train, or recovering, says of the weights that it ends with.
-std::string digest_in(const std::string& out) {
-    static const std::regex line(R"((sha256|digest) [0-9a-f]{64}.*)");
-    std::smatch found;
-    return std::regex_search(out, found, line) ? found.str() : "";
-}
 
 std::vector<std::string> train_command(const std::string& directory) {
     return {path_of("TRAIN"),         "--device=cpu",     "--data=synthetic:6000,32,10",
@@ -302,6 +278,35 @@ void kill_ranks_of_a_job(Kills& kills, int most, const std::string& expected, st
     else if (kills.row.otherwise.empty()) kills.row.otherwise = outcome.out + errors;
 }
 
+/// Kills a rank of a long job every three seconds, and prints how much of its time was useful (ETTR).
+Row kill_at_intervals(int kills, std::mt19937& random) {
+    constexpr int kRanks = 8;
+    Row row{"a kill every 3 s, recovered"};
+    const TemporaryDirectory directory;
+    const std::string report = directory.file("report");
+    std::vector<std::string> command = train_command(directory.file("ck"));
+    std::ranges::replace(command, "--epochs=60", "--epochs=1000000");
+    Job job(directory.path(), under_ddprun(kRanks, {"--max-restarts=0", "--report=" + report}, command));
+    (void)job.training_workers();
+    for (; row.runs < kills && row.equal == row.runs; ++row.runs) {
+        std::this_thread::sleep_for(3s);
+        ::kill(job.workers()[static_cast<int>(random() % kRanks)], SIGKILL);
+        if (comes([&] { return job.recoveries() > row.runs; })) ++row.equal;
+    }
+    job.program().signal(SIGTERM);
+    const Outcome outcome = job.program().wait();
+    if (row.equal < row.runs) row.otherwise = outcome.out + job.errors();
+    const std::string json = content_of(report);
+    const auto number = [&](const std::string& name) {
+        std::smatch found;
+        const std::regex member('"' + name + "\": *([0-9.]+)");
+        return std::regex_search(json, found, member) ? std::stod(found[1]) : 0;
+    };
+    fmt::print("of {:.0f} s with {} kills {:.2f} % were useful (ETTR)\n", number("seconds"), row.runs,
+               100 * number("useful_seconds") / number("seconds"));
+    return row;
+}
+
 std::string undisturbed(int ranks, const std::vector<std::string>& program) {
     return digest_in(run(under_ddprun(ranks, {}, program)).out);
 }
@@ -409,24 +414,17 @@ Row kill_of_the_agent(int runs) {
     return row;
 }
 
-void print(const Row& row) {
-    const int others = row.runs - row.equal - row.refused;
-    fmt::print("{:<28} {:>6} {:>14} {:>18} {:>15}\n", row.fault, row.runs, row.equal, row.refused, others);
-    if (others > 0) fmt::print("{}\n", row.otherwise);
-}
-
 int campaign(int kills, int runs) {
     std::mt19937 random(static_cast<unsigned>(::getpid()));
     std::setbuf(stdout, nullptr);
-    fmt::print("{:<28} {:>6} {:>14} {:>18} {:>15}\n", "fault", "runs", "equal digest", "refused as stated",
-               "anything else");
+    print_head();
     std::vector<Row> rows;
     const auto add = [&](const Row& row) { print(row), rows.push_back(row); };
     const TemporaryDirectory directory;
     const std::string of_eight = undisturbed(8, train_command(directory.file("eight")));
     Kills random_kills;
-    while (random_kills.row.runs < kills && random_kills.row.otherwise.empty())
-        kill_ranks_of_a_job(random_kills, kills - random_kills.row.runs, of_eight, random);
+    while (random_kills.row.equal < kills && random_kills.row.otherwise.empty())
+        kill_ranks_of_a_job(random_kills, kills - random_kills.row.equal, of_eight, random);
     add(random_kills.row);
     const std::string own = undisturbed(4, {path_of("RECOVERING"), "none", "0"});
     // These wait for a limit most of the time, so they run beside the others. A stopped rank is found by the
@@ -457,6 +455,7 @@ int campaign(int kills, int runs) {
     add(stop_in_recovery("preemption in recovery", SIGUSR1, runs, of_four, random));
     add(kill_of_the_agent(runs));
     for (std::future<Row>& row : waiting) add(row.get());
+    add(kill_at_intervals(std::max(2, runs), random));
     random_kills.parts.print();
     fmt::print("survivors with another process: {}\n", random_kills.changed_survivors);
     const bool all_well = std::ranges::all_of(
