@@ -44,49 +44,55 @@ using cudaEvent_t = struct CUevent_st*;
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
 
+// Declares a call; no_cuda.cpp defines it too, as a refusal.
+#ifndef DDP_CUDA_CALL
+#define DDP_CUDA_CALL(call) cudaError_t call;
+#endif
+
 extern "C" {
 
 const char* cudaGetErrorString(cudaError_t code);
-cudaError_t cudaGetLastError();
-cudaError_t cudaGetDeviceCount(int* count);
-cudaError_t cudaGetDevice(int* device);
-cudaError_t cudaSetDevice(int device);
-cudaError_t cudaDeviceSynchronize();
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
-cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device);
-cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total);
-cudaError_t cudaRuntimeGetVersion(int* version);
-cudaError_t cudaDriverGetVersion(int* version);
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, unsigned version,
-                                             unsigned long long flags,
-                                             cudaDriverEntryPointQueryResult* found);
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
-cudaError_t cudaStreamDestroy(cudaStream_t stream);
-cudaError_t cudaStreamSynchronize(cudaStream_t stream);
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
-cudaError_t cudaEventQuery(cudaEvent_t event);
-cudaError_t cudaEventSynchronize(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to);
-cudaError_t cudaEventDestroy(cudaEvent_t event);
-cudaError_t cudaMalloc(void** address, std::size_t bytes);
-cudaError_t cudaFree(void* address);
-cudaError_t cudaHostAlloc(void** address, std::size_t bytes, unsigned flags);
-cudaError_t cudaFreeHost(void* address);
-cudaError_t cudaHostRegister(void* address, std::size_t bytes, unsigned flags);
-cudaError_t cudaHostUnregister(void* address);
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t stream);
-cudaError_t cudaMemsetAsync(void* address, int value, std::size_t bytes, cudaStream_t stream);
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode);
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags);
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
-cudaError_t cudaGraphDestroy(cudaGraph_t graph);
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+DDP_CUDA_CALL(cudaGetLastError())
+DDP_CUDA_CALL(cudaGetDeviceCount(int* count))
+DDP_CUDA_CALL(cudaGetDevice(int* device))
+DDP_CUDA_CALL(cudaSetDevice(int device))
+DDP_CUDA_CALL(cudaDeviceSynchronize())
+DDP_CUDA_CALL(cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device))
+DDP_CUDA_CALL(cudaDeviceGetPCIBusId(char* text, int length, int device))
+DDP_CUDA_CALL(cudaMemGetInfo(std::size_t* free, std::size_t* total))
+DDP_CUDA_CALL(cudaRuntimeGetVersion(int* version))
+DDP_CUDA_CALL(cudaDriverGetVersion(int* version))
+DDP_CUDA_CALL(cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, unsigned version,
+                                               unsigned long long flags,
+                                               cudaDriverEntryPointQueryResult* found))
+DDP_CUDA_CALL(cudaDeviceGetStreamPriorityRange(int* least, int* greatest))
+DDP_CUDA_CALL(cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority))
+DDP_CUDA_CALL(cudaStreamDestroy(cudaStream_t stream))
+DDP_CUDA_CALL(cudaStreamSynchronize(cudaStream_t stream))
+DDP_CUDA_CALL(cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags))
+DDP_CUDA_CALL(cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags))
+DDP_CUDA_CALL(cudaEventRecord(cudaEvent_t event, cudaStream_t stream))
+DDP_CUDA_CALL(cudaEventQuery(cudaEvent_t event))
+DDP_CUDA_CALL(cudaEventSynchronize(cudaEvent_t event))
+DDP_CUDA_CALL(cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to))
+DDP_CUDA_CALL(cudaEventDestroy(cudaEvent_t event))
+DDP_CUDA_CALL(cudaMalloc(void** address, std::size_t bytes))
+DDP_CUDA_CALL(cudaFree(void* address))
+DDP_CUDA_CALL(cudaHostAlloc(void** address, std::size_t bytes, unsigned flags))
+DDP_CUDA_CALL(cudaFreeHost(void* address))
+DDP_CUDA_CALL(cudaHostRegister(void* address, std::size_t bytes, unsigned flags))
+DDP_CUDA_CALL(cudaHostUnregister(void* address))
+DDP_CUDA_CALL(cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                              cudaStream_t stream))
+DDP_CUDA_CALL(cudaMemsetAsync(void* address, int value, std::size_t bytes, cudaStream_t stream))
+DDP_CUDA_CALL(cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode))
+DDP_CUDA_CALL(cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph))
+DDP_CUDA_CALL(cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status))
+DDP_CUDA_CALL(cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode))
+DDP_CUDA_CALL(cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph,
+                                            unsigned long long flags))
+DDP_CUDA_CALL(cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream))
+DDP_CUDA_CALL(cudaGraphDestroy(cudaGraph_t graph))
+DDP_CUDA_CALL(cudaGraphExecDestroy(cudaGraphExec_t exec))
 
 }  // extern "C"
