@@ -3,7 +3,6 @@
 #include <chrono>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "ddp/process_group.h"

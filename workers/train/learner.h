@@ -3,8 +3,6 @@
 #include <array>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "compute_device.h"

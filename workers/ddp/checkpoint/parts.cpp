@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "ddp/checkpoint/shards.h"
-#include "ddp/cuda/host_copies.h"
 #include "ddp/optimizer.h"
 #include "env/io/file.h"
 #include "env/json.h"

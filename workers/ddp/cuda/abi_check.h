@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <type_traits>
 
 /// Compares our declarations of a foreign interface with its own header, at compile time.

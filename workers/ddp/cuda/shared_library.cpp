@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
-#include <utility>
 
 #include "env/io/library.h"
 

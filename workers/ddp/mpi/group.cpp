@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <utility>
 

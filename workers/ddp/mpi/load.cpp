@@ -2,10 +2,8 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <system_error>
 
-#include "ddp/cuda/shared_library.h"
 #include "env/io/file.h"
 
 namespace ddp::mpi {

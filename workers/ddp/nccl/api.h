@@ -2,7 +2,6 @@
 
 #include <climits>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 #include "ddp/cuda/shared_library.h"

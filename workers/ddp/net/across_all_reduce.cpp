@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "ddp/net/across_nodes.h"
 

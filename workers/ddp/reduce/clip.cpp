@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <string>
 
 #include "ddp/cuda/numbers.h"
 #include "ddp/optimizer.h"

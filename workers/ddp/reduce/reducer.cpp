@@ -4,7 +4,6 @@
 #include <cstring>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "ddp/cuda/cast.h"

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <utility>
 
 #include "ddp/shm/cpu_backend.h"
 

@@ -3,10 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <exception>
 
-#include "ddp/shm/joining.h"
-#include "ddp/shm/waiting.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/encoded_failure.h"
 #include "env/text.h"

@@ -2,8 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <cstring>
 #include <optional>
 #include <utility>
 

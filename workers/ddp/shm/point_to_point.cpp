@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ddp/shm/joining.h"
-#include "ddp/shm/waiting.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/encoded_failure.h"
 #include "env/clock.h"

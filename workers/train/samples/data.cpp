@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <optional>
 #include <string_view>
 
 #include "csv.h"
