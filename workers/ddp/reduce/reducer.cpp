@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,13 +21,44 @@ namespace ddp {
 /// and the host does not wait for them.
 class GradientMemory {
   public:
-    virtual ~GradientMemory() = default;
-    virtual void zero(std::byte* at, std::size_t bytes) = 0;
-    virtual void scale(const Buffer& bucket, double factor) = 0;
+    /// For memory from the group, which is borrowed. Collective for a device.
+    GradientMemory(ProcessGroup& group, std::size_t parameters) : group_(group) {
+        if (group.device().kind == Device::Kind::Cpu) return;
+        gpu_ = cuda::Gpu::of(group.device().index);
+        stream_ = static_cast<cuda::Stream>(group.stream());
+        words_ = group.allocate_shared(parameters * sizeof(std::int32_t));
+        staging_.emplace(gpu_, words_.size());
+    }
+    void zero(std::byte* at, std::size_t bytes) {
+        if (gpu_) cuda::check(cudaMemsetAsync(at, 0, bytes, stream_), "zeroing gradients");
+        else std::memset(at, 0, bytes);
+    }
+    void scale(const Buffer& bucket, double factor) {
+        if (gpu_) cuda::scale_cast(*gpu_, bucket, bucket, static_cast<float>(factor), stream_);
+        else scale_elements(bucket, factor);
+    }
     /// Starts the fastest averaging of a bucket over all ranks, in place.
-    virtual Work start_average(const Buffer& bucket) = 0;
+    Work start_average(const Buffer& bucket) {
+        return gpu_ ? cuda::start_average(*group_, bucket) : group_->all_reduce(bucket, ReduceOp::Avg);
+    }
     /// Replaces each of `count` numbers by its maximum over all ranks. Waits for it.
-    virtual void all_reduce_maximum(std::int32_t* values, std::size_t count) = 0;
+    void all_reduce_maximum(std::int32_t* values, std::size_t count) {
+        if (!gpu_) return group_->all_reduce(buffer_of(std::span(values, count)), ReduceOp::Max).wait();
+        const std::size_t bytes = count * sizeof(std::int32_t);
+        std::memcpy(staging_->get(), values, bytes);
+        cuda::copy(words_.data(), staging_->get(), bytes, stream_);
+        group_->all_reduce({words_.data(), count, DType::I32, group_->device()}, ReduceOp::Max).wait();
+        cuda::copy(staging_->get(), words_.data(), bytes, stream_);
+        cuda::synchronize(stream_);
+        std::memcpy(values, staging_->get(), bytes);
+    }
+
+  private:
+    BorrowedGroup group_;
+    std::shared_ptr<const cuda::Gpu> gpu_;  ///< null for the host
+    cuda::Stream stream_ = nullptr;
+    std::span<std::byte> words_;
+    std::optional<cuda::PinnedMemory> staging_;
 };
 
 namespace {
@@ -60,66 +92,12 @@ class OneAtATime {
     const bool entered_;
 };
 
-class HostGradients final : public GradientMemory {
-  public:
-    explicit HostGradients(ProcessGroup& group) : group_(group) {}
-    void zero(std::byte* at, std::size_t bytes) override { std::memset(at, 0, bytes); }
-    void scale(const Buffer& bucket, double factor) override { scale_elements(bucket, factor); }
-    Work start_average(const Buffer& bucket) override { return group_->all_reduce(bucket, ReduceOp::Avg); }
-    void all_reduce_maximum(std::int32_t* values, std::size_t count) override {
-        group_->all_reduce(buffer_of(std::span(values, count)), ReduceOp::Max).wait();
-    }
-
-  private:
-    BorrowedGroup group_;
-};
-
-class DeviceGradients final : public GradientMemory {
-  public:
-    DeviceGradients(ProcessGroup& group, std::size_t parameters)
-        : group_(group),
-          gpu_(cuda::Gpu::of(group.device().index)),
-          stream_(static_cast<cuda::Stream>(group.stream())),
-          words_(group.allocate_shared(parameters * sizeof(std::int32_t))),
-          staging_(gpu_, words_.size()) {}
-
-    void zero(std::byte* at, std::size_t bytes) override {
-        cuda::check(cudaMemsetAsync(at, 0, bytes, stream_), "zeroing gradients");
-    }
-    void scale(const Buffer& bucket, double factor) override {
-        cuda::scale_cast(*gpu_, bucket, bucket, static_cast<float>(factor), stream_);
-    }
-    Work start_average(const Buffer& bucket) override { return cuda::start_average(*group_, bucket); }
-    void all_reduce_maximum(std::int32_t* values, std::size_t count) override {
-        const std::size_t bytes = count * sizeof(std::int32_t);
-        std::memcpy(staging_.get(), values, bytes);
-        cuda::copy(words_.data(), staging_.get(), bytes, stream_);
-        group_->all_reduce({words_.data(), count, DType::I32, group_->device()}, ReduceOp::Max).wait();
-        cuda::copy(staging_.get(), words_.data(), bytes, stream_);
-        cuda::synchronize(stream_);
-        std::memcpy(values, staging_.get(), bytes);
-    }
-
-  private:
-    BorrowedGroup group_;
-    std::shared_ptr<const cuda::Gpu> gpu_;
-    cuda::Stream stream_;
-    std::span<std::byte> words_;
-    cuda::PinnedMemory staging_;
-};
-
 /// Bytes that are a small positive number in every type: its average over any number of ranks is not 0.
 constexpr int kSmallNumber = 0x3c;
 
 /// The end of the last bucket, which is padding.
 std::byte* tail_of(const Buffer& bucket) {
     return static_cast<std::byte*>(bucket.data) + bucket.bytes() - FlatLayout::kTail;
-}
-
-/// For memory from the group, which is borrowed. Collective for a device.
-std::unique_ptr<GradientMemory> make_gradient_memory(ProcessGroup& group, std::size_t parameters) {
-    if (group.device().kind == Device::Kind::Cpu) return std::make_unique<HostGradients>(group);
-    return std::make_unique<DeviceGradients>(group, parameters);
 }
 
 /// True when the group can average gradients of this memory.
@@ -150,7 +128,7 @@ Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOpt
     if (!reduction_)
         reduction_ = std::make_unique<ReductionPlan>(
             ReductionPlan{.layout = lay_out(specs, plan_buckets(specs, options_.limits))});
-    memory_ = make_gradient_memory(group, parameters_.size());
+    memory_ = std::make_unique<GradientMemory>(group, parameters_.size());
     ready_.resize(parameters_.size());
     locally_used_.assign(parameters_.size(), 0);
     globally_used_.assign(parameters_.size(), 1);
