@@ -54,50 +54,57 @@ struct Plain {
     static void store_one(T* to, T value) { __builtin_memcpy(to, &value, sizeof value); }
 };
 
-struct Bfloat16 {
+template <class To, class From>
+To cast(From from) {
+    return __builtin_bit_cast(To, from);
+}
+
+/// A type of 16 bits, as `Format` converts its bits from and to those of a float: B is one U32 or a vector of
+/// them, and F as many floats.
+template <class Format>
+struct Half {
     using Stored = U16;
     static constexpr std::size_t kLanes = kVector / sizeof(float);
     using Lanes = Vector<float>;
     using Bits = Vector<U32>;
-    using Half = Vector<U16, kVector / 2>;
+    using Halves = Vector<U16, kVector / 2>;
 
-    template <class B>
+    static Lanes load(const U16* from) {
+        Halves halves;
+        __builtin_memcpy(&halves, from, sizeof halves);
+        return cast<Lanes>(Format::template widened<Bits, Lanes>(__builtin_convertvector(halves, Bits)));
+    }
+    static void store(U16* to, Lanes lanes) {
+        const Halves halves =
+            __builtin_convertvector((Format::template rounded<Bits, Lanes>(cast<Bits>(lanes))), Halves);
+        __builtin_memcpy(to, &halves, sizeof halves);
+    }
+    static float load_one(const U16* from) {
+        return cast<float>(Format::template widened<U32, float>(Plain<U16>::load_one(from)));
+    }
+    static void store_one(U16* to, float value) {
+        Plain<U16>::store_one(to, static_cast<U16>(Format::template rounded<U32, float>(cast<U32>(value))));
+    }
+};
+
+struct BrainFormat {
+    template <class B, class F>
+    static B widened(B half) {
+        return half << 16;
+    }
+    template <class B, class F>
     static B rounded(B bits) {  // to nearest even; NaN becomes a quiet NaN
         const B even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
         const B nan = (bits >> 16) | 0x40u;
         return (bits & 0x7fffffffu) > 0x7f800000u ? nan : even;
     }
-    static Lanes load(const U16* from) {
-        Half half;
-        __builtin_memcpy(&half, from, sizeof half);
-        const Bits bits = __builtin_convertvector(half, Bits) << 16;
-        return reinterpret_cast<Lanes>(bits);
-    }
-    static void store(U16* to, Lanes lanes) {
-        const Half half = __builtin_convertvector(rounded(reinterpret_cast<Bits>(lanes)), Half);
-        __builtin_memcpy(to, &half, sizeof half);
-    }
-    static float load_one(const U16* from) {
-        U16 value;
-        __builtin_memcpy(&value, from, sizeof value);
-        return __builtin_bit_cast(float, static_cast<U32>(value) << 16);
-    }
-    static void store_one(U16* to, float value) {
-        const U16 half = static_cast<U16>(rounded(__builtin_bit_cast(U32, value)));
-        __builtin_memcpy(to, &half, sizeof half);
-    }
 };
+using Bfloat16 = Half<BrainFormat>;
 
 /// Converts every value of this type exactly to float; the way back rounds to nearest even. It uses no
 /// conversion instruction, so that all sets give the same bits, and no subnormal floats, which are slow on
 /// some CPUs.
-struct Float16 {
-    using Stored = U16;
-    static constexpr std::size_t kLanes = kVector / sizeof(float);
-    using Lanes = Vector<float>;
-    using Bits = Vector<U32>;
-    using Half = Vector<U16, kVector / 2>;
-
+struct IeeeFormat {
     static constexpr U32 kExponent = 0x1fu << 23;       // a half's, at a float's place
     static constexpr U32 kRebias = (127u - 15u) << 23;  // from a half's exponent to a float's
     static constexpr U32 kSmallest = 113u << 23;        // 2^-14, the smallest normal half
@@ -123,30 +130,8 @@ struct Float16 {
         const B finite = magnitude < kSmallest ? small : normal;
         return (magnitude >= kOverflow ? special : finite) | (bits & 0x80000000u) >> 16;
     }
-    template <class To, class From>
-    static To cast(From from) {
-        return __builtin_bit_cast(To, from);
-    }
-
-    static Lanes load(const U16* from) {
-        Half half;
-        __builtin_memcpy(&half, from, sizeof half);
-        return cast<Lanes>(widened<Bits, Lanes>(__builtin_convertvector(half, Bits)));
-    }
-    static void store(U16* to, Lanes lanes) {
-        const Half half = __builtin_convertvector((rounded<Bits, Lanes>(cast<Bits>(lanes))), Half);
-        __builtin_memcpy(to, &half, sizeof half);
-    }
-    static float load_one(const U16* from) {
-        U16 value;
-        __builtin_memcpy(&value, from, sizeof value);
-        return cast<float>(widened<U32, float>(value));
-    }
-    static void store_one(U16* to, float value) {
-        const U16 half = static_cast<U16>(rounded<U32, float>(cast<U32>(value)));
-        __builtin_memcpy(to, &half, sizeof half);
-    }
 };
+using Float16 = Half<IeeeFormat>;
 
 // Reductions, written once for a vector and for one element
 
