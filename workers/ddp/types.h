@@ -112,34 +112,17 @@ template <class T>
 using BufferOver = std::conditional_t<std::is_const_v<T>, ConstBuffer, Buffer>;
 
 template <class T>
-constexpr DType dtype_of();
-template <>
-constexpr DType dtype_of<float>() {
-    return DType::F32;
-}
-template <>
-constexpr DType dtype_of<double>() {
-    return DType::F64;
-}
-template <>
-constexpr DType dtype_of<std::int32_t>() {
-    return DType::I32;
-}
-template <>
-constexpr DType dtype_of<std::int64_t>() {
-    return DType::I64;
-}
-template <>
-constexpr DType dtype_of<std::uint8_t>() {
-    return DType::U8;
-}
-template <>
-constexpr DType dtype_of<std::int8_t>() {
-    return DType::I8;
-}
-template <>
-constexpr DType dtype_of<bool>() {
-    return DType::Bool;
+constexpr DType dtype_of() {
+    if constexpr (std::is_same_v<T, float>) return DType::F32;
+    else if constexpr (std::is_same_v<T, double>) return DType::F64;
+    else if constexpr (std::is_same_v<T, std::int32_t>) return DType::I32;
+    else if constexpr (std::is_same_v<T, std::int64_t>) return DType::I64;
+    else if constexpr (std::is_same_v<T, std::uint8_t>) return DType::U8;
+    else if constexpr (std::is_same_v<T, std::int8_t>) return DType::I8;
+    else {
+        static_assert(std::is_same_v<T, bool>, "there is no DType of this type");
+        return DType::Bool;
+    }
 }
 /// A Buffer over contiguous host memory that stays in place: a vector, an array, a span. A ConstBuffer over
 /// const elements.
