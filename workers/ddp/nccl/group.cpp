@@ -44,11 +44,11 @@ struct Messages {
 
 }  // namespace
 
-Group::Group(NcclParts parts, Membership membership, SessionParts session,
+Group::Group(std::shared_ptr<const Api> nccl, int rank, int size, SessionParts session,
              std::shared_ptr<Communicator> communicator)
-    : parts_(std::move(parts)), membership_(std::move(membership)), session_parts_(session) {
-    set_identity({.rank = membership_.rank,
-                  .size = membership_.size,
+    : nccl_(std::move(nccl)), session_parts_(session) {
+    set_identity({.rank = rank,
+                  .size = size,
                   .device = {Device::Kind::Cuda, session_parts_.device},
                   .backend = "nccl",
                   .world_rank = session_parts_.env.rank,
@@ -56,8 +56,8 @@ Group::Group(NcclParts parts, Membership membership, SessionParts session,
     communicator_ = communicator;
     session_ = make_owned<Session>(std::move(session), std::move(communicator));
     const cuda::DeviceScope here = on_device();
-    const std::size_t bytes = sizeof(std::int64_t) * (static_cast<std::size_t>(size()) + 1);
-    scratch_ = make_owned<NcclMemory>(*parts_.nccl, bytes);
+    const std::size_t bytes = sizeof(std::int64_t) * (static_cast<std::size_t>(size) + 1);
+    scratch_ = make_owned<NcclMemory>(*nccl_, bytes);
     session_->clear(scratch_->get(), scratch_->bytes());
 }
 
@@ -73,14 +73,15 @@ std::string Group::describe() const {
     int runtime = 0, driver = 0;
     cudaRuntimeGetVersion(&runtime);
     cudaDriverGetVersion(&driver);
-    return fmt::format("nccl ({}, CUDA runtime {}.{}, driver {}.{}, rank {} on device {})",
-                       parts_.nccl->describe(), runtime / 1000, runtime % 1000 / 10, driver / 1000,
-                       driver % 1000 / 10, session_parts_.env.rank, session_parts_.device);
+    return fmt::format("nccl ({}, CUDA runtime {}.{}, driver {}.{}, rank {} on device {})", nccl_->describe(),
+                       runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10,
+                       session_parts_.env.rank, session_parts_.device);
 }
 
 void Group::report_progress(std::uint64_t step, std::uint64_t samples) {
-    ddp::report_progress(parts_.segment->line(static_cast<std::uint32_t>(session_parts_.env.local_rank)),
-                         step, samples);
+    ddp::report_progress(
+        session_parts_.segment->line(static_cast<std::uint32_t>(session_parts_.env.local_rank)), step,
+        samples);
 }
 
 Work Group::track(Call call, const Session::Enqueue& enqueue) {
@@ -190,44 +191,43 @@ Code Group::enqueue(const Operation& one, const Api& api, Handle comm, cuda::Str
 
 std::unique_ptr<ProcessGroup> Group::do_split(const SubGroup& part) {
     const auto own = std::find(part.members.begin(), part.members.end(), static_cast<std::uint32_t>(rank()));
-    const Membership place{.rank = static_cast<int>(own - part.members.begin()),
-                           .size = static_cast<int>(part.members.size()),
-                           .name = fmt::format("sub-group {} of {}", ++splits_, membership_.name)};
-    auto communicator = divide(part, place);
-    if (communicator == nullptr) return nullptr;
+    const auto place = static_cast<int>(own - part.members.begin());
     SessionParts session = session_parts_;
-    session.name = place.name;
+    session.name = fmt::format("sub-group {} of {}", ++splits_, session_parts_.name);
     session.lines = SessionParts::Lines::Private;
-    return std::make_unique<Group>(parts_, place, std::move(session), std::move(communicator));
+    auto communicator = divide(part, place, session.name);
+    if (communicator == nullptr) return nullptr;
+    return std::make_unique<Group>(nccl_, place, static_cast<int>(part.members.size()), std::move(session),
+                                   std::move(communicator));
 }
 
 // NCCL before 2.18 cannot split: the first rank of each color makes an id, and all join as at the start.
-std::shared_ptr<Communicator> Group::divide(const SubGroup& part, const Membership& place) {
-    if (parts_.nccl->comm_split != nullptr)
+std::shared_ptr<Communicator> Group::divide(const SubGroup& part, int place, const std::string& name) {
+    if (nccl_->comm_split != nullptr)
         return session_->split(part.color < 0 ? kNoColor : part.color, part.key);
     const cuda::DeviceScope here = on_device();
-    const std::string attempt = fmt::format("rank {}: joining {}", session_parts_.env.rank, place.name);
-    const bool leads = !part.members.empty() && place.rank == 0;
+    const std::string attempt = fmt::format("rank {}: joining {}", session_parts_.env.rank, name);
+    const bool leads = !part.members.empty() && place == 0;
     UniqueId id{};
     Code code = Code::Success;
-    if (leads) code = parts_.nccl->get_unique_id(&id);
+    if (leads) code = nccl_->get_unique_id(&id);
     const std::string made = code == Code::Success ? std::string(id.internal, sizeof id.internal) : "";
     const std::vector<std::string> ids = do_all_gather_bytes(leads ? made : "", kSplitMark);
     if (part.members.empty()) return nullptr;
     const std::string& theirs = ids[part.members.front()];
     if (theirs.size() != sizeof id.internal) {
         throw Error(fmt::format("{}: ncclGetUniqueId of rank {} failed{}", attempt, part.members.front(),
-                                leads ? ": " + parts_.nccl->explain(code, nullptr) : ""));
+                                leads ? ": " + nccl_->explain(code, nullptr) : ""));
     }
     std::copy(theirs.begin(), theirs.end(), id.internal);
-    return Communicator::join(parts_.nccl, {id}, place.rank, place.size, session_->wait_bounds(attempt),
-                              attempt);
+    return Communicator::join(nccl_, {id}, place, static_cast<int>(part.members.size()),
+                              session_->wait_bounds(attempt), attempt);
 }
 
 std::span<std::byte> Group::do_allocate_shared(std::size_t bytes) {
     const cuda::DeviceScope here = on_device();
     const auto& memory =
-        memory_.emplace_back(make_owned<NcclMemory>(*parts_.nccl, std::max<std::size_t>(bytes, 1)));
+        memory_.emplace_back(make_owned<NcclMemory>(*nccl_, std::max<std::size_t>(bytes, 1)));
     session_->clear(memory->get(), memory->bytes());
     const bool in_window = register_memory(*memory);
     symmetry_ = in_window && symmetry_ != Symmetry::Partial ? Symmetry::Whole : Symmetry::Partial;
@@ -259,7 +259,7 @@ bool Group::register_memory(const NcclMemory& memory) {
     if (lowest_registration(made ? Registration::Symmetric : Registration::None, memory.bytes()) ==
         Registration::Symmetric)
         return true;
-    if (lowest_registration(parts_.nccl->comm_register != nullptr ? Registration::Plain : Registration::None,
+    if (lowest_registration(nccl_->comm_register != nullptr ? Registration::Plain : Registration::None,
                             memory.bytes()) == Registration::Plain) {
         session_->register_memory(memory.get(), memory.bytes(), Registration::Plain);
     }
@@ -290,7 +290,7 @@ const NcclMemory& Group::scratch_for(std::size_t bytes) {
     if (!gather_scratch_ || gather_scratch_->bytes() < bytes) {
         const cuda::DeviceScope here = on_device();
         gather_scratch_.reset();
-        gather_scratch_ = make_owned<NcclMemory>(*parts_.nccl, std::bit_ceil(bytes));
+        gather_scratch_ = make_owned<NcclMemory>(*nccl_, std::bit_ceil(bytes));
     }
     return *gather_scratch_;
 }

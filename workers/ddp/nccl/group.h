@@ -10,17 +10,10 @@
 
 namespace ddp::nccl {
 
-/// This rank's place in a communicator.
-struct Membership {
-    int rank = 0;
-    int size = 1;
-    std::string name;  ///< "NCCL communicator 0"
-};
-
 /// The ProcessGroup of one communicator: passes NCCL calls to the session.
 class Group final : public ProcessGroup {
   public:
-    Group(NcclParts parts, Membership membership, SessionParts session,
+    Group(std::shared_ptr<const Api> nccl, int rank, int size, SessionParts session,
           std::shared_ptr<Communicator> communicator);
     ~Group() override;
 
@@ -51,10 +44,9 @@ class Group final : public ProcessGroup {
     const NcclMemory& scratch_for(std::size_t bytes);
     void gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& scratch,
                      std::int16_t mark);
-    std::shared_ptr<Communicator> divide(const SubGroup& part, const Membership& place);
+    std::shared_ptr<Communicator> divide(const SubGroup& part, int place, const std::string& name);
 
-    NcclParts parts_;
-    Membership membership_;
+    std::shared_ptr<const Api> nccl_;
     SessionParts session_parts_;
     int splits_ = 0;
     /// Covers all memory from allocate_shared; the same on all ranks.

@@ -188,19 +188,15 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
 std::unique_ptr<ProcessGroup> make_nccl_group(NcclParts parts, const WorkerEnv& env,
                                               const ProcessGroupOptions& options) {
     refuse_blocking();
-    const nccl::Membership world{.rank = env.rank,
-                                 .size = env.world_size,
-                                 .name = fmt::format("NCCL communicator {}", parts.communicator)};
     nccl::SessionParts session{.segment = parts.segment,
                                .env = env,
                                .device = parts.device,
                                .user_stream = static_cast<cuda::Stream>(options.stream),
                                .timeout = options.timeout,
-                               .name = world.name,
+                               .name = fmt::format("NCCL communicator {}", parts.communicator),
                                .latest = std::make_shared<nccl::LatestWork>()};
     auto communicator = join(parts, session);
-    parts.gather = nullptr;  // not needed any more; frees its captures
-    return std::make_unique<nccl::Group>(std::move(parts), world, std::move(session),
+    return std::make_unique<nccl::Group>(std::move(parts.nccl), env.rank, env.world_size, std::move(session),
                                          std::move(communicator));
 }
 
