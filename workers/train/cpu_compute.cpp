@@ -54,8 +54,8 @@ class CpuCompute final : public Compute {
     }
 
     void linear(const Linear& layer) override {
-        multiply_transposed_b(layer.output.rows, layer.output.columns, layer.input.columns,
-                              values_of(layer.input), values_of(layer.weight), row_of(layer.output, 0));
+        multiply(Transposed::B, layer.output.rows, layer.output.columns, layer.input.columns,
+                 values_of(layer.input), values_of(layer.weight), row_of(layer.output, 0));
         const auto* const bias = static_cast<const float*>(layer.bias);
         const float floor = layer.activation == Activation::Relu ? 0.0F : -INFINITY;
         for (std::size_t s = 0; s < layer.output.rows; ++s) {
@@ -71,15 +71,15 @@ class CpuCompute final : public Compute {
             const float* delta = row_of(layer.delta, s);
             for (std::size_t o = 0; o < layer.delta.columns; ++o) bias[o] += delta[o];
         }
-        multiply_transposed_a(layer.delta.columns, layer.input.columns, layer.delta.rows,
-                              values_of(layer.delta), values_of(layer.input),
-                              row_of(layer.weight_gradient, 0), layer.into);
+        multiply(Transposed::A, layer.delta.columns, layer.input.columns, layer.delta.rows,
+                 values_of(layer.delta), values_of(layer.input), row_of(layer.weight_gradient, 0),
+                 layer.into);
     }
 
     void input_gradient(const InputGradient& layer) override {
         float* const below = row_of(layer.below_delta, 0);
-        multiply(layer.delta.rows, layer.weight.columns, layer.weight.rows, values_of(layer.delta),
-                 values_of(layer.weight), below);
+        multiply(Transposed::None, layer.delta.rows, layer.weight.columns, layer.weight.rows,
+                 values_of(layer.delta), values_of(layer.weight), below);
         const float* const output = values_of(layer.below_output);
         for (std::size_t i = 0; i < layer.below_delta.rows * layer.below_delta.columns; ++i)
             below[i] = output[i] > 0 ? below[i] : 0.0F;

@@ -14,31 +14,20 @@
 #endif
 
 namespace train {
-namespace plain {
 
-using ddp::add_scaled;
-using ddp::dot;
-
-void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b, float* c) {
-    std::fill_n(c, m * n, 0.0F);
-    for (std::size_t i = 0; i < m; ++i)
-        for (std::size_t p = 0; p < k; ++p) add_scaled(c + i * n, b + p * n, a[i * k + p], n);
-}
-
-void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c) {
-    for (std::size_t i = 0; i < m; ++i)
-        for (std::size_t j = 0; j < n; ++j) c[i * n + j] = dot(a + i * k, b + j * k, k);
-}
-
-void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c, Into into) {
+void plain::multiply(Transposed which, std::size_t m, std::size_t n, std::size_t k, const float* a,
+                     const float* b, float* c, Into into) {
     if (into == Into::Replace) std::fill_n(c, m * n, 0.0F);
-    for (std::size_t p = 0; p < k; ++p)
-        for (std::size_t i = 0; i < m; ++i) add_scaled(c + i * n, b + p * n, a[p * m + i], n);
+    for (std::size_t i = 0; i < m; ++i) {
+        float* const row = c + i * n;
+        if (which == Transposed::B) {
+            for (std::size_t j = 0; j < n; ++j) row[j] += ddp::dot(a + i * k, b + j * k, k);
+            continue;
+        }
+        for (std::size_t p = 0; p < k; ++p)
+            ddp::add_scaled(row, b + p * n, which == Transposed::A ? a[p * m + i] : a[i * k + p], n);
+    }
 }
-
-}  // namespace plain
 
 std::string matrix_memory_shortage(std::uint64_t limit, std::string_view called, int threads) {
     // Each thread needs one buffer of 128 MiB, its stack and heap; kProgram is the rest, as measured.
@@ -59,7 +48,7 @@ void multiply_once() {
     constexpr std::size_t kSide = 128;
     const std::vector<float> ones(kSide * kSide, 1.0F);
     std::vector<float> product(kSide * kSide);
-    multiply(kSide, kSide, kSide, ones.data(), ones.data(), product.data());
+    multiply(Transposed::None, kSide, kSide, kSide, ones.data(), ones.data(), product.data());
 }
 
 /// The row stride; CBLAS refuses 0 for an empty matrix.
@@ -67,22 +56,12 @@ blasint stride(std::size_t columns) { return static_cast<blasint>(std::max<std::
 
 }  // namespace
 
-void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b, float* c) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(m), static_cast<blasint>(n),
-                static_cast<blasint>(k), 1, a, stride(k), b, stride(n), 0, c, stride(n));
-}
-
-void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(m), static_cast<blasint>(n),
-                static_cast<blasint>(k), 1, a, stride(k), b, stride(k), 0, c, stride(n));
-}
-
-void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c, Into into) {
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, static_cast<blasint>(m), static_cast<blasint>(n),
-                static_cast<blasint>(k), 1, a, stride(m), b, stride(n), into == Into::Add ? 1 : 0, c,
-                stride(n));
+void multiply(Transposed which, std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
+              float* c, Into into) {
+    const bool is_a = which == Transposed::A, is_b = which == Transposed::B;
+    cblas_sgemm(CblasRowMajor, is_a ? CblasTrans : CblasNoTrans, is_b ? CblasTrans : CblasNoTrans,
+                static_cast<blasint>(m), static_cast<blasint>(n), static_cast<blasint>(k), 1, a,
+                stride(is_a ? m : k), b, stride(is_b ? k : n), into == Into::Add ? 1 : 0, c, stride(n));
 }
 
 void set_matrix_threads(int threads) { openblas_set_num_threads(threads); }
@@ -105,16 +84,9 @@ const char* matrix_library() { return "OpenBLAS"; }
 
 #else
 
-void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b, float* c) {
-    plain::multiply(m, n, k, a, b, c);
-}
-void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c) {
-    plain::multiply_transposed_b(m, n, k, a, b, c);
-}
-void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c, Into into) {
-    plain::multiply_transposed_a(m, n, k, a, b, c, into);
+void multiply(Transposed which, std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
+              float* c, Into into) {
+    plain::multiply(which, m, n, k, a, b, c, into);
 }
 void set_matrix_threads(int /*threads*/) {}
 std::string reserve_matrix_memory(int /*threads*/) { return ""; }

@@ -7,18 +7,15 @@
 
 #include "compute.h"
 
-/// Products of dense row-major float matrices: by CBLAS where the build has it, by plain loops otherwise. c
-/// is overwritten, or added to, and must not overlap a or b.
+/// Products of dense row-major float matrices: by CBLAS where the build has it, by plain loops otherwise.
 namespace train {
 
-/// c[m,n] = a[m,k] b[k,n]
-void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b, float* c);
-/// c[m,n] = a[m,k] b[n,k]^T
-void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c);
-/// c[m,n] = a[k,m]^T b[k,n]
-void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c, Into into);
+/// The factor of a product a b that lies transposed in memory.
+enum class Transposed : std::uint8_t { None, A, B };
+/// c[m,n] = a[m,k] b[k,n], or c += a b. A transposed factor lies in memory as [k,m], or as [n,k]. c must not
+/// overlap a or b.
+void multiply(Transposed which, std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
+              float* c, Into into = Into::Replace);
 
 /// Sets the threads of the products. A rank that shares its cores with others must not start one per core.
 void set_matrix_threads(int threads);
@@ -34,11 +31,8 @@ const char* matrix_library();
 
 /// The plain loops, in every build, as the reference of tests.
 namespace plain {
-void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b, float* c);
-void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c);
-void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c, Into into);
+void multiply(Transposed which, std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
+              float* c, Into into = Into::Replace);
 }  // namespace plain
 
 }  // namespace train
