@@ -120,15 +120,9 @@ class Compute {
     };
     virtual void cross_entropy(const CrossEntropy& loss) = 0;
 
-    /// A recording of work that repeats with the same memory.
-    class Recorded {
-      public:
-        virtual ~Recorded() = default;
-        virtual void run() = 0;
-    };
-    /// Records `work`, which may only queue: no allocation, no waiting. On a GPU it is called once, now, and
-    /// every run is one launch; on a CPU a run calls it.
-    virtual std::unique_ptr<Recorded> record(std::function<void()> work) = 0;
+    /// Records `work`, which may only queue: no allocation, no waiting. Calling the result repeats it with
+    /// the same memory. On a GPU `work` is called once, now, and every repetition is one launch.
+    virtual std::function<void()> record(std::function<void()> work) = 0;
 
     /// The sums of cross_entropy since the last call. Waits.
     virtual Score take_score() = 0;

@@ -47,17 +47,6 @@ std::uint32_t bits_of_one(ddp::DType type) {
     }
 }
 
-class Captured final : public Compute::Recorded {
-  public:
-    Captured(std::unique_ptr<ddp::cuda::Graph> graph, ddp::cuda::Stream stream)
-        : graph_(std::move(graph)), stream_(stream) {}
-    void run() override { graph_->launch(stream_); }
-
-  private:
-    std::unique_ptr<ddp::cuda::Graph> graph_;
-    ddp::cuda::Stream stream_;
-};
-
 class CudaCompute final : public Compute {
   public:
     CudaCompute(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<const cublas::Api> cublas,
@@ -146,10 +135,10 @@ class CudaCompute final : public Compute {
               "launching the cross-entropy");
     }
 
-    std::unique_ptr<Recorded> record(std::function<void()> work) override {
+    std::function<void()> record(std::function<void()> work) override {
         ddp::cuda::Capture capture(stream_);
         work();
-        return std::make_unique<Captured>(capture.end(), stream_);
+        return [graph = std::shared_ptr(capture.end()), stream = stream_] { graph->launch(stream); };
     }
 
     Score take_score() override {

@@ -134,7 +134,7 @@ void Learner::replay() {
             if (is_last_of_step()) update();
         });
     }
-    group_->launch_graph([&] { recorded->run(); }).wait();
+    group_->launch_graph(recorded).wait();
 }
 
 void Learner::forward(const BatchSource& batch) {

@@ -95,7 +95,7 @@ class Learner {
     ddp::ScheduledRate rate_;
     std::uint64_t batches_in_step_ = 0;  ///< of the current step
     /// With --cuda-graph: recordings of a step's first batch, of its middle ones, and of the last.
-    std::array<std::unique_ptr<Compute::Recorded>, 3> recorded_;
+    std::array<std::function<void()>, 3> recorded_;
     int steps_before_recording_ = kStepsBeforeRecording;
 };
 
