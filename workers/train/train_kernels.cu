@@ -174,17 +174,6 @@ struct ReluGradient {
     }
 };
 
-/// Calls `launch_it` with a value of type `type`.
-template <class Launch>
-cudaError_t with_type(ElementType type, const Launch& launch_it) {
-    switch (type) {
-        case ElementType::F32: return launch_it(float{});
-        case ElementType::BF16: return launch_it(Bf16{});
-        case ElementType::F16: return launch_it(F16{});
-    }
-    return cudaErrorInvalidValue;
-}
-
 }  // namespace
 
 cudaError_t stage(const LaunchConfig& config, const float* from, const std::uint32_t* order, const Rows& to) {

@@ -54,11 +54,7 @@ struct FindNonFinite {
     }
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned array) const {
         const GradientArray& mine = batch.arrays[array];
-        switch (mine.type) {
-            case ElementType::F32: return check<float>(thread, threads, mine);
-            case ElementType::BF16: return check<Bf16>(thread, threads, mine);
-            case ElementType::F16: return check<F16>(thread, threads, mine);
-        }
+        with_type(mine.type, [&](auto type) { check<decltype(type)>(thread, threads, mine); });
     }
 };
 
@@ -103,12 +99,7 @@ struct SumSquares {
     }
     template <class Lanes>
     DDP_BOTH double sum_of(const GradientArray& array, std::uint64_t stretch, Lanes lanes) const {
-        switch (array.type) {
-            case ElementType::F32: return sum<float>(array, stretch, lanes);
-            case ElementType::BF16: return sum<Bf16>(array, stretch, lanes);
-            case ElementType::F16: return sum<F16>(array, stretch, lanes);
-        }
-        return 0;
+        return with_type(array.type, [&](auto type) { return sum<decltype(type)>(array, stretch, lanes); });
     }
     template <class Lanes>
     DDP_BOTH void operator()(std::uint64_t warp, std::uint64_t warps, Lanes lanes) const {
@@ -289,39 +280,20 @@ struct Step {
     }
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned array) const {
         const ParameterArray& mine = batch.arrays[array];
-        switch (mine.gradient_type) {
-            case ElementType::F32: return step<float>(thread, threads, mine);
-            case ElementType::BF16: return step<Bf16>(thread, threads, mine);
-            case ElementType::F16: return step<F16>(thread, threads, mine);
-        }
+        with_type(mine.gradient_type, [&](auto type) { step<decltype(type)>(thread, threads, mine); });
     }
 };
-
-template <class From, class To>
-cudaError_t launch_cast(const Cast& cast, unsigned blocks, cudaStream_t stream) {
-    return launch(ScaleCast<From, To>{static_cast<const From*>(cast.from), static_cast<To*>(cast.to),
-                                      cast.count, cast.scale},
-                  blocks, 1, stream);
-}
-template <class From>
-cudaError_t launch_cast_from(const Cast& cast, unsigned blocks, cudaStream_t stream) {
-    switch (cast.to_type) {
-        case ElementType::F32: return launch_cast<From, float>(cast, blocks, stream);
-        case ElementType::BF16: return launch_cast<From, Bf16>(cast, blocks, stream);
-        case ElementType::F16: return launch_cast<From, F16>(cast, blocks, stream);
-    }
-    return cudaErrorInvalidValue;
-}
 
 }  // namespace
 
 cudaError_t scale_cast(const Cast& cast, unsigned blocks, cudaStream_t stream) {
-    switch (cast.from_type) {
-        case ElementType::F32: return launch_cast_from<float>(cast, blocks, stream);
-        case ElementType::BF16: return launch_cast_from<Bf16>(cast, blocks, stream);
-        case ElementType::F16: return launch_cast_from<F16>(cast, blocks, stream);
-    }
-    return cudaErrorInvalidValue;
+    return with_type(cast.from_type, [&]<class From>(From) {
+        return with_type(cast.to_type, [&]<class To>(To) {
+            return launch(ScaleCast<From, To>{static_cast<const From*>(cast.from), static_cast<To*>(cast.to),
+                                              cast.count, cast.scale},
+                          blocks, 1, stream);
+        });
+    });
 }
 
 cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsigned blocks,

@@ -25,6 +25,20 @@ struct F16 {
 };
 
 DDP_BOTH inline std::uint32_t bits_of(float value) {
+/// Calls `use` with a value of that type.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable  // `use` may be for the host only
+#endif
+template <class Use>
+DDP_BOTH auto with_type(ElementType type, const Use& use) {
+    switch (type) {
+        case ElementType::F32: return use(float{});
+        case ElementType::BF16: return use(Bf16{});
+        case ElementType::F16: break;
+    }
+    return use(F16{});
+}
+
     std::uint32_t bits;
     __builtin_memcpy(&bits, &value, sizeof bits);
     return bits;
