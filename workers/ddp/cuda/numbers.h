@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 /// Elements of arrays in kernels: read as float32 whatever their type, several at once where alignment allows
@@ -24,7 +25,6 @@ struct F16 {
     std::uint16_t bits;
 };
 
-DDP_BOTH inline std::uint32_t bits_of(float value) {
 /// Calls `use` with a value of that type.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable  // `use` may be for the host only
@@ -39,6 +39,7 @@ DDP_BOTH auto with_type(ElementType type, const Use& use) {
     return use(F16{});
 }
 
+DDP_BOTH inline std::uint32_t bits_of(float value) {
     std::uint32_t bits;
     __builtin_memcpy(&bits, &value, sizeof bits);
     return bits;
@@ -92,6 +93,10 @@ DDP_BOTH inline void round_to(float value, F16& to) {
     }
 #endif
 }
+
+/// Converts `count` elements on the host: to float32, and from it.
+void to_floats(ElementType type, const void* from, float* to, std::size_t count);
+void round_floats(const float* from, ElementType type, void* to, std::size_t count);
 
 /// N elements of one array, in registers.
 template <int N>

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <utility>
 
-#include "ddp/cuda/numbers.h"
+#include "ddp/cuda/cast.h"
 #include "ddp/mpi/load.h"
 #include "ddp/worker/operation.h"
 #include "ddp/worker/work.h"
@@ -31,23 +31,10 @@ void check(const char* why, const std::string& attempt) {
 
 bool is_half(DType type) { return type == DType::BF16 || type == DType::F16; }
 
-template <class T>
-std::vector<float> widened_as(const ConstBuffer& buffer) {
-    const auto* const from = static_cast<const T*>(buffer.data);
-    std::vector<float> wide(buffer.count);
-    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = device::to_float(from[i]);
-    return wide;
-}
 std::vector<float> widened(const ConstBuffer& buffer) {
-    return buffer.dtype == DType::BF16 ? widened_as<device::Bf16>(buffer) : widened_as<device::F16>(buffer);
-}
-
-template <class T>
-void narrow_as(const std::vector<float>& wide, const Buffer& to) {
-    for (std::size_t i = 0; i < to.count; ++i) device::round_to(wide[i], static_cast<T*>(to.data)[i]);
-}
-void narrow(const std::vector<float>& wide, const Buffer& to) {
-    to.dtype == DType::BF16 ? narrow_as<device::Bf16>(wide, to) : narrow_as<device::F16>(wide, to);
+    std::vector<float> wide(buffer.count);
+    device::to_floats(*cuda::element_type(buffer.dtype), buffer.data, wide.data(), wide.size());
+    return wide;
 }
 
 template <class T>
@@ -348,7 +335,8 @@ class Group final : public ProcessGroup {
         if (!is_mine) return;
         if (call.op == ReduceOp::Avg)
             result.dtype == DType::F64 ? divide<double>(result, size()) : divide<float>(result, size());
-        if (wide_out != nullptr) narrow(*wide_out, to);
+        if (wide_out != nullptr)
+            device::round_floats(wide_out->data(), *cuda::element_type(to.dtype), to.data, to.count);
     }
 
     [[nodiscard]] std::string named(const Call& call) const {

@@ -2,24 +2,12 @@
 #include <span>
 #include <unordered_map>
 
+#include "ddp/cuda/cast.h"
 #include "ddp/cuda/device_average.h"
-#include "ddp/cuda/numbers.h"
 #include "ddp/ddp.h"
 
 namespace ddp {
 namespace {
-
-template <class Half>
-void compress(const Buffer& from, Half* to) {
-    const auto* values = static_cast<const float*>(from.data);
-    for (std::size_t i = 0; i < from.count; ++i) device::round_to(values[i], to[i]);
-}
-
-template <class Half>
-void expand(const Half* from, const Buffer& to) {
-    auto* values = static_cast<float*>(to.data);
-    for (std::size_t i = 0; i < to.count; ++i) values[i] = device::to_float(from[i]);
-}
 
 FinishReduction start_on_device(ProcessGroup& group, const Buffer& bucket, const Buffer& compressed) {
     return [&group, bucket, compressed,
@@ -44,7 +32,6 @@ class Scratch {
     std::unordered_map<const void*, std::span<std::byte>> buffers_;
 };
 
-template <class Half>
 CommunicationHook compression(DType type) {
     return [type, scratch = std::make_shared<Scratch>()](ProcessGroup& group,
                                                          const GradientBucket& bucket) -> FinishReduction {
@@ -52,18 +39,19 @@ CommunicationHook compression(DType type) {
             return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
         const Buffer half{scratch->of(group, bucket.buffer), bucket.buffer.count, type, group.device()};
         if (group.device().kind == Device::Kind::Cuda) return start_on_device(group, bucket.buffer, half);
-        auto* const compressed = static_cast<Half*>(half.data);
-        compress(bucket.buffer, compressed);
-        return [work = group.all_reduce(half, ReduceOp::Avg), compressed, target = bucket.buffer]() mutable {
+        const device::ElementType element = *cuda::element_type(type);
+        const Buffer whole = bucket.buffer;
+        device::round_floats(static_cast<const float*>(whole.data), element, half.data, half.count);
+        return [work = group.all_reduce(half, ReduceOp::Avg), element, half, whole]() mutable {
             work.wait();
-            expand(compressed, target);
+            device::to_floats(element, half.data, static_cast<float*>(whole.data), half.count);
         };
     };
 }
 
 }  // namespace
 
-CommunicationHook bf16_compression() { return compression<device::Bf16>(DType::BF16); }
-CommunicationHook fp16_compression() { return compression<device::F16>(DType::F16); }
+CommunicationHook bf16_compression() { return compression(DType::BF16); }
+CommunicationHook fp16_compression() { return compression(DType::F16); }
 
 }  // namespace ddp

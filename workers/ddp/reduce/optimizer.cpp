@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "ddp/cuda/cast.h"
 #include "ddp/cuda/device_optimizer.h"
 #include "ddp/reduce/model_optimizer.h"
 #include "ddp/worker/slices.h"
@@ -39,24 +40,12 @@ std::string at(const Device& device) {
 /// Elements per block where gradient, parameter and state differ in type: a block stays in the nearest cache.
 constexpr std::size_t kBlock = 2048;
 
-/// Converts 16-bit numbers to float32 in `scratch`; returns float32 in place.
+/// The elements from `at`: converted to float32 in `scratch`, or float32 in place.
 const float* as_floats(const Buffer& from, std::size_t at, std::span<float> scratch) {
-    switch (from.dtype) {
-        case DType::BF16:
-            for (std::size_t i = 0; i < scratch.size(); ++i)
-                scratch[i] = device::to_float(static_cast<const device::Bf16*>(from.data)[at + i]);
-            return scratch.data();
-        case DType::F16:
-            for (std::size_t i = 0; i < scratch.size(); ++i)
-                scratch[i] = device::to_float(static_cast<const device::F16*>(from.data)[at + i]);
-            return scratch.data();
-        default: return static_cast<const float*>(from.data) + at;
-    }
-}
-
-template <class Half>
-void round_all(std::span<const float> from, Half* to) {
-    for (std::size_t i = 0; i < from.size(); ++i) device::round_to(from[i], to[i]);
+    if (from.dtype == DType::F32) return static_cast<const float*>(from.data) + at;
+    const std::byte* const first = static_cast<const std::byte*>(from.data) + at * size_of(from.dtype);
+    device::to_floats(*cuda::element_type(from.dtype), first, scratch.data(), scratch.size());
+    return scratch.data();
 }
 
 /// `Rule` derives from it, and has step_by(parameter, elements), begin_step() and begin_parameter(parameter).
@@ -184,9 +173,10 @@ class HostOptimizer : public Optimizer {
             const Elements<float> block =
                 elements(i, values, as_floats(gradient, at, std::span(scratch).first(count)), at, count);
             rule().step_by(i, block);
-            const std::span<const float> stepped(block.value, count);
-            if (memory.dtype == DType::BF16) round_all(stepped, static_cast<device::Bf16*>(memory.data) + at);
-            if (memory.dtype == DType::F16) round_all(stepped, static_cast<device::F16*>(memory.data) + at);
+            if (has_master(i))
+                device::round_floats(block.value, *cuda::element_type(memory.dtype),
+                                     static_cast<std::byte*>(memory.data) + at * size_of(memory.dtype),
+                                     count);
         }
     }
 
