@@ -143,15 +143,18 @@ class Group final : public ProcessGroup {
         run({.operation = SegmentOp::AllGather, .root = mark}, [&](const Call& call) {
             const std::uint64_t& length = temporary(std::uint64_t{mine.size()});
             std::vector<std::uint64_t>& lengths = temporary(std::vector<std::uint64_t>(ranks));
-            execute(
-                call,
-                {{.kind = Kind::AllGather, .in = &length, .out = lengths.data(), .count = sizeof length}});
+            execute(call, {{.operation = SegmentOp::AllGather,
+                            .in = &length,
+                            .out = lengths.data(),
+                            .count = sizeof length}});
             const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
             std::string &padded = temporary(std::string(mine)),
                         &joined = temporary(std::string(longest * ranks, '\0'));
             padded.resize(longest);
-            execute(call,
-                    {{.kind = Kind::AllGather, .in = padded.data(), .out = joined.data(), .count = longest}});
+            execute(call, {{.operation = SegmentOp::AllGather,
+                            .in = padded.data(),
+                            .out = joined.data(),
+                            .count = longest}});
             for (std::size_t r = 0; r < ranks; ++r) all[r] = joined.substr(r * longest, lengths[r]);
         }).wait();
         return all;
@@ -168,7 +171,8 @@ class Group final : public ProcessGroup {
     void carry_out(const Call& call, const ddp::Operation& one) {
         const Buffer& out = one.out;
         const ConstBuffer& in = one.in;
-        Operation operation{.in = in.data,
+        Operation operation{.operation = call.operation,
+                            .in = in.data,
                             .out = out.data,
                             .count = call.bytes / size_of(call.dtype),
                             .dtype = call.dtype,
@@ -181,17 +185,13 @@ class Group final : public ProcessGroup {
         }
         switch (call.operation) {
             case SegmentOp::AllReduce:
-                operation.kind = Kind::AllReduce;
                 if (in.data == out.data) operation.in = nullptr;
                 return reduce_by(call, operation, in, out);
-            case SegmentOp::Reduce: {
-                operation.kind = Kind::Reduce;
+            case SegmentOp::Reduce:
                 if (rank() != one.root) return reduce_by(call, operation, in, temporary_buffer(in));
                 operation.in = nullptr;
                 return reduce_by(call, operation, in, out);
-            }
             case SegmentOp::ReduceScatter: {
-                operation.kind = one.is_uneven() ? Kind::ReduceScatterV : Kind::ReduceScatter;
                 // A separate result, because output may be a slice of the input.
                 const Buffer result = temporary_buffer(out);
                 reduce_by(call, operation, in, result);
@@ -199,26 +199,20 @@ class Group final : public ProcessGroup {
                 return;
             }
             case SegmentOp::Broadcast:
-                operation.kind = Kind::Broadcast;
                 if (rank() == one.root) operation.out = writable(in).data;
                 return execute(call, {operation});
             case SegmentOp::AllGather:
-                operation.kind = one.is_uneven() ? Kind::AllGatherV : Kind::AllGather;
                 if (in.data == one.slices_of_out().of(out, rank()).data) operation.in = nullptr;
                 return execute(call, {operation});
             case SegmentOp::Gather:
-                operation.kind = Kind::Gather;
                 if (rank() == one.root && in.data == one.slices_of_out().of(out, rank()).data)
                     operation.in = nullptr;
                 return execute(call, {operation});
             case SegmentOp::Scatter:
-                operation.kind = Kind::Scatter;
                 if (rank() == one.root && out.data == one.slices_of_in().of(in, rank()).data)
                     operation.out = nullptr;
                 return execute(call, {operation});
-            case SegmentOp::AllToAll:
-                operation.kind = one.is_uneven() ? Kind::AllToAllV : Kind::AllToAll;
-                return execute(call, {operation});
+            case SegmentOp::AllToAll: return execute(call, {operation});
             case SegmentOp::Barrier: return execute(call, {{}});
             default: break;
         }
@@ -226,13 +220,14 @@ class Group final : public ProcessGroup {
             std::vector<Operation> operations;
             for (const Message& message : messages) {
                 const Buffer& buffer = message.buffer;
-                operations.push_back(
-                    {.kind = message.direction == Message::Direction::Send ? Kind::Send : Kind::Recv,
-                     .in = buffer.data,
-                     .out = buffer.data,
-                     .count = buffer.count,
-                     .dtype = buffer.dtype,
-                     .peer = message.peer});
+                operations.push_back({.operation = message.direction == Message::Direction::Send
+                                                       ? SegmentOp::Send
+                                                       : SegmentOp::Recv,
+                                      .in = buffer.data,
+                                      .out = buffer.data,
+                                      .count = buffer.count,
+                                      .dtype = buffer.dtype,
+                                      .peer = message.peer});
             }
             execute(call, operations);
         });
@@ -246,7 +241,7 @@ class Group final : public ProcessGroup {
         mine.insert(mine.end(), own.begin(), own.end());
         Counts& joined = temporary(Counts(mine.size() * static_cast<std::size_t>(size())));
         static_assert(sizeof joined[0] == sizeof(std::int64_t));
-        execute(call, {{.kind = Kind::AllGather,
+        execute(call, {{.operation = SegmentOp::AllGather,
                         .in = mine.data(),
                         .out = joined.data(),
                         .count = mine.size(),
@@ -331,7 +326,7 @@ class Group final : public ProcessGroup {
         operation.dtype = result.dtype;
         operation.op = without_division(call.op);
         execute(call, {operation});
-        const bool is_mine = operation.kind != Kind::Reduce || operation.peer == rank();
+        const bool is_mine = call.operation != SegmentOp::Reduce || operation.peer == rank();
         if (!is_mine) return;
         if (call.op == ReduceOp::Avg)
             result.dtype == DType::F64 ? divide<double>(result, size()) : divide<float>(result, size());

@@ -13,6 +13,8 @@
 
 namespace ddp::mpi {
 
+using ddprun::SegmentOp;
+
 struct Communicator {
     MPI_Comm handle;
 };
@@ -111,6 +113,7 @@ const char* begin(Communicator* communicator, const Operation* operation, Reques
     const MPI_Datatype type = type_of(one.dtype);
     const MPI_Op op = op_of(one.op);
     const auto count = static_cast<int>(one.count);
+    const bool is_uneven = one.out_cut.counts != nullptr;
     const void* const in = one.in == nullptr && one.count > 0 ? MPI_IN_PLACE : one.in;
     constexpr int kTag = 77;
     auto* const made = new Request{MPI_REQUEST_NULL};
@@ -121,43 +124,45 @@ const char* begin(Communicator* communicator, const Operation* operation, Reques
         if (why != nullptr) delete made;
         return why;
     };
-    switch (one.kind) {
-        case Kind::AllReduce:
+    switch (one.operation) {
+        case SegmentOp::AllReduce:
             return called("MPI_Iallreduce", MPI_Iallreduce(in, one.out, count, type, op, comm, to));
-        case Kind::Broadcast:
+        case SegmentOp::Broadcast:
             return called("MPI_Ibcast", MPI_Ibcast(one.out, count, type, one.peer, comm, to));
-        case Kind::AllGather:
+        case SegmentOp::AllGather:
+            if (is_uneven)
+                return called("MPI_Iallgatherv", MPI_Iallgatherv(in, count, type, one.out, one.out_cut.counts,
+                                                                 one.out_cut.offsets, type, comm, to));
             return called("MPI_Iallgather", MPI_Iallgather(in, count, type, one.out, count, type, comm, to));
-        case Kind::ReduceScatter:
+        case SegmentOp::ReduceScatter:
+            if (is_uneven)
+                return called("MPI_Ireduce_scatter",
+                              MPI_Ireduce_scatter(in, one.out, one.out_cut.counts, type, op, comm, to));
             return called("MPI_Ireduce_scatter_block",
                           MPI_Ireduce_scatter_block(in, one.out, count, type, op, comm, to));
-        case Kind::Reduce:
+        case SegmentOp::Reduce:
             return called("MPI_Ireduce", MPI_Ireduce(in, one.out, count, type, op, one.peer, comm, to));
-        case Kind::Gather:
+        case SegmentOp::Gather:
             return called("MPI_Igather",
                           MPI_Igather(in, count, type, one.out, count, type, one.peer, comm, to));
-        case Kind::Scatter: {
+        case SegmentOp::Scatter: {
             // In a scatter the receive buffer may be in place.
             void* const out = one.out == nullptr && one.count > 0 ? MPI_IN_PLACE : one.out;
             return called("MPI_Iscatter",
                           MPI_Iscatter(one.in, count, type, out, count, type, one.peer, comm, to));
         }
-        case Kind::AllToAll:
+        case SegmentOp::AllToAll:
+            if (is_uneven)
+                return called("MPI_Ialltoallv",
+                              MPI_Ialltoallv(in, one.in_cut.counts, one.in_cut.offsets, type, one.out,
+                                             one.out_cut.counts, one.out_cut.offsets, type, comm, to));
             return called("MPI_Ialltoall", MPI_Ialltoall(in, count, type, one.out, count, type, comm, to));
-        case Kind::AllGatherV:
-            return called("MPI_Iallgatherv", MPI_Iallgatherv(in, count, type, one.out, one.out_cut.counts,
-                                                             one.out_cut.offsets, type, comm, to));
-        case Kind::ReduceScatterV:
-            return called("MPI_Ireduce_scatter",
-                          MPI_Ireduce_scatter(in, one.out, one.out_cut.counts, type, op, comm, to));
-        case Kind::AllToAllV:
-            return called("MPI_Ialltoallv",
-                          MPI_Ialltoallv(in, one.in_cut.counts, one.in_cut.offsets, type, one.out,
-                                         one.out_cut.counts, one.out_cut.offsets, type, comm, to));
-        case Kind::Barrier: return called("MPI_Ibarrier", MPI_Ibarrier(comm, to));
-        case Kind::Send: return called("MPI_Isend", MPI_Isend(one.in, count, type, one.peer, kTag, comm, to));
-        case Kind::Recv:
+        case SegmentOp::Barrier: return called("MPI_Ibarrier", MPI_Ibarrier(comm, to));
+        case SegmentOp::Send:
+            return called("MPI_Isend", MPI_Isend(one.in, count, type, one.peer, kTag, comm, to));
+        case SegmentOp::Recv:
             return called("MPI_Irecv", MPI_Irecv(one.out, count, type, one.peer, kTag, comm, to));
+        default: break;
     }
     delete made;
     return "no such operation";

@@ -4,36 +4,20 @@
 #include <cstdint>
 
 #include "ddp/types.h"
+#include "env/segment.h"
 
 /// The interface between the group and a site's MPI. Linking binds a program to one MPI, so libddp is linked
 /// to none: a module of its own (module.cpp) is compiled with the site's MPI and loaded for backend "mpi"
 /// (load.h).
 namespace ddp::mpi {
 
-inline constexpr int kModuleVersion = 3;
+inline constexpr int kModuleVersion = 4;
 
 inline constexpr const char* kTooMany =
     "more than 2147483647 elements, which MPI cannot count: take several calls";
 
 struct Communicator;
 struct Request;
-
-enum class Kind : std::int32_t {
-    AllReduce,
-    Broadcast,
-    AllGather,
-    ReduceScatter,
-    Reduce,
-    Gather,
-    Scatter,
-    AllToAll,
-    AllGatherV,
-    ReduceScatterV,
-    AllToAllV,
-    Barrier,
-    Send,
-    Recv
-};
 
 /// The division of a buffer into one slice per rank: lengths and offsets in elements, by rank.
 struct Cut {
@@ -44,15 +28,15 @@ struct Cut {
 /// One operation in MPI's terms. Its pointers must stay valid until it is done. `in` is null for
 /// MPI_IN_PLACE.
 struct Operation {
-    Kind kind = Kind::Barrier;
+    ddprun::SegmentOp operation = ddprun::SegmentOp::Barrier;
     const void* in = nullptr;
     void* out = nullptr;
     std::size_t count = 0;        ///< elements of one rank, as MPI counts them
     DType dtype = DType::U8;      ///< not a 16-bit type in reductions
     ReduceOp op = ReduceOp::Sum;  ///< not Avg
     int peer = 0;                 ///< peer or root
-    Cut out_cut = {};             ///< for AllGatherV, AllToAllV; in ReduceScatterV of `in`
-    Cut in_cut = {};              ///< for AllToAllV
+    Cut out_cut = {};             ///< of an uneven operation; in a ReduceScatter of `in`
+    Cut in_cut = {};              ///< of an uneven AllToAll
 };
 
 struct About {
