@@ -32,6 +32,7 @@ struct LoaderOptions {
 class Batch {
   public:
     Batch(std::size_t capacity, std::span<const std::size_t> field_bytes);
+    Batch(Batch&&) = default;
     [[nodiscard]] std::size_t size() const { return size_; }
     /// Throws InvalidInput for a field that samples do not have.
     [[nodiscard]] std::span<const std::byte> bytes(std::size_t field) const;
@@ -43,12 +44,9 @@ class Batch {
 
   private:
     friend class Loader;
-    struct FreeAligned {
-        void operator()(std::byte* memory) const;
-    };
     struct Field {
         std::size_t bytes;  ///< size of the field in one sample
-        std::unique_ptr<std::byte[], FreeAligned> memory;
+        std::shared_ptr<std::byte> memory;
     };
     void read(const Dataset& dataset, std::span<const std::size_t> indices);
 

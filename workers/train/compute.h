@@ -11,7 +11,7 @@
 namespace train {
 
 /// Memory on a compute's device, with its owner.
-using Memory = std::unique_ptr<std::byte, std::function<void(std::byte*)>>;
+using Memory = std::shared_ptr<std::byte>;
 
 /// A row-major matrix in a compute's memory and element type. Borrowed.
 struct Matrix {

@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "compute.h"
+#include "ddp/worker/private_memory.h"
 #include "matrix.h"
 
 namespace train {
@@ -25,14 +24,7 @@ class CpuCompute final : public Compute {
     std::string describe() const override { return matrix_library(); }
     std::size_t stride_for(std::size_t columns) const override { return columns; }
 
-    Memory allocate(std::size_t bytes) override {
-        constexpr std::size_t kAlignment = 64;
-        const std::size_t rounded = std::max((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
-        auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));
-        if (memory == nullptr) throw std::bad_alloc();
-        std::memset(memory, 0, rounded);
-        return {memory, [](std::byte* mine) { std::free(mine); }};
-    }
+    Memory allocate(std::size_t bytes) override { return ddp::private_memory(bytes); }
 
     void upload(const void* from, const ddp::Buffer& to) override { std::memcpy(to.data, from, to.bytes()); }
     void round(const ddp::Buffer& from, const ddp::Buffer& to) override { upload(from.data, to); }

@@ -72,7 +72,7 @@ class CudaCompute final : public Compute {
     Memory allocate(std::size_t bytes) override {
         auto memory = std::make_shared<ddp::cuda::DeviceMemory>(gpu_, bytes);
         if (bytes > 0) memory->clear(stream_);
-        return {memory->get(), [memory](std::byte*) {}};
+        return {memory, memory->get()};
     }
 
     /// Rows are multiples of 16 bytes, which the device moves at once.

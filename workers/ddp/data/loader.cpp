@@ -2,30 +2,18 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <new>
 #include <utility>
 
 #include "ddp/data/batching.h"
 #include "ddp/data/read_ahead.h"
 #include "ddp/sampler.h"
 #include "ddp/types.h"
+#include "ddp/worker/private_memory.h"
 
 namespace ddp {
-namespace {
-
-constexpr std::align_val_t kBatchAlignment{64};
-
-}  // namespace
-
-void Batch::FreeAligned::operator()(std::byte* memory) const { ::operator delete[](memory, kBatchAlignment); }
 
 Batch::Batch(std::size_t capacity, std::span<const std::size_t> field_bytes) {
-    for (const std::size_t bytes : field_bytes) {
-        auto* memory = static_cast<std::byte*>(
-            ::operator new[](std::max<std::size_t>(capacity * bytes, 1), kBatchAlignment));
-        fields_.push_back({bytes, std::unique_ptr<std::byte[], FreeAligned>(memory)});
-    }
+    for (const std::size_t bytes : field_bytes) fields_.push_back({bytes, private_memory(capacity * bytes)});
 }
 
 void check_batches(const char* who, const Dataset& dataset, std::span<const std::size_t> indices,

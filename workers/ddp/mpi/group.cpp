@@ -14,6 +14,7 @@
 #include "ddp/cuda/cast.h"
 #include "ddp/mpi/load.h"
 #include "ddp/worker/operation.h"
+#include "ddp/worker/private_memory.h"
 #include "ddp/worker/work.h"
 #include "env/io/library.h"
 #include "env/text.h"
@@ -123,9 +124,7 @@ class Group final : public ProcessGroup {
 
   private:
     std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
-        constexpr std::size_t kLine = 64;
-        auto& memory = memory_.emplace_back(new (std::align_val_t(kLine)) std::byte[bytes + 1]{});
-        return {memory.get(), bytes};
+        return {memory_.emplace_back(private_memory(bytes)).get(), bytes};
     }
     Work start(std::span<const ddp::Operation> operations) override {
         return run(call_of(operations),
@@ -360,15 +359,12 @@ class Group final : public ProcessGroup {
         line().finished_seq.store(collectives_, std::memory_order_release);
     }
 
-    struct Aligned {
-        void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
-    };
     const Module& module_;
     Communicator* const communicator_;
     const GroupSettings settings_;
     const ddprun::WorkerEnv env_;
     std::unique_ptr<SegmentMap> segment_;  ///< the launcher's; null without one
-    std::vector<std::unique_ptr<std::byte[], Aligned>> memory_;
+    std::vector<std::shared_ptr<std::byte>> memory_;
     std::uint64_t seq_ = 0, collectives_ = 0;
     std::atomic<std::int64_t> inside_ns_ = 0;
     std::exception_ptr broken_;

@@ -14,6 +14,7 @@
 #include "ddp/reduce/loops.h"
 #include "ddp/reduce/model_optimizer.h"
 #include "ddp/reduce/tensor_broadcast.h"
+#include "ddp/worker/private_memory.h"
 
 namespace ddp {
 

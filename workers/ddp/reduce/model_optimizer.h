@@ -12,7 +12,6 @@ namespace ddp {
 /// Gives zeroed host memory, aligned for vectors, for one state of all parameters. Where training is sharded
 /// it is collective.
 using StateMemory = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
-[[nodiscard]] std::shared_ptr<std::byte> private_memory(std::size_t bytes);
 
 // The optimizers of optimizer.h, with their state in host memory from `memory`.
 std::unique_ptr<Optimizer> make_optimizer(std::vector<Tensor> parameters, SgdOptions options,

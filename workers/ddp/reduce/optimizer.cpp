@@ -6,13 +6,13 @@
 #include <array>
 #include <cmath>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "ddp/cuda/cast.h"
 #include "ddp/cuda/device_optimizer.h"
 #include "ddp/reduce/model_optimizer.h"
+#include "ddp/worker/private_memory.h"
 #include "ddp/worker/slices.h"
 
 namespace ddp {
@@ -436,13 +436,6 @@ std::unique_ptr<Optimizer> make_optimizer(std::vector<Tensor> parameters, AdamWO
     if (!options.groups.empty()) return make_grouped(std::move(parameters), options, "adamw", memory);
     if (are_on_device(parameters)) return cuda::make_device_adamw(std::move(parameters), options);
     return std::make_unique<AdamW>(std::move(parameters), options, memory);
-}
-
-std::shared_ptr<std::byte> private_memory(std::size_t bytes) {
-    constexpr std::align_val_t kLine{64};
-    auto* const memory = static_cast<std::byte*>(::operator new(bytes, kLine));
-    std::fill_n(memory, bytes, std::byte{0});
-    return {memory, [](std::byte* all) { ::operator delete(all, kLine); }};
 }
 
 std::unique_ptr<Optimizer> make_sgd(std::vector<Tensor> parameters, SgdOptions options) {
