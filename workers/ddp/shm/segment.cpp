@@ -77,17 +77,12 @@ UniqueFd make_socket(int rank) {
 }
 
 bool is_ours(int socket) {
-    ucred peer{};
-    socklen_t length = sizeof peer;
-    return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::getuid();
+    const ddprun::Result<ddprun::UnixPeer> peer = ddprun::unix_peer(socket);
+    return peer && peer->uid == ::getuid();
 }
 
-bool wait_for(int fd, short events, TimePoint deadline) {
-    for (;;) {
-        pollfd entry{.fd = fd, .events = events, .revents = 0};
-        const int ready = ::poll(&entry, 1, ddprun::poll_milliseconds(MonotonicClock::now(), deadline));
-        if (ready >= 0 || errno != EINTR) return ready > 0;
-    }
+bool is_readable_by(int fd, TimePoint deadline) {
+    return ddprun::wait_readable(fd, deadline).value_or(false);
 }
 
 void send_with_fd(int socket, const Hello& hello, int fd) {
@@ -105,7 +100,7 @@ UniqueFd receive_with_fd(int socket, Hello& hello) {
 bool serve(int listener, const Hello& mine, int segment, TimePoint deadline, Hello& peer) {
     const UniqueFd connection(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection || !is_ours(connection.get())) return false;
-    if (!wait_for(connection.get(), POLLIN, deadline)) return false;
+    if (!is_readable_by(connection.get(), deadline)) return false;
     if (::recv(connection.get(), &peer, sizeof peer, 0) != static_cast<ssize_t>(sizeof peer)) return false;
     // A rank number that is invalid in the peer's own world would be counted as one of the expected ranks.
     if (peer.greeting != kGreeting || peer.rank < 1 || peer.rank >= peer.world_size) return false;
@@ -143,7 +138,7 @@ UniqueFd hand_out(const WorkerEnv& env, TimePoint deadline) {
     Hello other = mine;  // the first that disagrees
     int expected = env.local_world_size - 1;
     while (static_cast<int>(served.size()) < expected) {
-        if (!wait_for(listener.get(), POLLIN, deadline)) break;
+        if (!is_readable_by(listener.get(), deadline)) break;
         Hello peer;
         if (!serve(listener.get(), mine, segment.get(), deadline, peer)) continue;
         served.insert(peer.rank);
@@ -193,7 +188,7 @@ UniqueFd fetch(const WorkerEnv& env, TimePoint deadline) {
     if (::send(connection.get(), &mine, sizeof mine, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof mine)) {
         throw_system(env.rank, "send");
     }
-    if (!wait_for(connection.get(), POLLIN, deadline)) {
+    if (!is_readable_by(connection.get(), deadline)) {
         throw TimeoutError(fmt::format("rank {}: rank {} did not hand the segment out within the time-out",
                                        env.rank, env.rank - env.local_rank));
     }
