@@ -32,25 +32,8 @@ SAME_VALUE(Op::Min, ncclMin);
 SAME_VALUE(Op::Avg, ncclAvg);
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId));
 
-#define SAME_CALL(ours, theirs) static_assert(same_call<decltype(Api::ours), decltype(&theirs)>)
-SAME_CALL(get_version, ncclGetVersion);
-SAME_CALL(get_unique_id, ncclGetUniqueId);
-SAME_CALL(comm_init_rank_config, ncclCommInitRankConfig);
-SAME_CALL(comm_get_async_error, ncclCommGetAsyncError);
-SAME_CALL(comm_abort, ncclCommAbort);
-SAME_CALL(comm_finalize, ncclCommFinalize);
-SAME_CALL(comm_destroy, ncclCommDestroy);
-SAME_CALL(all_reduce, ncclAllReduce);
-SAME_CALL(broadcast, ncclBroadcast);
-SAME_CALL(reduce, ncclReduce);
-SAME_CALL(all_gather, ncclAllGather);
-SAME_CALL(reduce_scatter, ncclReduceScatter);
-SAME_CALL(send, ncclSend);
-SAME_CALL(recv, ncclRecv);
-SAME_CALL(group_start, ncclGroupStart);
-SAME_CALL(group_end, ncclGroupEnd);
-SAME_CALL(get_error_string, ncclGetErrorString);
-SAME_CALL(get_last_error, ncclGetLastError);
+#define SAME_CALL(ours, theirs) static_assert(same_call<decltype(Api::ours), decltype(&theirs)>);
+DDP_NCCL_REQUIRED(SAME_CALL)
 
 // Newer than the oldest NCCL that we support: checked where the header has them.
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
@@ -66,17 +49,7 @@ SAME_FIELD(cta_policy, CTAPolicy);
 SAME_FIELD(nvlink_centric_sched, nvlinkCentricSched);
 SAME_VALUE(kNoColor, NCCL_SPLIT_NOCOLOR);
 SAME_VALUE(kWindowSymmetric, NCCL_WIN_COLL_SYMMETRIC);
-SAME_CALL(all_to_all, ncclAlltoAll);
-SAME_CALL(gather, ncclGather);
-SAME_CALL(scatter, ncclScatter);
-SAME_CALL(comm_init_rank_scalable, ncclCommInitRankScalable);
-SAME_CALL(comm_split, ncclCommSplit);
-SAME_CALL(mem_alloc, ncclMemAlloc);
-SAME_CALL(mem_free, ncclMemFree);
-SAME_CALL(comm_register, ncclCommRegister);
-SAME_CALL(comm_deregister, ncclCommDeregister);
-SAME_CALL(comm_window_register, ncclCommWindowRegister);
-SAME_CALL(comm_window_deregister, ncclCommWindowDeregister);
+DDP_NCCL_OPTIONAL(SAME_CALL)
 #endif
 
 }  // namespace ddp::nccl

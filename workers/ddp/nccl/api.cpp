@@ -12,48 +12,18 @@ using ddprun::Result;
 namespace {
 
 /// Returns the names of missing required entry points.
-std::vector<std::string> fill_required(const Resolve& resolve, Api& api) {
+std::vector<std::string> fill(const Resolve& resolve, Api& api) {
     std::vector<std::string> missing;
-    const auto require = [&](const char* name, auto& slot) {
-        if (!take(resolve, name, slot)) missing.emplace_back(name);
-    };
-    require("ncclGetVersion", api.get_version);
-    require("ncclGetUniqueId", api.get_unique_id);
-    require("ncclCommInitRankConfig", api.comm_init_rank_config);
-    require("ncclCommGetAsyncError", api.comm_get_async_error);
-    require("ncclCommAbort", api.comm_abort);
-    require("ncclCommFinalize", api.comm_finalize);
-    require("ncclCommDestroy", api.comm_destroy);
-    require("ncclAllReduce", api.all_reduce);
-    require("ncclBroadcast", api.broadcast);
-    require("ncclReduce", api.reduce);
-    require("ncclAllGather", api.all_gather);
-    require("ncclReduceScatter", api.reduce_scatter);
-    require("ncclSend", api.send);
-    require("ncclRecv", api.recv);
-    require("ncclGroupStart", api.group_start);
-    require("ncclGroupEnd", api.group_end);
-    require("ncclGetErrorString", api.get_error_string);
-    return missing;
-}
-
-void fill_optional(const Resolve& resolve, Api& api) {
-    take(resolve, "ncclGetLastError", api.get_last_error);
-    take(resolve, "ncclAlltoAll", api.all_to_all);
-    take(resolve, "ncclGather", api.gather);
-    take(resolve, "ncclScatter", api.scatter);
-    take(resolve, "ncclCommInitRankScalable", api.comm_init_rank_scalable);
-    take(resolve, "ncclCommSplit", api.comm_split);
-    take(resolve, "ncclMemAlloc", api.mem_alloc);
-    take(resolve, "ncclMemFree", api.mem_free);
-    take(resolve, "ncclCommRegister", api.comm_register);
-    take(resolve, "ncclCommDeregister", api.comm_deregister);
-    take(resolve, "ncclCommWindowRegister", api.comm_window_register);
-    take(resolve, "ncclCommWindowDeregister", api.comm_window_deregister);
+#define TAKE(ours, theirs) take(resolve, #theirs, api.ours);
+#define REQUIRE(ours, theirs) \
+    if (!take(resolve, #theirs, api.ours)) missing.emplace_back(#theirs);
+    DDP_NCCL_REQUIRED(REQUIRE)
+    DDP_NCCL_OPTIONAL(TAKE)
     // Without the function that frees it, do not allocate.
     if (api.mem_free == nullptr) api.mem_alloc = nullptr;
     if (api.comm_deregister == nullptr) api.comm_register = nullptr;
     if (api.comm_window_deregister == nullptr) api.comm_window_register = nullptr;
+    return missing;
 }
 
 std::string version_text(int version) {
@@ -118,25 +88,19 @@ std::string Api::explain(Code code, Handle comm) const {
 Result<Api> api_from(const SharedLibrary& library) {
     Api api{};
     api.library = library.name;
-    const std::vector<std::string> missing = fill_required(library.resolve, api);
+    const std::vector<std::string> missing = fill(library.resolve, api);
     if (api.get_version != nullptr) api.get_version(&api.version);
     if (!missing.empty()) {
         const std::string version = api.version > 0 ? fmt::format(" ({})", api.describe()) : "";
         return ddprun::Error{Errc::Mismatch, fmt::format("{}{} lacks {}: NCCL 2.14 or newer is needed",
                                                          library.name, version, ddprun::join(missing, ", "))};
     }
-    fill_optional(library.resolve, api);
     return api;
 }
 
 Result<Api> load_api() {
     const Result<SharedLibrary> library = open_library(library_names("DDP_NCCL_LIBRARY", {"libnccl.so.2"}));
-    if (!library) {
-        const ddprun::Error& why = library.error();
-        return ddprun::Error{why.code,
-                             fmt::format("loading NCCL (DDP_NCCL_LIBRARY names another file): {}", why.what),
-                             why.sys};
-    }
+    if (!library) return library.error().with("loading NCCL (DDP_NCCL_LIBRARY names another file)");
     return api_from(*library);
 }
 

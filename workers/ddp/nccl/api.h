@@ -112,6 +112,39 @@ struct Api {
     [[nodiscard]] std::string explain(Code code, Handle comm) const;
 };
 
+// The members of Api with their names in the library.
+#define DDP_NCCL_REQUIRED(X)                         \
+    X(get_version, ncclGetVersion)                   \
+    X(get_unique_id, ncclGetUniqueId)                \
+    X(comm_init_rank_config, ncclCommInitRankConfig) \
+    X(comm_get_async_error, ncclCommGetAsyncError)   \
+    X(comm_abort, ncclCommAbort)                     \
+    X(comm_finalize, ncclCommFinalize)               \
+    X(comm_destroy, ncclCommDestroy)                 \
+    X(all_reduce, ncclAllReduce)                     \
+    X(broadcast, ncclBroadcast)                      \
+    X(reduce, ncclReduce)                            \
+    X(all_gather, ncclAllGather)                     \
+    X(reduce_scatter, ncclReduceScatter)             \
+    X(send, ncclSend)                                \
+    X(recv, ncclRecv)                                \
+    X(group_start, ncclGroupStart)                   \
+    X(group_end, ncclGroupEnd)                       \
+    X(get_error_string, ncclGetErrorString)
+#define DDP_NCCL_OPTIONAL(X)                             \
+    X(get_last_error, ncclGetLastError)                  \
+    X(all_to_all, ncclAlltoAll)                          \
+    X(gather, ncclGather)                                \
+    X(scatter, ncclScatter)                              \
+    X(comm_init_rank_scalable, ncclCommInitRankScalable) \
+    X(comm_split, ncclCommSplit)                         \
+    X(mem_alloc, ncclMemAlloc)                           \
+    X(mem_free, ncclMemFree)                             \
+    X(comm_register, ncclCommRegister)                   \
+    X(comm_deregister, ncclCommDeregister)               \
+    X(comm_window_register, ncclCommWindowRegister)      \
+    X(comm_window_deregister, ncclCommWindowDeregister)
+
 /// Loads DDP_NCCL_LIBRARY, else libnccl.so.2. Error: NotFound, naming the library and the variable; Mismatch,
 /// naming the missing entry points.
 ddprun::Result<Api> load_api();
