@@ -60,13 +60,13 @@ class GroupNumbers {
 struct ThisNode {
     const WorkerEnv& env;
     const ProcessGroupOptions& options;
-    std::shared_ptr<const nccl::Api> nccl;  ///< null when it was not found
-    std::string nccl_problem;
+    std::shared_ptr<const nccl::Api> nccl = {};  ///< null when it was not found
+    std::string nccl_problem = {};
     int device = 0;
-    std::shared_ptr<SegmentMap> segment;
+    std::shared_ptr<SegmentMap> segment = {};
     /// All ranks of this node, which exchange their views before they have a group; null for one rank.
-    std::shared_ptr<cpu::Node> ranks;
-    std::vector<DeviceView> views;
+    std::shared_ptr<cpu::Node> ranks = {};
+    std::vector<DeviceView> views = {};
 };
 
 bool covers_world(const WorkerEnv& env) { return env.local_world_size == env.world_size; }
@@ -156,13 +156,7 @@ struct MadeGroup {
 /// Makes a group over device memory. The ranks of a node first exchange their devices, so that all choose the
 /// same backend. Rank 0 prints the choice once per process on standard error.
 MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& options) {
-    ThisNode node{.env = env,
-                  .options = options,
-                  .nccl = {},
-                  .nccl_problem = {},
-                  .segment = {},
-                  .ranks = {},
-                  .views = {}};
+    ThisNode node{.env = env, .options = options};
     load_nccl(node);
     // Backend nccl needs a device per rank, or an NCCL that can share devices.
     const bool strict = options.backend == "nccl" && (!node.nccl || node.nccl->version < kMultiRankVersion);
@@ -256,8 +250,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, Proce
         made.group->choice_ = std::move(made.choice);
         return std::move(made.group);
     }
-    const BackendChoice choice =
-        choose_backend({.requested = options.backend, .device = options.device, .node = {}});
+    const BackendChoice choice = choose_backend({.requested = options.backend, .device = options.device});
     std::unique_ptr<ProcessGroup> group = choice.backend == Backend::Mpi
                                               ? mpi::make_group(context, options)
                                               : create_on_host(context.env(), options);
