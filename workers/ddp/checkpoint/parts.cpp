@@ -36,9 +36,7 @@ Result<std::uint64_t> count_in(const Json& object, std::string_view name) {
 
 /// Error: the fault in the text.
 Result<TrainingState> from_json(const std::string& text) {
-    const auto wrong = [](std::string what) {
-        return ddprun::Error{ddprun::Errc::InvalidArgument, std::move(what), 0};
-    };
+    constexpr auto wrong = ddprun::Error::invalid;
     const Result<Json> object = ddprun::parse_json_object(text);
     if (!object) return wrong("not the state of a checkpoint");
     const Json &json = *object, &sampler = member(json, "sampler"), &notes = member(json, "notes");
