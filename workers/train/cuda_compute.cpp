@@ -12,6 +12,7 @@
 #include "ddp/cuda/cast.h"
 #include "ddp/cuda/graph.h"
 #include "ddp/cuda/memory.h"
+#include "ddp/worker/slices.h"
 #include "products.h"
 #include "train_kernels.h"
 
@@ -77,8 +78,7 @@ class CudaCompute final : public Compute {
 
     /// Rows are multiples of 16 bytes, which the device moves at once.
     std::size_t stride_for(std::size_t columns) const override {
-        const std::size_t elements = 16 / ddp::size_of(dtype());
-        return (columns + elements - 1) / elements * elements;
+        return ddp::round_up(columns, 16 / ddp::size_of(dtype()));
     }
 
     void upload(const void* from, const ddp::Buffer& to) override {

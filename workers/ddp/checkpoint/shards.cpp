@@ -8,14 +8,12 @@
 #include <utility>
 
 #include "ddp/cuda/memory.h"
+#include "ddp/worker/slices.h"
 #include "env/json.h"
 #include "env/text.h"
 
 namespace ddp {
 namespace {
-
-/// Each gathered tensor begins on a cache line.
-constexpr std::size_t kLine = 64;
 
 std::size_t elements_of(const Tensor& tensor) {
     std::size_t elements = 1;
@@ -24,7 +22,8 @@ std::size_t elements_of(const Tensor& tensor) {
 }
 
 std::size_t bytes_of(const Tensor& tensor) { return elements_of(tensor) * size_of(tensor.memory.dtype); }
-std::size_t padded_bytes(const Tensor& tensor) { return (bytes_of(tensor) + kLine - 1) / kLine * kLine; }
+/// Each gathered tensor begins on a cache line.
+std::size_t padded_bytes(const Tensor& tensor) { return round_up(bytes_of(tensor), 64); }
 
 std::uint64_t digest_of(const CheckpointPart& part) {
     std::string text = part.name;

@@ -4,16 +4,15 @@
 #include <set>
 #include <utility>
 
+#include "ddp/worker/slices.h"
+
 namespace ddp::cuda {
 namespace {
 
 bool is_on_device(const Tensor& tensor) { return tensor.memory.device.kind == Device::Kind::Cuda; }
 
 /// Each copy begins on a cache line.
-std::size_t padded_bytes(const Tensor& tensor) {
-    constexpr std::size_t kLine = 64;
-    return (tensor.memory.bytes() + kLine - 1) / kLine * kLine;
-}
+std::size_t padded_bytes(const Tensor& tensor) { return round_up(tensor.memory.bytes(), 64); }
 
 }  // namespace
 

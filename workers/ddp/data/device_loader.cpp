@@ -7,19 +7,17 @@
 #include "ddp/loader.h"
 #include "ddp/sampler.h"
 #include "ddp/types.h"
+#include "ddp/worker/slices.h"
 
 namespace ddp {
 namespace {
 
 /// Alignment in bytes of the fields of a batch.
 constexpr std::size_t kFieldAlignment = 256;
-constexpr std::size_t padded_field(std::size_t bytes) {
-    return (bytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment;
-}
 
 std::size_t total_bytes(std::span<const std::size_t> field_bytes, std::size_t samples) {
     std::size_t total = 0;
-    for (const std::size_t bytes : field_bytes) total += padded_field(bytes * samples);
+    for (const std::size_t bytes : field_bytes) total += round_up(bytes * samples, kFieldAlignment);
     return total;
 }
 
@@ -88,7 +86,7 @@ class DeviceLoader::Ring {
         for (const std::size_t bytes : field_bytes_) {
             targets.push_back({slot.pinned.get() + offset, bytes});
             slot.batch.fields.push_back({slot.on_device.get() + offset, bytes * samples.size()});
-            offset += padded_field(bytes * batch_size_);
+            offset += round_up(bytes * batch_size_, kFieldAlignment);
         }
         read_samples(dataset_, samples, targets);
     }
