@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <string_view>
 #include <vector>
 
@@ -29,11 +28,6 @@ bool is_message(const Call& call) {
 constexpr std::chrono::seconds kRasLimit{3};
 constexpr int kRasVersion = 22400;
 constexpr std::size_t kLongestAnswer = 16 * 1024;
-
-std::optional<std::string_view> variable(const char* name) {
-    const char* const set = std::getenv(name);
-    return set != nullptr ? std::optional<std::string_view>(set) : std::nullopt;
-}
 
 bool send_line(int socket, std::string_view line) {
     return ::send(socket, line.data(), line.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(line.size());
@@ -95,7 +89,8 @@ std::string explain_hang(const SessionParts& parts, const Api& api) {
 }
 
 std::optional<ddprun::Endpoint> ras_address() {
-    return ddprun::ras_endpoint(variable("NCCL_RAS_ENABLE"), variable("NCCL_RAS_ADDR"));
+    return ddprun::ras_endpoint(ddprun::process_environment("NCCL_RAS_ENABLE"),
+                                ddprun::process_environment("NCCL_RAS_ADDR"));
 }
 
 std::string query_ras(const ddprun::Endpoint& where, TimePoint deadline) {
