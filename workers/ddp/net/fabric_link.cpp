@@ -101,9 +101,9 @@ struct Handle {
     Handle(const Handle&) = delete;
     Handle& operator=(const Handle&) = delete;
     void close() {
-        if (object != nullptr) ::fi_close(&object->fid);
-        object = nullptr;
+        if (object != nullptr) ::fi_close(release());
     }
+    fid* release() { return &std::exchange(object, nullptr)->fid; }
 };
 
 /// What abandoned links have left open, where leak checkers find it.
@@ -229,13 +229,8 @@ class FabricLink final : public Link {
     void leave_open() {
         LeftOpen& left = LeftOpen::of_process();
         const std::lock_guard lock(left.mutex);
-        left.links.push_back({&endpoint_.object->fid, &queue_.object->fid, &addresses_.object->fid,
-                              &domain_.object->fid, &fabric_.object->fid});
-        endpoint_.object = nullptr;
-        queue_.object = nullptr;
-        addresses_.object = nullptr;
-        domain_.object = nullptr;
-        fabric_.object = nullptr;
+        left.links.push_back({endpoint_.release(), queue_.release(), addresses_.release(), domain_.release(),
+                              fabric_.release()});
     }
 
     struct Attempt {
