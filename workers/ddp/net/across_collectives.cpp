@@ -11,15 +11,13 @@ using ddprun::SegmentOp;
 
 namespace {
 
-std::span<std::byte> slice_of(const Buffer& whole, const Slices& slices, std::uint32_t rank) {
-    return {bytes_of(whole) + slices.offset(rank), slices.length(rank)};
+template <class Memory>
+auto slice_of(const Memory& whole, const Slices& slices, std::uint32_t rank) {
+    return std::span(bytes_of(whole) + slices.offset(rank), slices.length(rank));
 }
 std::size_t most_slices(const std::vector<std::vector<std::uint32_t>>& held) {
     const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };
     return std::ranges::max_element(held, shorter)->size();
-}
-std::span<const std::byte> slice_of(const ConstBuffer& whole, const Slices& slices, std::uint32_t rank) {
-    return {bytes_of(whole) + slices.offset(rank), slices.length(rank)};
 }
 
 /// The bytes of a slice that move at a time: whole cache lines, `most` at the most.
