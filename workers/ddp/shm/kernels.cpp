@@ -311,9 +311,7 @@ const Kernels DDP_KERNELS = {
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
-#endif
 
-#if defined(__x86_64__)
 namespace {
 
 struct WideVectors {
