@@ -10,6 +10,8 @@
 #include <numeric>
 #include <random>
 
+#include "ddp/recovery.h"
+#include "ddp/recovery/kept.h"
 #include "ddp/testing.h"
 #include "env/text.h"
 #include "tests/support/temporary_directory.h"
@@ -605,6 +607,39 @@ TEST(Trainer, ResumesToTheSameBitsWithAScheduleAndClipping) {
     first.resume = true;
     EXPECT_EQ(train_with(2, first).summary.digest, whole.summary.digest);
     EXPECT_NE(train_with(2, options_for(plain, 6, 4)).summary.digest, whole.summary.digest);
+}
+
+TEST(Trainer, AveragesAnEpochOverTheSamplesWhoseScoresARecoveryHasKept) {
+    const TemporaryDirectory temporary;
+    const Options options = options_for(temporary, 6, 4);  // 10 steps of an epoch
+    const auto last_epoch = [&](bool loses_rank_2) {
+        train::EpochResult result;
+        const int generations = ddp::testing::run_recovering(3, [&](const ddp::Context& context) {
+            const train::ComputeDevice device = on_the_cpu();
+            ddp::Recovery recovery(context);
+            const auto lose = [&](std::uint64_t steps) {
+                if (loses_rank_2 && steps == 38 && context.rank() == 2 && context.generation() == 1) {
+                    ddp::KeptMemory(context.env().kept_fd, 2).reset();  // as on another node
+                    throw ddp::Error("lost");
+                }
+                return false;
+            };
+            train::Trainer trainer({context.rank(), 3}, device, options, two_clouds(),
+                                   [](const std::string&) {}, {[] { return false; }, lose});
+            trainer.keep_in(recovery);
+            recovery.run([&](ddp::ProcessGroup& group, const ddp::Start& start) {
+                trainer.attach(group, start.is_new());
+                const train::Summary summary = trainer.run("job1");
+                if (group.rank() == 0) result = summary.epochs.back();
+            });
+        });
+        EXPECT_EQ(generations, loses_rank_2 ? 2 : 1);
+        return result;
+    };
+    const train::EpochResult undisturbed = last_epoch(false), disturbed = last_epoch(true);
+    ASSERT_EQ(undisturbed.training_accuracy, 1);
+    EXPECT_EQ(disturbed.training_accuracy, 1);
+    EXPECT_NEAR(disturbed.loss, undisturbed.loss, 0.15 * undisturbed.loss);
 }
 
 TEST(Trainer, SaysThatAWarmUpIsLongerThanTheRun) {

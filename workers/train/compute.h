@@ -47,10 +47,12 @@ enum class Into : std::uint8_t { Replace, Add };
 struct Score {
     double loss_sum = 0;  ///< summed over the samples, not their mean
     std::size_t correct = 0;
+    std::uint64_t samples = 0;  ///< counted by Trainer
 
     Score& operator+=(const Score& other) {
         loss_sum += other.loss_sum;
         correct += other.correct;
+        samples += other.samples;
         return *this;
     }
 };

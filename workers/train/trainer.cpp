@@ -130,12 +130,12 @@ void Trainer::keep_in(ddp::Recovery& recovery) {
     recovery_ = &recovery;
     recovery.keep(training());
     recovery.keep_value("steps", steps_);
-    recovery.keep_value("trained", trained_);
     recovery.keep_value("saved_epoch", saved_epoch_);
     recovery.keep_value("epochs", summary_.epochs);
     recovery.keep_value("checkpoint", summary_.checkpoint);
     recovery.keep_value("loss_sum", score_.loss_sum, Kind::Own);
     recovery.keep_value("correct", score_.correct, Kind::Own);
+    recovery.keep_value("samples", score_.samples, Kind::Own);
 }
 
 void Trainer::attach(ddp::ProcessGroup& group, bool is_new) {
@@ -286,6 +286,7 @@ bool Trainer::train_epoch(Pass& pass) {
         Score score;
         if (learner_.is_last_of_step()) {
             if (!device_.gpu || recovers()) score_ += score = learner_.take_score();
+            score_.samples += samples;
             if (recovery_ != nullptr) recovery_->prepare();
         }
         if (!learner_.backward()) continue;
@@ -293,7 +294,6 @@ bool Trainer::train_epoch(Pass& pass) {
         commit([&] {
             learner_.step();
             sampler_.advance(samples);
-            trained_ += samples;
             ++steps_;
         });
         pass.trained += samples;
@@ -314,7 +314,6 @@ void Trainer::end_epoch(const Pass& pass) {
                                      result.loss, result.epoch));
     commit([&] {
         sampler_.next_epoch();
-        trained_ = 0;
         summary_.epochs.push_back(result);
     });
 }
@@ -327,7 +326,7 @@ EpochResult Trainer::result_of(const Pass& pass) {
     const double waiting = (group_->waiting_seconds() - pass.waiting) / seconds;
     const double communication = (group_->communication_seconds() - pass.communicating) / seconds - waiting;
     const auto [loss, correct, all, speed, communicating, waited] = sum_over_ranks(
-        {score_.loss_sum, static_cast<double>(score_.correct), static_cast<double>(trained_),
+        {score_.loss_sum, static_cast<double>(score_.correct), static_cast<double>(score_.samples),
          world_.rank == 0 ? static_cast<double>(pass.trained) / seconds : 0, communication, waiting});
     score_ = {};
     // There are no samples when a run that stopped before the last batch is resumed by more ranks than

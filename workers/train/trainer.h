@@ -112,9 +112,8 @@ class Trainer {
 
     // Kept, beside the learner's state and the sampler.
     std::uint64_t steps_ = 0;        ///< steps done, including those that fp16 skipped
-    std::uint64_t trained_ = 0;      ///< samples of this rank in this epoch
     std::uint64_t saved_epoch_ = 0;  ///< of the last checkpoint
-    Score score_;                    ///< of this rank in this epoch; on a GPU only at its end
+    Score score_;                    ///< of this rank in this epoch; on a GPU loss and hits only at its end
     Summary summary_;
 };
 
