@@ -144,6 +144,7 @@ void Trainer::attach(ddp::ProcessGroup& group, bool is_new) {
     learner_.attach(group, is_new, steps_in_all(options_, training_.size(), world_.size));
     group_ = group;
     vote_.emplace(group);
+    order_ahead_.reset();  // of the ranks of the last group
     is_new_ = is_new;
 }
 
