@@ -82,8 +82,7 @@ std::string refusal_of(const ddprun::WorkerEnv& env, const ProcessGroupOptions& 
 
 /// Abandoned links to other nodes that one process may leave open. Ranks reach their limits one after
 /// another, so that the others can replace them.
-constexpr std::size_t kMostLeakedLinks = 16;
-std::size_t most_leaked_links(int rank) { return kMostLeakedLinks + static_cast<std::size_t>(rank % 16); }
+std::size_t most_leaked_links(int rank) { return 4 + static_cast<std::size_t>(rank % 4); }
 
 SamplerState position_in(const std::string& text) {
     SamplerState state;
