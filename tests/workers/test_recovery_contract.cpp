@@ -273,7 +273,7 @@ TEST_F(CheckMode, NamesAValueThatChangesAfterTheLastCommit) {
                         ++epoch;
                     });
                 }),
-                HasSubstr("'epoch', value changed outside of commit() after 1 units"));
+                HasSubstr("'epoch' changed outside of commit() after 1 units"));
 }
 
 TEST(StepSeed, DiffersByRankAndUnit) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <utility>
@@ -72,12 +73,46 @@ class CopyReader {
     std::string_view rest_;
 };
 
-void fill(const Tensor& tensor, CopyReader& reader) {
-    const std::string_view bytes = reader.take(tensor.memory.bytes());
-    if (!bytes.empty()) std::memcpy(tensor.memory.data, bytes.data(), bytes.size());
+bool is_of_all(const KeptItem& item) { return item.kind != Recovery::Kind::Own; }
+
+/// Calls `visit` for each tensor of the items of this kind, in host memory, and with null for a text. Leaves
+/// the tensors out that are on the device `but`.
+template <class Visit>
+void for_each_piece(std::span<const KeptItem> items, Recovery::Kind kind, OnHost::Begin begin,
+                    const Device* but, Visit visit) {
+    for (const KeptItem& item : items) {
+        if (item.kind != kind) continue;
+        std::vector<Tensor> others;
+        if (but != nullptr)
+            std::ranges::copy_if(item.tensors, std::back_inserter(others),
+                                 [&](const Tensor& one) { return one.memory.device != *but; });
+        const OnHost host(but == nullptr ? item.tensors : others, begin);
+        for (const Tensor& tensor : host.tensors()) visit(item, &tensor);
+        if (begin == OnHost::Begin::WithoutContents) host.upload();
+        if (item.read) visit(item, nullptr);
+    }
 }
 
-bool is_of_all(const KeptItem& item) { return item.kind != Recovery::Kind::Own; }
+void append(std::span<const KeptItem> items, Recovery::Kind kind, const Device* but, std::string& copy) {
+    for_each_piece(items, kind, OnHost::Begin::WithContents, but,
+                   [&](const KeptItem& item, const Tensor* tensor) {
+                       if (tensor != nullptr) copy += memory_of(*tensor);
+                       else append_text(copy, item.read());
+                   });
+}
+
+void fill(std::span<const KeptItem> items, Recovery::Kind kind, const Device* but, CopyReader& reader) {
+    for_each_piece(items, kind, OnHost::Begin::WithoutContents, but,
+                   [&](const KeptItem& item, const Tensor* tensor) {
+                       if (tensor == nullptr) return item.write(reader.take_text());
+                       const std::string_view bytes = reader.take(tensor->memory.bytes());
+                       if (!bytes.empty()) std::memcpy(tensor->memory.data, bytes.data(), bytes.size());
+                   });
+}
+
+std::uint64_t hash_of_piece(const KeptItem& item, const Tensor* tensor) {
+    return tensor != nullptr ? hash_of(memory_of(*tensor), 0) : hash_of(item.read(), 0);
+}
 
 }  // namespace
 
@@ -112,60 +147,50 @@ std::string KeptState::layout() const {
 
 void KeptState::copy(Kind kind, std::string& copy) const {
     copy.clear();
-    for (const KeptItem& item : items_) {
-        if (item.kind != kind) continue;
-        const OnHost host(item.tensors, OnHost::Begin::WithContents);
-        for (const Tensor& tensor : host.tensors()) copy += memory_of(tensor);
-        if (item.read) append_text(copy, item.read());
-    }
+    append(items_, kind, nullptr, copy);
 }
 
 void KeptState::restore(Kind kind, std::string_view copy) const {
     CopyReader reader(copy);
+    fill(items_, kind, nullptr, reader);
     for (const KeptItem& item : items_) {
-        if (item.kind != kind) continue;
-        const OnHost host(item.tensors, OnHost::Begin::WithoutContents);
-        for (const Tensor& tensor : host.tensors()) fill(tensor, reader);
-        host.upload();
-        if (item.write) item.write(reader.take_text());
-        if (item.object != nullptr) item.object->state_loaded();
+        if (item.kind == kind && item.object != nullptr) item.object->state_loaded();
     }
 }
 
-std::string KeptState::changed_since(Kind kind, std::string_view copy) const {
-    CopyReader reader(copy);
-    for (const KeptItem& item : items_) {
-        if (item.kind != kind) continue;
-        const OnHost host(item.tensors, OnHost::Begin::WithContents);
-        for (const Tensor& tensor : host.tensors()) {
-            if (reader.take(tensor.memory.bytes()) != memory_of(tensor)) return item.name;
-        }
-        if (item.read && reader.take_text() != item.read()) return item.name;
-    }
-    return "";
+void KeptState::note(Kind kind) {
+    auto& noted = noted_[static_cast<std::size_t>(kind)];
+    noted.clear();
+    for_each_piece(
+        items_, kind, OnHost::Begin::WithContents, nullptr,
+        [&](const KeptItem& item, const Tensor* tensor) { noted.push_back(hash_of_piece(item, tensor)); });
+}
+
+std::string KeptState::changed(Kind kind) const {
+    const auto& noted = noted_[static_cast<std::size_t>(kind)];
+    std::string first;
+    if (noted.empty()) return first;
+    for_each_piece(items_, kind, OnHost::Begin::WithContents, nullptr,
+                   [&, at = noted.begin()](const KeptItem& item, const Tensor* tensor) mutable {
+                       if (hash_of_piece(item, tensor) == *at++ || !first.empty()) return;
+                       const bool has_name = tensor != nullptr && !tensor->name.empty();
+                       first = fmt::format("'{}'{}{}", item.name, has_name ? ", " : "",
+                                           has_name ? tensor->name : "");
+                   });
+    return first;
 }
 
 std::string KeptState::texts(const Device& device) const {
     std::string texts;
-    for (const KeptItem& item : items_) {
-        if (!is_of_all(item)) continue;
-        for (const Tensor& tensor : item.tensors) {
-            if (tensor.memory.device != device) texts += memory_of(tensor);
-        }
-        if (item.read) append_text(texts, item.read());
-    }
+    append(items_, Kind::Committed, &device, texts);
+    append(items_, Kind::Moving, &device, texts);
     return texts;
 }
 
 void KeptState::set_texts(const Device& device, std::string_view texts) const {
     CopyReader reader(texts);
-    for (const KeptItem& item : items_) {
-        if (!is_of_all(item)) continue;
-        for (const Tensor& tensor : item.tensors) {
-            if (tensor.memory.device != device) fill(tensor, reader);
-        }
-        if (item.write) item.write(reader.take_text());
-    }
+    fill(items_, Kind::Committed, &device, reader);
+    fill(items_, Kind::Moving, &device, reader);
 }
 
 std::vector<Tensor> KeptState::tensors(const Device& device) const {
@@ -188,36 +213,6 @@ void KeptState::announce_loaded() const {
     for (const KeptItem& item : items_) {
         if (is_of_all(item) && item.object != nullptr) item.object->state_loaded();
     }
-}
-
-std::vector<std::uint64_t> KeptState::hashes() const {
-    std::vector<std::uint64_t> hashes;
-    for (const KeptItem& item : items_) {
-        if (item.kind != Kind::Committed) continue;
-        const OnHost host(item.tensors, OnHost::Begin::WithContents);
-        for (const Tensor& tensor : host.tensors()) hashes.push_back(hash_of(memory_of(tensor), 0));
-        if (item.read) hashes.push_back(hash_of(item.read(), 0));
-    }
-    return hashes;
-}
-
-void KeptState::note_committed() { noted_ = hashes(); }
-
-std::string KeptState::changed_committed() const {
-    if (noted_.empty()) return "";
-    const std::vector<std::uint64_t> now = hashes();
-    std::size_t at = 0;
-    for (const KeptItem& item : items_) {
-        if (item.kind != Kind::Committed) continue;
-        for (const Tensor& tensor : item.tensors) {
-            if (now[at] != noted_[at]) return fmt::format("'{}', {}", item.name, tensor.name);
-            ++at;
-        }
-        if (!item.read) continue;
-        if (now[at] != noted_[at]) return fmt::format("'{}'", item.name);
-        ++at;
-    }
-    return "";
 }
 
 std::byte* KeptMemory::map(int fd, std::uint64_t offset, std::size_t bytes) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -40,8 +41,12 @@ class KeptState {
     void copy(Kind kind, std::string& copy) const;
     /// Restores the items of this kind from their copy.
     void restore(Kind kind, std::string_view copy) const;
-    /// The name of the first item of this kind that differs from its copy; "" for none.
-    [[nodiscard]] std::string changed_since(Kind kind, std::string_view copy) const;
+
+    /// Remembers hashes of the items of this kind.
+    void note(Kind kind);
+    /// The first tensor or text of this kind that has changed since: "'model', w"; "" for none, or before a
+    /// note.
+    [[nodiscard]] std::string changed(Kind kind) const;
 
     // The Committed and Moving items, for another rank, in two parts:
     /// The tensors that a group on this device can send. Throws InvalidInput for those of another CUDA
@@ -53,16 +58,9 @@ class KeptState {
     /// Tells the objects of the Committed and Moving items that their tensors were filled.
     void announce_loaded() const;
 
-    /// Remembers the Committed state.
-    void note_committed();
-    /// The first tensor or text that has changed since: "'model', w"; "" for none.
-    [[nodiscard]] std::string changed_committed() const;
-
   private:
-    [[nodiscard]] std::vector<std::uint64_t> hashes() const;
-
     std::vector<KeptItem> items_;
-    std::vector<std::uint64_t> noted_;
+    std::array<std::vector<std::uint64_t>, 3> noted_;  ///< by kind
 };
 
 /// This rank's line and slots in the memory that outlives it (env/kept.h).

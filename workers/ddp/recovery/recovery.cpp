@@ -98,6 +98,19 @@ std::string text_of(const SamplerState& state) {
     return text;
 }
 
+/// Sets a value to another one while this object lives, and to nothing afterwards.
+template <class T>
+class SetWhile {
+  public:
+    SetWhile(T& place, T value) : place_(place) { place_ = value; }
+    ~SetWhile() { place_ = T(); }
+    SetWhile(const SetWhile&) = delete;
+    SetWhile& operator=(const SetWhile&) = delete;
+
+  private:
+    T& place_;
+};
+
 }  // namespace
 
 class Recovery::Impl {
@@ -139,6 +152,7 @@ class Recovery::Impl {
         require_running("prepare");
         if (!state.has(Kind::Own)) return;
         state.copy(Kind::Own, own);
+        state.note(Kind::Own);
         memory.store(commits + 1, own);
         prepared_at = group->all_rank_calls_;
     }
@@ -147,15 +161,14 @@ class Recovery::Impl {
         require_running("commit");
         require_complete_unit();
         is_in_change = true;
-        ProcessGroup::is_in_commit_ = true;
-        const NotInCommit leaves;
+        const SetWhile in_commit(ProcessGroup::is_in_commit_, true);
         if (change) change();
-        if (const std::string name = state.changed_since(Kind::Own, own); !name.empty())
+        if (const std::string name = state.changed(Kind::Own); !name.empty())
             fail(fmt::format(
-                "Own value '{}' changed after prepare(); prepare() comes after its last change in a unit",
+                "Own value {} changed after prepare(); prepare() comes after its last change in a unit",
                 name));
         state.copy(Kind::Moving, moving);
-        if (checks) state.note_committed();
+        if (checks) state.note(Kind::Committed);
         finish_unit();
         is_in_change = false;
     }
@@ -186,10 +199,6 @@ class Recovery::Impl {
     std::string refusal;  ///< why a failure restarts all ranks; "": it does not
 
   private:
-    struct NotInCommit {
-        ~NotInCommit() { ProcessGroup::is_in_commit_ = false; }
-    };
-
     static std::shared_ptr<LifelineSocket> socket_of(const Lifeline& lifeline) { return lifeline.socket_; }
     [[nodiscard]] bool recovers() const { return refusal.empty(); }
 
@@ -205,7 +214,7 @@ class Recovery::Impl {
         try {
             const auto owned = ProcessGroup::create(context, options);
             owned->refuse_recovery_ = [this](const char* why) { refuse(why); };
-            const InGeneration scope(*this, *owned);
+            const SetWhile has_group(group, owned.get());
             const Start start = begin();
             report_state(fmt::format("in-place {}", context.generation()));
             begin_unit();
@@ -226,17 +235,6 @@ class Recovery::Impl {
         return std::current_exception();
     }
 
-    class InGeneration {
-      public:
-        InGeneration(Impl& impl, ProcessGroup& of) : impl_(impl) { impl_.group = &of; }
-        ~InGeneration() { impl_.group = nullptr; }
-        InGeneration(const InGeneration&) = delete;
-        InGeneration& operator=(const InGeneration&) = delete;
-
-      private:
-        Impl& impl_;
-    };
-
     /// Brings all ranks to the newest state.
     Start begin() {
         const std::vector<Introduction> all = exchange();
@@ -256,7 +254,7 @@ class Recovery::Impl {
         if (has_it) state.restore(Kind::Moving, moving);
         if (const auto rounds = plan_transfers(holders); !rounds.empty()) transfer(rounds, newest);
         restore_own(newest);
-        if (checks) state.note_committed();
+        if (checks) state.note(Kind::Committed);
         return start;
     }
 
@@ -345,14 +343,13 @@ class Recovery::Impl {
         if (memory.is_empty()) return begin_own_again(newest);
         if (!memory.has_copy(newest))
             fail(fmt::format("the kept memory has no copy of the Own values after {} units", newest));
-        own = memory.copy_for(newest);
-        state.restore(Kind::Own, own);
+        state.restore(Kind::Own, memory.copy_for(newest));
     }
 
     /// The kept memory was lost with its node.
     void begin_own_again(std::uint64_t newest) {
         state.restore(Kind::Own, first_own);
-        memory.store(newest, own = first_own);
+        memory.store(newest, first_own);
         ddprun::print(stderr,
                       "rank {}: recovery: its Own values ({}) begin again, because their copy was lost with "
                       "its node\n",
@@ -392,7 +389,7 @@ class Recovery::Impl {
 
     void require_unchanged() const {
         if (!checks) return;
-        if (const std::string changed = state.changed_committed(); !changed.empty())
+        if (const std::string changed = state.changed(Kind::Committed); !changed.empty())
             fail(fmt::format(
                 "{} changed outside of commit() after {} units; change it inside, or keep it as Moving or Own",
                 changed, commits));
@@ -502,7 +499,8 @@ class Recovery::Impl {
     bool is_in_change = false;        ///< inside commit(), or an exception came out of it
     std::uint32_t world_size = 0;     ///< of the last generation with a body; 0: there was none
     std::uint64_t known_commits = 0;  ///< the most that a whole rank had in an exchange
-    std::string moving, own;          ///< copies: of the last commit, and of the last prepare()
+    std::string moving;               ///< copy of the last commit
+    std::string own;                  ///< copy of the last prepare()
     std::string first_own;            ///< copy of the Own values before the first unit
     ProcessGroup* group = nullptr;    ///< null outside of a body
     // Numbers of all-rank calls.
@@ -554,7 +552,7 @@ void Recovery::keep(std::string name, DistributedSampler& sampler) {
 }
 
 void Recovery::keep_bytes(std::string name, void* bytes, std::size_t size, Kind kind) {
-    Tensor tensor{"value", {static_cast<std::int64_t>(size)}, {bytes, size, DType::U8, {}}};
+    Tensor tensor{"", {static_cast<std::int64_t>(size)}, {bytes, size, DType::U8, {}}};
     impl_->add({.name = std::move(name), .kind = kind, .tensors = {std::move(tensor)}});
 }
 
