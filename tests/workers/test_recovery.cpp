@@ -480,6 +480,16 @@ TEST(RecoveryRefusals, NameShardedState) {
                 HasSubstr("Error: optimizer state is sharded: a failure restarts from the last checkpoint"));
 }
 
+TEST(RecoveryRefusals, NameTheBuffersOfAModel) {
+    EXPECT_THAT(refusal_of([](const Context& context) {
+                    std::vector<float> mean(4);
+                    Model model({{"w", {4}}}, {.buffers = {tensor_of("mean", mean, {4})}});
+                    Recovery recovery(context);
+                    recovery.keep("model", model);
+                }),
+                HasSubstr("Error: buffers of a model change inside a unit, on each rank in another way"));
+}
+
 /// Why `body` cannot recover.
 std::string refusal_in_body(const std::function<void(ProcessGroup&)>& body) {
     return refusal_of([&](const Context& context) {

@@ -15,6 +15,7 @@
 
 #include "ddp/checkpoint.h"
 #include "ddp/cuda/cuda_api.h"
+#include "ddp/ddp.h"
 #include "ddp/lifeline.h"
 #include "ddp/nccl/communicator.h"
 #include "ddp/net/link.h"
@@ -533,6 +534,9 @@ void Recovery::keep(const Training& training) {
 
 void Recovery::keep(std::string name, Stateful& object, Kind kind) {
     std::vector<Tensor> tensors = object.state();
+    const auto* const model = dynamic_cast<const DistributedDataParallel*>(&object);
+    if (model != nullptr && tensors.size() > model->parameters().size())
+        impl_->refuse("buffers of a model change inside a unit, on each rank in another way");
     impl_->add({.name = std::move(name), .kind = kind, .tensors = std::move(tensors), .object = &object});
 }
 
