@@ -701,13 +701,13 @@ TEST_P(RecoveryOverNodes, ASpareNodeTakesTheRanksOfALostOneAndEndsWithTheSameBit
     for (const int rank : {0, 3}) EXPECT_EQ(load(rank, on_nodes(1)).digests, undisturbed.digests) << rank;
 }
 
-TEST_P(RecoveryOverNodes, OwnValuesOfALostNodeBeginAgainAndOneLineNamesTheRank) {
+TEST_P(RecoveryOverNodes, OwnValuesOfALostNodeHaveTheirFirstValuesAndOneLineNamesTheRank) {
     ::testing::internal::CaptureStderr();
     const Outcome disturbed =
         train(ranks(), at(Point::BeforeFinish, 2, 4, lose_node), Progress::Inline, on_nodes(1));
     const std::string out = ::testing::internal::GetCapturedStderr();
-    EXPECT_THAT(out, AllOf(HasSubstr("rank 2: recovery: its Own values ('rng', 'noise') begin again, because "
-                                     "their copy was lost with its node\n"),
+    EXPECT_THAT(out, AllOf(HasSubstr("rank 2: recovery: its Own values ('rng', 'noise') have their first "
+                                     "values, because its node has no copy of them\n"),
                            HasSubstr("rank 3: recovery: its"), Not(HasSubstr("rank 0: recovery"))));
     EXPECT_EQ(disturbed.digests.size(), 4u);
 }

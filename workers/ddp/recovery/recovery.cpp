@@ -347,13 +347,13 @@ class Recovery::Impl {
         state.restore(Kind::Own, memory.copy_for(newest));
     }
 
-    /// The kept memory was lost with its node.
+    /// The kept memory is another node's than before.
     void begin_own_again(std::uint64_t newest) {
         state.restore(Kind::Own, first_own);
         memory.store(newest, first_own);
         ddprun::print(stderr,
-                      "rank {}: recovery: its Own values ({}) begin again, because their copy was lost with "
-                      "its node\n",
+                      "rank {}: recovery: its Own values ({}) have their first values, because its node has "
+                      "no copy of them\n",
                       context.rank(), state.names(Kind::Own));
     }
 
