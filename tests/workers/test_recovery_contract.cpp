@@ -133,6 +133,42 @@ TEST(RecoveryContract, ThrowsAtCommitTheFailureOfAWorkThatNobodyWaitedFor) {
                 HasSubstr("rank 1 called barrier"));
 }
 
+TEST(RecoveryContract, ThrowsAtCommitTheFailureOfAForgottenWorkOfASubGroup) {
+    for (const auto progress :
+         {ProcessGroupOptions::Progress::Inline, ProcessGroupOptions::Progress::Thread}) {
+        EXPECT_THAT(thrown_in_body(
+                        [](Recovery& recovery, ProcessGroup& group) {
+                            const auto part = group.split(0, 0);
+                            float value = 0;
+                            if (group.rank() == 0) (void)part->all_reduce(buffer_of(std::span(&value, 1)));
+                            else (void)part->barrier();
+                            thrown_by([&] { part->barrier().wait(); });
+                            meet(group);
+                            recovery.commit();
+                        },
+                        [](Recovery&) {}, {.timeout = std::chrono::seconds(20), .progress = progress}),
+                    HasSubstr("rank 1 called barrier"));
+    }
+}
+
+TEST(RecoveryContract, RefusesACommitWhileACollectiveOfASubGroupIsInFlight) {
+    std::atomic<bool> has_tried = false;
+    const auto thrown = thrown_in_body(
+        [&](Recovery& recovery, ProcessGroup& group) {
+            const auto part = group.split(0, 0);
+            meet(group);
+            if (group.rank() == 1) has_tried.wait(false);
+            Work work = part->barrier();
+            const std::string error = group.rank() == 0 ? thrown_by([&] { recovery.commit(); }) : "";
+            if (group.rank() == 0) has_tried = true, has_tried.notify_all();
+            work.wait();
+            if (!error.empty()) throw Error(error);
+        },
+        [](Recovery&) {},
+        {.timeout = std::chrono::seconds(20), .progress = ProcessGroupOptions::Progress::Thread});
+    EXPECT_THAT(thrown, HasSubstr("rank 0: a collective is in flight; wait for its Work first"));
+}
+
 TEST(RecoveryContract, RequiresPrepareWhereThereAreOwnValues) {
     int sum = 0;
     EXPECT_THAT(thrown_in_body(

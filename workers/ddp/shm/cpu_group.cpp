@@ -1,6 +1,9 @@
 #include <fmt/core.h>
 
 #include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include "ddp/shm/cpu_backend.h"
@@ -12,12 +15,33 @@ namespace {
 
 using Progress = ProcessGroupOptions::Progress;
 
+/// The collectives of a group and of those split off, of one rank.
+struct Outstanding {
+    std::atomic<int> in_flight = 0;  ///< that progress threads have not finished
+    std::mutex mutex;
+    std::exception_ptr failure;  ///< of the first that has failed
+
+    void fail(std::exception_ptr with) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::move(with);
+    }
+    void require_none(int rank) {
+        if (in_flight.load(std::memory_order_acquire) > 0)
+            throw Error(fmt::format("rank {}: a collective is in flight; wait for its Work first", rank));
+        const std::lock_guard lock(mutex);
+        if (failure) std::rethrow_exception(failure);
+    }
+};
+
 /// Decides which thread runs a collective; the backend runs it.
 class CpuGroup final : public ProcessGroup {
   public:
     CpuGroup(std::unique_ptr<Backend> backend, int world_rank, Progress wanted,
-             std::chrono::nanoseconds timeout)
-        : world_rank_(world_rank), wanted_(wanted), backend_(backend.release()) {
+             std::chrono::nanoseconds timeout, std::shared_ptr<Outstanding> outstanding)
+        : world_rank_(world_rank),
+          wanted_(wanted),
+          backend_(backend.release()),
+          outstanding_(std::move(outstanding)) {
         take_identity(timeout);
     }
 
@@ -36,14 +60,17 @@ class CpuGroup final : public ProcessGroup {
 
   private:
     void require_quiet() override {
-        if (in_flight_.load(std::memory_order_acquire) > 0)
-            throw Error(
-                fmt::format("rank {}: a collective is in flight; wait for its Work first", world_rank_));
+        outstanding_->require_none(world_rank_);
         node_.steps.throw_if_broken();
     }
     Work start(std::span<const Operation> operations) override {
         const auto run_all = [this](const auto& all) {
-            for (const Operation& operation : all) backend_->run(operation);
+            try {
+                for (const Operation& operation : all) backend_->run(operation);
+            } catch (...) {
+                outstanding_->fail(std::current_exception());
+                throw;
+            }
         };
         if (!progress_) return run_here([&] { run_all(operations); });
         return post([run_all, copy = std::vector(operations.begin(), operations.end())] { run_all(copy); });
@@ -81,7 +108,8 @@ class CpuGroup final : public ProcessGroup {
         return group_over(std::move(backend));
     }
     std::unique_ptr<ProcessGroup> group_over(std::unique_ptr<Backend> backend) const {
-        return std::make_unique<CpuGroup>(std::move(backend), world_rank_, wanted_, identity().timeout);
+        return std::make_unique<CpuGroup>(std::move(backend), world_rank_, wanted_, identity().timeout,
+                                          outstanding_);
     }
     /// Exchanges texts of `members` by messages, in which no other rank takes part: lengths, then texts.
     std::vector<std::string> exchange_among(const std::vector<std::uint32_t>& members, std::string mine) {
@@ -127,7 +155,7 @@ class CpuGroup final : public ProcessGroup {
     template <class Collective>
     Work post(Collective collective) {
         auto state = std::make_shared<Work::State>();
-        in_flight_.fetch_add(1, std::memory_order_relaxed);
+        outstanding_->in_flight.fetch_add(1, std::memory_order_relaxed);
         progress_->post([this, state, collective = std::move(collective), limit = timeout()] {
             std::exception_ptr failure;
             try {
@@ -136,7 +164,7 @@ class CpuGroup final : public ProcessGroup {
             } catch (...) {
                 failure = std::current_exception();
             }
-            in_flight_.fetch_sub(1, std::memory_order_release);
+            outstanding_->in_flight.fetch_sub(1, std::memory_order_release);
             state->finish(std::move(failure));
         });
         return Work(std::move(state));
@@ -158,7 +186,7 @@ class CpuGroup final : public ProcessGroup {
     const Progress wanted_;
     OwnedByProcess<Backend> backend_;
     Node& node_ = backend_->node();
-    std::atomic<int> in_flight_ = 0;           ///< calls that the progress thread has not finished
+    const std::shared_ptr<Outstanding> outstanding_;
     OwnedByProcess<ProgressThread> progress_;  // last: its thread ends before the backend that its tasks use
 };
 
@@ -171,7 +199,8 @@ std::unique_ptr<ProcessGroup> make_group(std::shared_ptr<SegmentMap> segment, co
 
 std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<Backend> backend, const ddprun::WorkerEnv& env,
                                          const ProcessGroupOptions& options) {
-    return std::make_unique<CpuGroup>(std::move(backend), env.rank, options.progress, options.timeout);
+    return std::make_unique<CpuGroup>(std::move(backend), env.rank, options.progress, options.timeout,
+                                      std::make_shared<Outstanding>());
 }
 
 }  // namespace ddp::cpu
