@@ -616,7 +616,7 @@ class LoaderRun {
 
     void train(ProcessGroup& group, const Start& start) {
         const Training training{weights_, *optimizer_, sampler_};
-        if (start.is_new() && last_batch_ < 0 && !checkpoint_.empty())
+        if (start.is_new() && !checkpoint_.empty())
             (void)CheckpointDirectory(checkpoint_).load(group, training);
         if (start.world_changed)
             changes_ += fmt::format(", {} ranks in generation {}", group.size(), start.generation);
@@ -638,7 +638,7 @@ class LoaderRun {
     }
 
     const Interrupt interrupt_;
-    const std::string checkpoint_;  ///< written after the last batch, or read where there is none
+    const std::string checkpoint_;  ///< read where it is there, and written after the last batch
     const int last_batch_;          ///< -1: the run ends with the data
     std::string changes_;           ///< of the size of the world
     const Points points_;
@@ -712,25 +712,51 @@ TEST_P(RecoveryOverNodes, OwnValuesOfALostNodeHaveTheirFirstValuesAndOneLineName
     EXPECT_EQ(disturbed.digests.size(), 4u);
 }
 
-TEST_P(RecoveryOverNodes, WithoutASpareFewerRanksGoOnAsAfterAStopAndResume) {
+/// The weights of a run that is stopped and resumed: each part has a number of nodes with two ranks, and ends
+/// after a number of batches (-1: with the data).
+std::string weights_of_parts(const std::vector<std::pair<int, int>>& parts) {
     const std::string checkpoint =
         std::filesystem::temp_directory_path() / fmt::format("test-recovery-{}.resume", ::getpid());
-    std::string resumed;
-    for (const int last_batch : {5, -1}) {
-        auto options = on_nodes();
-        if (last_batch < 0) options.nodes = {2};
-        const Outcome outcome =
-            run_processes(last_batch < 0 ? 2 : 4, options, [&](const Context& context, int& rank) {
-                rank = context.rank();
-                return LoaderRun(
-                           context, [](int, const Context&) {}, checkpoint, last_batch)
-                    .run();
-            });
-        resumed = outcome.digests.at(0);
+    std::string weights;
+    for (const auto& [nodes, last_batch] : parts) {
+        const testing::RecoveringOptions options{.nodes = std::vector(static_cast<std::size_t>(nodes), 2)};
+        const auto run = [&, last = last_batch](const Context& context, int& rank) {
+            rank = context.rank();
+            return LoaderRun(
+                       context, [](int, const Context&) {}, checkpoint, last)
+                .run();
+        };
+        weights = run_processes(2 * nodes, options, run).digests.at(0);
     }
     std::filesystem::remove_all(checkpoint);
+    return weights;
+}
+
+TEST_P(RecoveryOverNodes, WithoutASpareFewerRanksGoOnAsAfterAStopAndResume) {
+    const std::string resumed = weights_of_parts({{2, 5}, {1, -1}});
     for (const int rank : {0, 3}) {
         EXPECT_EQ(load(rank).digests, std::vector(2, resumed + ", 2 ranks in generation 2")) << rank;
+    }
+}
+
+TEST_P(RecoveryOverNodes, ANodeThatComesBackGoesOnAsAfterStopsAndResumes) {
+    const std::string resumed = weights_of_parts({{2, 5}, {1, 4}, {2, -1}});
+    auto options = on_nodes();
+    options.returning = 1;
+    for (const int lost_rank : {0, 3}) {
+        const Outcome outcome = run_processes(ranks(), options, [&](const Context& context, int& rank) {
+            LoaderRun run(context, [=](int commits, const Context& now) {
+                if (now.generation() == 1 && now.rank() == lost_rank && commits == 5) lose_node();
+                if (now.generation() == 2 && now.rank() == 1 && commits == 9) kill_this_process();
+            });
+            const std::string digest = run.run();
+            rank = run.rank();
+            return digest;
+        });
+        const std::string grown = ", 4 ranks in generation 3";
+        EXPECT_EQ(outcome.digests, (std::vector{resumed + ", 2 ranks in generation 2" + grown,
+                                                resumed + grown, resumed + grown, resumed + grown}))
+            << lost_rank;
     }
 }
 

@@ -41,6 +41,8 @@ struct RecoveringOptions {
     /// A rank that SIGPWR kills takes its node along, with its kept memory. These nodes take the places of
     /// lost ones; without one the world goes on with fewer ranks.
     int spares = 0;
+    /// So many lost nodes without a spare come back, each in the recovery after the next loss of a rank.
+    int returning = 0;
 };
 
 /// Runs `program`, which makes a Recovery, for each rank of a world, under an agent that recovers in place as

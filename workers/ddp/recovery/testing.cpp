@@ -101,12 +101,10 @@ class Agent {
         : program_(program),
           options_(options),
           spares_(options.spares),
+          returning_(options.returning),
           workers_(static_cast<std::size_t>(ranks)) {
-        for (const int on_node : options.nodes.empty() ? std::vector<int>{ranks} : options.nodes) {
-            Node& node = nodes_.emplace_back();
-            node.ranks = static_cast<std::uint32_t>(on_node);
-            node.kept = make_kept_memory(node.ranks, options.limit);
-        }
+        for (const int on_node : options.nodes.empty() ? std::vector<int>{ranks} : options.nodes)
+            add_node(static_cast<std::uint32_t>(on_node));
     }
     ~Agent() {
         for (Worker& worker : workers_) {
@@ -292,6 +290,7 @@ class Agent {
         if (all_are(&Worker::has_joined)) failed_in_a_row_ = 0;
         failed_in_a_row_ += failed;
         if (const std::string why = refusal(); !why.empty()) give_up(why);
+        if (lost.empty() && !away_.empty()) bring_back_a_node();
         for (std::size_t i = lost.size(); i > 0; --i) replace_node(lost[i - 1]);
         begin_generation();
         for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
@@ -323,9 +322,24 @@ class Agent {
         Node& node = nodes_[index];
         node.kept = make_kept_memory(node.ranks, options_.limit);
         if (spares_-- > 0) return;
+        if (returning_-- > 0) away_.push_back(node.ranks);
         const auto begin = workers_.begin() + node.first;
         workers_.erase(begin, begin + node.ranks);
         nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(index));
+    }
+
+    void add_node(std::uint32_t ranks) {
+        Node& node = nodes_.emplace_back();
+        node.ranks = ranks;
+        node.kept = make_kept_memory(ranks, options_.limit);
+    }
+
+    void bring_back_a_node() {
+        add_node(away_.back());
+        workers_.resize(workers_.size() + away_.back());
+        away_.pop_back();
+        for (std::size_t i = workers_.size() - nodes_.back().ranks; i < workers_.size(); ++i)
+            workers_[i].has_failed = true;  // so that it is started
     }
 
     [[nodiscard]] std::string refusal() const {
@@ -360,7 +374,8 @@ class Agent {
 
     const Program& program_;
     const RecoveringOptions& options_;
-    int spares_;
+    int spares_, returning_;
+    std::vector<std::uint32_t> away_;  ///< ranks of lost nodes that come back
     std::vector<Node> nodes_;
     std::vector<Worker> workers_;  ///< by rank
     std::uint64_t generation_ = 0;
