@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,7 @@
 #include "ddp/sampler.h"
 #include "ddp/schedule.h"
 #include "ddp/testing.h"
+#include "ddp/worker/lifeline_socket.h"
 #include "env/io/file.h"
 #include "failures.h"
 #include "on_nodes.h"
@@ -448,6 +450,16 @@ TEST(Recovery, LeaksNothingIn200Generations) {
                                            },
                                            {.workers = Workers::Processes, .most_generations = 1000});
     EXPECT_EQ(generations, static_cast<int>(last) + 1);
+}
+
+TEST(LifelineSocket, AReportThatTheAgentDoesNotReadEndsAtItsDeadline) {
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    const ddprun::UniqueFd agent(ends[0]), worker(ends[1]);
+    LifelineSocket socket(worker.get());
+    for (int i = 0; i < 10'000; ++i) socket.tell('H', "");
+    const auto deadline = ddprun::MonotonicClock::now() + std::chrono::milliseconds(10);
+    EXPECT_THROW(socket.report('R', "", deadline), TimeoutError);
 }
 
 /// Why `program` cannot recover, as the agent hears it.

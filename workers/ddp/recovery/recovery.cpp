@@ -205,8 +205,11 @@ class Recovery::Impl {
 
     /// Tells the launcher: `joined`, or the reason why this process cannot recover.
     void report_state(const std::string& joined) {
-        if (socket == nullptr) return;
-        socket->report(ddprun::lifeline::kReady, refusal.empty() ? joined : "restart " + refusal);
+        if (socket != nullptr)
+            report(ddprun::lifeline::kReady, refusal.empty() ? joined : "restart " + refusal);
+    }
+    void report(char kind, const std::string& payload) {
+        socket->report(kind, payload, ddprun::deadline_after(MonotonicClock::now(), memory.limit()));
     }
 
     /// Runs the body in this generation. Returns the failure of a collective after which the next generation
@@ -414,7 +417,7 @@ class Recovery::Impl {
 
     /// Waits until all ranks have finished. True: a rank was lost meanwhile, and a generation follows.
     bool wait_for_release() {
-        socket->report(ddprun::lifeline::kFinished, fmt::format("{}", context.generation()));
+        report(ddprun::lifeline::kFinished, fmt::format("{}", context.generation()));
         socket->receive_until([&] { return is_released() || has_next() || socket->is_last(); },
                               ddprun::kNever);
         if (is_released()) return false;
@@ -458,7 +461,7 @@ class Recovery::Impl {
         const std::size_t leaked = net::leaked_links();
         const bool is_worn = leaked >= most_leaked_links(context.rank());
         if (is_worn) why = fmt::format("worn: {} links to other nodes could not be closed", leaked);
-        socket->report(ddprun::lifeline::kLetGo, fmt::format("{} {} {}", context.generation(), commits, why));
+        report(ddprun::lifeline::kLetGo, fmt::format("{} {} {}", context.generation(), commits, why));
         if (is_worn) fail(why + "; a new process replaces this one");
         const auto deadline = ddprun::deadline_after(MonotonicClock::now(), memory.limit());
         socket->receive_until([&] { return has_next() || socket->is_last(); }, deadline);

@@ -52,13 +52,14 @@ void LifelineSocket::tell(char kind, const std::string& payload) {
     (void)::send(fd_.get(), packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-bool LifelineSocket::report(char kind, const std::string& payload) {
+void LifelineSocket::report(char kind, const std::string& payload, ddprun::TimePoint deadline) {
     const std::string packet = kind + payload;
-    for (;;) {
-        if (::send(fd_.get(), packet.data(), packet.size(), MSG_NOSIGNAL) >= 0) return true;
-        if (errno != EAGAIN && errno != EINTR) return false;
+    while (::send(fd_.get(), packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+        if (errno != EAGAIN && errno != EINTR) return;
+        const auto now = MonotonicClock::now();
+        if (now >= deadline) throw TimeoutError("the agent of ddprun does not read its lifeline");
         pollfd entry{.fd = fd_.get(), .events = POLLOUT, .revents = 0};
-        ::poll(&entry, 1, -1);
+        ::poll(&entry, 1, ddprun::poll_milliseconds(now, deadline));
     }
 }
 

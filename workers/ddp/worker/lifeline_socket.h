@@ -26,8 +26,9 @@ class LifelineSocket {
 
     /// Sends a packet that may be lost where the launcher does not read.
     void tell(char kind, const std::string& payload);
-    /// Waits until there is room for the packet. False: the agent has gone.
-    bool report(char kind, const std::string& payload);
+    /// Waits until there is room for the packet, which is lost where the agent has gone. Throws TimeoutError
+    /// when the agent reads nothing until the deadline.
+    void report(char kind, const std::string& payload, ddprun::TimePoint deadline);
     /// Reads what has come.
     void receive();
     /// Receives until `is_there`, the agent has gone, or the deadline passes.
