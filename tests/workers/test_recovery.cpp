@@ -519,6 +519,11 @@ TEST(RecoveryRefusals, MayComeFromWhatIsMadeOverTheGroup) {
                 HasSubstr("Error: this hook keeps state of its own"));
 }
 
+TEST(RecoveryRefusals, MayComeFromTheProgram) {
+    EXPECT_THAT(refusal_of([](const Context& context) { Recovery(context).refuse("it cannot go on"); }),
+                HasSubstr("Error: it cannot go on"));
+}
+
 TEST(RecoveryRefusals, NameAShardedModel) {
     EXPECT_THAT(refusal_in_body([](ProcessGroup& group) {
                     const Model model(group, {{"w", {4}}}, {.shard = Shard::Optimizer});

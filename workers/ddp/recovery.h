@@ -121,6 +121,8 @@ class Recovery {
     [[nodiscard]] std::uint64_t commits() const;
     /// Why a failure restarts all ranks; "" where the lost rank alone is replaced.
     [[nodiscard]] const std::string& refusal() const;
+    /// From now on a failure restarts all ranks. Call it before an exit that another process cannot mend.
+    void refuse(const char* why);
     /// The current generation's, for a Store.
     [[nodiscard]] const Context& context() const;
 

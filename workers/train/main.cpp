@@ -163,6 +163,13 @@ class Process {
 
     /// Returns the reason where all ranks end early.
     std::optional<train::AgreedError> run() {
+        std::optional<train::AgreedError> why = run_generations();
+        if (why) recovery_.refuse("the run cannot go on");
+        return why;
+    }
+
+  private:
+    std::optional<train::AgreedError> run_generations() {
         try {
             recovery_.run([this](ddp::ProcessGroup& group, const ddp::Start& start) { train(group, start); });
         } catch (const Ended& ended) {
@@ -181,7 +188,6 @@ class Process {
         return std::nullopt;
     }
 
-  private:
     void train(ddp::ProcessGroup& group, const ddp::Start& start) {
         has_group_ = true;
         if (options_.cuda_graph)

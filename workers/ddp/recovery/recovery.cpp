@@ -577,6 +577,7 @@ void Recovery::prepare() { impl_->prepare(); }
 void Recovery::commit(const std::function<void()>& change) { impl_->commit(change); }
 std::uint64_t Recovery::commits() const { return impl_->commits; }
 const std::string& Recovery::refusal() const { return impl_->refusal; }
+void Recovery::refuse(const char* why) { impl_->refuse(why); }
 const Context& Recovery::context() const { return impl_->context; }
 
 std::uint64_t step_seed(std::uint64_t seed, int rank, std::uint64_t commits) {
