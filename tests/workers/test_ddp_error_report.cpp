@@ -66,6 +66,17 @@ TEST_F(ErrorReport, HasTheTextAndOriginOfAnExceptionAndExitsWithOne) {
     EXPECT_THAT(message()["extraInfo"]["timestamp"].get<std::string>(), ::testing::MatchesRegex("[0-9]+"));
 }
 
+TEST_F(ErrorReport, NamesTheRankThatARecoveryHasGivenTheProcess) {
+    const auto main = []() noexcept {
+        set_reported_rank(5);
+        (void)run_main("prog", [] {
+            throw std::runtime_error("rank 5: no data");
+            return 0;
+        });
+    };
+    EXPECT_EXIT(main(), ::testing::ExitedWithCode(1), "prog: rank 5: no data");
+}
+
 TEST_F(ErrorReport, IsWrittenForACrashAndKeepsTheSignal) {
     for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
         EXPECT_EXIT((void)run_main("prog", [&] { return ::raise(signal); }),

@@ -31,5 +31,7 @@ std::string error_json(std::string_view message, std::string_view stack, std::in
 
 /// "rank 3: what"; the text itself when it begins like that already, or without RANK in the environment.
 std::string with_rank(std::string_view what);
+/// The rank for with_rank() in place of RANK. Recovery sets it, because a process may get another rank.
+void set_reported_rank(int rank);
 
 }  // namespace ddp

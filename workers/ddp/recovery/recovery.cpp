@@ -16,6 +16,7 @@
 #include "ddp/checkpoint.h"
 #include "ddp/cuda/cuda_api.h"
 #include "ddp/ddp.h"
+#include "ddp/error_report.h"
 #include "ddp/lifeline.h"
 #include "ddp/nccl/communicator.h"
 #include "ddp/net/link.h"
@@ -486,6 +487,7 @@ class Recovery::Impl {
         if (::dup3(next.segment.get(), env->segment_fd, O_CLOEXEC) < 0)
             fail(fmt::format("generation {}: its segment: {}", next.number, std::strerror(errno)));
         context = Context(*env, context.origin());
+        set_reported_rank(context.rank());
         if (lifeline != nullptr) lifeline->follow(context);
     }
 

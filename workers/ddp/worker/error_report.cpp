@@ -42,6 +42,7 @@ struct CrashState {
     std::terminate_handler terminate_before = nullptr;
 };
 CrashState crash;
+std::atomic<int> reported_rank{-1};  ///< -1: RANK
 
 bool write_whole(const char* path, const char* text, std::size_t size) {
     const int fd = ::open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -184,8 +185,11 @@ bool write_error_report(std::string_view message, std::string_view stack) {
     return write_whole(path.c_str(), json.data(), json.size());
 }
 
+void set_reported_rank(int rank) { reported_rank = rank; }
+
 std::string with_rank(std::string_view what) {
-    const std::optional<std::string> rank = ddprun::process_environment("RANK");
+    std::optional<std::string> rank = ddprun::process_environment("RANK");
+    if (reported_rank >= 0) rank = std::to_string(reported_rank);
     const std::string prefix = fmt::format("rank {}", rank.value_or(""));
     if (!rank || what.starts_with(prefix)) return std::string(what);
     return fmt::format("{}: {}", prefix, what);
