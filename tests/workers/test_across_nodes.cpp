@@ -12,6 +12,7 @@
 #include <numeric>
 #include <thread>
 
+#include "ddp/worker/encoded_failure.h"
 #include "failures.h"
 #include "fake_link.h"
 #include "reference_reduction.h"
@@ -557,6 +558,39 @@ TEST(AcrossNodesFailure, AllRanksLearnOfALostNode) {
         EXPECT_TRUE(is<PeerLostError>(failure)) << message_of(failure);
         EXPECT_THAT(message_of(failure), HasSubstr("Connection reset by peer"));
     }
+}
+
+TEST(AcrossNodesFailure, ARankThatCannotOpenItsLinkIsLostToTheOthers) {
+    FakeNetwork network;
+    SeveralNodes world({2, 1, 1});
+    std::atomic<int> opened = 0;
+    world.set_links([&] {
+        if (++opened == 2) throw Error("Too many open files");
+        return network.open();
+    });
+    int lost = 0;
+    for (const auto& failure : world.failures([](ProcessGroup&) {})) {
+        EXPECT_THAT(message_of(failure), HasSubstr("Too many open files"));
+        lost += is<PeerLostError>(failure) ? 1 : 0;
+    }
+    EXPECT_EQ(lost, 3);
+}
+
+TEST(EncodedFailure, AnErrorOfOneRankIsItsLossToOthers) {
+    const auto thrown_to_others = [](const std::exception_ptr& failure) {
+        try {
+            throw_encoded_failure(encode_failure(failure), "all_reduce #2: rank 3 failed: ");
+        } catch (...) {
+            return std::current_exception();
+        }
+    };
+    for (const auto& own : {std::make_exception_ptr(InvalidInput("no memory")),
+                            std::make_exception_ptr(std::runtime_error("no memory"))}) {
+        EXPECT_TRUE(is<PeerLostError>(thrown_to_others(own)));
+        EXPECT_EQ(message_of(thrown_to_others(own)), "all_reduce #2: rank 3 failed: no memory");
+    }
+    EXPECT_TRUE(is<TimeoutError>(thrown_to_others(std::make_exception_ptr(TimeoutError("late")))));
+    EXPECT_TRUE(is<MismatchError>(thrown_to_others(std::make_exception_ptr(MismatchError("other")))));
 }
 
 TEST(AcrossNodesFailure, AllRanksLearnOfOneBrokenLinkBetweenTwoOfThreeNodes) {

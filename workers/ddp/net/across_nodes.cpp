@@ -43,15 +43,15 @@ Introduction parse_introduction(const std::string& text) {
     return {std::move(parts[0]), std::move(parts[1]), std::move(parts[2]), std::move(parts[3])};
 }
 
-// Encodes the result of the node's first rank for its other ranks: "" and the texts, or a failure.
+// Encodes the result of the node's first rank for its other ranks: "" and the texts, or the failure.
 template <class Find>
-std::string outcome_of(Find find) {
+std::string outcome_of(Find find, std::exception_ptr& failure) {
     try {
         std::vector<std::string> texts{""};
         for (const RankText& text : find()) texts.insert(texts.end(), {std::to_string(text.node), text.text});
         return pack(texts);
     } catch (const Error&) {
-        return pack({encode_failure(std::current_exception())});
+        return pack({encode_failure(failure = std::current_exception())});
     }
 }
 
@@ -91,46 +91,53 @@ AcrossNodes::AcrossNodes(const AcrossNodes& parent, SubGroup part)
 
 AcrossNodes::~AcrossNodes() = default;
 
-std::string AcrossNodes::make_introduction(std::unique_ptr<Link>& link) const {
+std::string AcrossNodes::make_introduction(std::unique_ptr<Link>& link, std::exception_ptr& failure) const {
     Introduction own{.failure = {}, .host = ddprun::host_name(), .secret = {}, .address = {}};
     try {
         link = open_link_();
         own.address = link->address();
         const ddprun::Result<std::string> secret = ddprun::random_hex(sizeof secret_);
-        if (secret) own.secret = *secret;
-        else own.failure = secret.error().what;
+        if (!secret) throw Error(secret.error().what);
+        own.secret = *secret;
     } catch (const Error& error) {
         own.failure = error.what();
+        failure = std::current_exception();
     }
     return pack({own.failure, own.host, own.secret, own.address});
 }
 
 void AcrossNodes::join_world(const Parts& parts) {
-    const std::vector<std::string> ours = node_.all_gather_bytes(make_introduction(link_), kBytesMark);
+    std::exception_ptr own_failure;  // ends this rank, once the others know of it
+    const std::vector<std::string> ours =
+        node_.all_gather_bytes(make_introduction(link_, own_failure), kBytesMark);
     std::string outcome;
     if (env_.local_rank == 0) {
-        outcome = outcome_of([&] {
-            std::map<int, std::string> texts;
-            for (std::uint32_t place = 0; place < size_; ++place)
-                texts[arena_.global_rank(place)] = ours[place];
-            // Must end before the other ranks of the node time out.
-            const auto limit = timeout() - timeout() / 10;
-            return gather_from_nodes(
-                parts.bootstrap,
-                {.rank = env_.rank,
-                 .world_size = env_.world_size,
-                 .generation = env_.generation,
-                 .group = parts.group,
-                 .deadline = ddprun::deadline_after(MonotonicClock::now(), limit),
-                 .throw_if_lost =
-                     [&] { throw_if_lost(header(), fmt::format("rank {}: joining", env_.rank)); }},
-                texts);
-        });
+        outcome = outcome_of(
+            [&] {
+                std::map<int, std::string> texts;
+                for (std::uint32_t place = 0; place < size_; ++place)
+                    texts[arena_.global_rank(place)] = ours[place];
+                // Must end before the other ranks of the node time out.
+                const auto limit = timeout() - timeout() / 10;
+                return gather_from_nodes(
+                    parts.bootstrap,
+                    {.rank = env_.rank,
+                     .world_size = env_.world_size,
+                     .generation = env_.generation,
+                     .group = parts.group,
+                     .deadline = ddprun::deadline_after(MonotonicClock::now(), limit),
+                     .throw_if_lost =
+                         [&] { throw_if_lost(header(), fmt::format("rank {}: joining", env_.rank)); }},
+                    texts);
+            },
+            own_failure);
     }
+    const std::string theirs = node_.all_gather_bytes(outcome, kBytesMark).front();
+    if (own_failure) std::rethrow_exception(own_failure);
     std::vector<std::uint32_t> hosts;
     std::vector<std::string> introductions;
     std::vector<int> world_ranks;
-    for (RankText& text : texts_or_throw(node_.all_gather_bytes(outcome, kBytesMark).front())) {
+    for (RankText& text : texts_or_throw(theirs)) {
         hosts.push_back(static_cast<std::uint32_t>(text.node));
         introductions.push_back(std::move(text.text));
         world_ranks.push_back(static_cast<int>(world_ranks.size()));
@@ -146,7 +153,7 @@ void AcrossNodes::connect_peers(const std::vector<std::string>& introductions,
         const Introduction one = parse_introduction(introductions[rank]);
         peers_.push_back({world_ranks[rank], one.host});
         if (!one.failure.empty())
-            throw InvalidInput(fmt::format("rank {} on {}: {}", world_ranks[rank], one.host, one.failure));
+            throw PeerLostError(fmt::format("rank {} on {}: {}", world_ranks[rank], one.host, one.failure));
         addresses.push_back(layout_.is_local(rank) ? "" : one.address);
         // The secret is the XOR of all ranks' parts, so it is as good as the best part.
         const ddprun::Result<std::string> bytes = ddprun::from_hex(one.secret);
@@ -189,11 +196,14 @@ std::unique_ptr<cpu::Backend> AcrossNodes::split(const std::vector<std::uint32_t
     }
     part.share = node_.take_share(here, layout_.rank, exchange);
     const bool crosses = here.size() < members.size();
-    part.introductions = exchange(crosses ? make_introduction(part.link) : pack({"", "", "", ""}));
+    std::exception_ptr own_failure;
+    part.introductions =
+        exchange(crosses ? make_introduction(part.link, own_failure) : pack({"", "", "", ""}));
+    if (own_failure) std::rethrow_exception(own_failure);
     for (std::uint32_t rank = 0; rank < part.introductions.size(); ++rank) {
         if (part.introductions[rank].empty()) continue;
         const std::string why = parse_introduction(part.introductions[rank]).failure;
-        if (!why.empty()) throw InvalidInput(fmt::format("rank {}: {}", peers_[rank].world_rank, why));
+        if (!why.empty()) throw PeerLostError(fmt::format("rank {}: {}", peers_[rank].world_rank, why));
     }
     if (members.empty()) return nullptr;
     if (crosses) return std::make_unique<AcrossNodes>(*this, std::move(part));

@@ -120,7 +120,8 @@ class AcrossNodes final : public cpu::Backend {
 
     // Rendezvous.
     void join_world(const Parts& parts);
-    [[nodiscard]] std::string make_introduction(std::unique_ptr<Link>& link) const;
+    [[nodiscard]] std::string make_introduction(std::unique_ptr<Link>& link,
+                                                std::exception_ptr& failure) const;
     void connect_peers(const std::vector<std::string>& introductions, const std::vector<int>& world_ranks);
 
     // A call and its headers.

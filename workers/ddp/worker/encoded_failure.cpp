@@ -6,7 +6,7 @@ namespace ddp {
 
 namespace {
 
-// The first letter is the type.
+// The first letter is the type. Other errors end their rank, so the others have lost it.
 constexpr char kTimeout = 't', kMismatch = 'm', kLost = 'l', kOther = 'o';
 
 }  // namespace
@@ -30,8 +30,7 @@ void throw_encoded_failure(std::string_view text, const std::string& context) {
     const std::string what = context + std::string(text.substr(text.empty() ? 0 : 1));
     if (kind == kTimeout) throw TimeoutError(what);
     if (kind == kMismatch) throw MismatchError(what);
-    if (kind == kLost) throw PeerLostError(what);
-    throw Error(what);
+    throw PeerLostError(what);
 }
 
 }  // namespace ddp
