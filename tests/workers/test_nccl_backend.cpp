@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "ddp/worker/device_error.h"
 #include "tests/support/environment_variable.h"
 #include "tests/workers/nccl_world.h"
 
@@ -233,7 +234,29 @@ TEST(NcclJoin, EndsWithTheGeneration) {
               "ended generation 4");
 }
 
+TEST(NcclJoin, AnErrorBehindALostRankNamesTheRank) {
+    const auto failures =
+        failures_of(2, reduce_once, {.faults = "0:init:fail:2", .generation = 4, .lost_rank = 1});
+    EXPECT_TRUE(is<PeerLostError>(failures[0])) << message_of(failures[0]);
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 1 was lost, the launcher ended generation 4"));
+}
+
 // Failures in a collective. Number 1 is the barrier of `filled`.
+
+TEST(NcclWatchdog, AnErrorBeforeTheLaunchersWordOfALostRankNamesTheRank) {
+    note_device_error(DeviceLibrary::Nccl, "");
+    const auto failures = failures_of(2,
+                                      [](NcclRank& rank) {
+                                          if (rank.group.rank() == 0) return reduce_once(rank);
+                                          (void)rank.filled({1, 2, 3, 4});
+                                          while (*last_device_error(DeviceLibrary::Nccl) == '\0')
+                                              std::this_thread::yield();
+                                          rank.segment.header().aborted = 2;
+                                      },
+                                      {.faults = "0:2:async:2", .generation = 4});
+    EXPECT_TRUE(is<PeerLostError>(failures[0])) << message_of(failures[0]);
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 1 was lost, the launcher ended generation 4"));
+}
 
 TEST(NcclWatchdog, PassesEveryAsynchronousErrorToTheWaiterWithRankCollectiveAndNumber) {
     for (int code = 1; code <= 6; ++code) {

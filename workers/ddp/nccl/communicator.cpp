@@ -20,6 +20,7 @@ namespace {
 constexpr std::chrono::milliseconds kExplainLimit{100};
 constexpr std::chrono::seconds kAbortLimit{2};
 constexpr std::chrono::seconds kDestroyLimit{5};
+constexpr std::chrono::milliseconds kLossGrace{500};
 
 std::atomic<int> aborts_running{0};
 
@@ -74,6 +75,11 @@ bool aborts_return_within(std::chrono::nanoseconds limit) {
                       [] { return aborts_running == 0; });
 }
 
+void throw_late_loss(const WaitBounds& bounds) {
+    if (bounds.ranks == 1) return;
+    poll_until(MonotonicClock::now() + kLossGrace, [&] { return bounds.throw_if_lost(), false; });
+}
+
 Communicator::~Communicator() = default;
 
 std::shared_ptr<Communicator> Communicator::join(std::shared_ptr<const Api> api, std::vector<UniqueId> ids,
@@ -98,9 +104,10 @@ void Communicator::wait_until_joined(Code code, const WaitBounds& bounds, const 
         }
         code = state().value_or(Code::InProgress);
     }
-    if (code != Code::Success) {
-        throw Error(fmt::format("{}: {}; NCCL_DEBUG=INFO shows more", attempt, explain(code)));
-    }
+    if (code == Code::Success) return;
+    const std::string what = fmt::format("{}: {}; NCCL_DEBUG=INFO shows more", attempt, explain(code));
+    throw_late_loss(bounds);
+    throw Error(what);
 }
 
 // The old communicator tells when the new one exists, and the new one when it is ready.

@@ -16,7 +16,12 @@ namespace ddp::nccl {
 struct WaitBounds {
     ddprun::TimePoint deadline;
     std::function<void()> throw_if_lost;
+    int ranks = 0;  ///< that wait for each other
 };
+
+/// After an error of NCCL, which another rank's end may have caused: waits for the launcher's word of it,
+/// half a second at most, and throws the exception of throw_if_lost. Returns at once with one rank.
+void throw_late_loss(const WaitBounds& bounds);
 
 /// Runs `task` on its own thread and waits at most `limit` for it. False: it did not return, and its thread
 /// stays behind (the task must own everything it uses).

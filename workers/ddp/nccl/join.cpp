@@ -169,7 +169,7 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
     const std::string attempt =
         fmt::format("rank {}: joining {} of {} ranks", env.rank, session.name, env.world_size);
     const nccl::WaitBounds bounds{ddprun::deadline_after(MonotonicClock::now(), session.timeout),
-                                  [&] { throw_if_lost(session.segment->header(), attempt); }};
+                                  [&] { throw_if_lost(session.segment->header(), attempt); }, env.world_size};
     ddprun::RankLine& line = parts.segment->line(static_cast<std::uint32_t>(env.local_rank));
     line.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
     line.joined.store(1, std::memory_order_relaxed);

@@ -188,10 +188,12 @@ Call Session::oldest_call() const {
 }
 
 WaitBounds Session::wait_bounds(const std::string& attempt) const {
-    return {ddprun::deadline_after(MonotonicClock::now(), parts_.timeout), [this, attempt] {
+    return {ddprun::deadline_after(MonotonicClock::now(), parts_.timeout),
+            [this, attempt] {
                 if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
                 throw_if_lost(parts_.segment->header(), attempt);
-            }};
+            },
+            parts_.env.world_size};
 }
 
 // The watchdog may be inside a check, and would report an error under another name.
@@ -368,6 +370,7 @@ void Session::wait_until_done(Code code, const std::string& name, TimePoint star
     if (code == Code::Success) return;
     const std::string what = fmt::format("{}: {}", name, communicator_->explain(code));
     if (code == Code::RemoteError) throw PeerLostError(what + describe_peers(parts_));
+    throw_late_loss(wait_bounds(name));
     throw Error(what + "; NCCL_DEBUG=INFO shows more");
 }
 
