@@ -81,6 +81,13 @@ class Installed : public ::testing::Test {
         if (made.status != 0) return made;
         return run({tree_->file("program")});
     }
+    /// The first such block of a page.
+    static std::string block_of(const std::string& name, const std::string& fence) {
+        std::ifstream file(path_of("SOURCE_ROOT") + "/docs/" + name);
+        const std::string page{std::istreambuf_iterator<char>(file), {}};
+        const std::size_t begin = page.find(fence) + fence.size();
+        return page.substr(begin, page.find("```", begin) - begin);
+    }
     static std::string write(const std::string& name, const std::string& text) {
         std::ofstream(tree_->file(name)) << text;
         return tree_->file(name);
@@ -150,13 +157,25 @@ TEST_F(Installed, TheCompilerWarnsOfEveryIgnoredResult) {
 }
 
 TEST_F(Installed, TheProgramOfTheLibddpPageLinksAndPrintsTheSum) {
-    std::ifstream file(path_of("LIBDDP_PAGE"));
-    const std::string page{std::istreambuf_iterator<char>(file), {}}, fence = "```cpp\n";
-    const std::size_t begin = page.find(fence) + fence.size();
-    const std::string source = write("page.cpp", page.substr(begin, page.find("```", begin) - begin));
+    const std::string source = write("page.cpp", block_of("libddp.md", "```cpp\n"));
     const Outcome outcome = run_user_program(source, "ddp");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "rank 0 of 1: the ranks' sum is 0\n");
+}
+
+TEST_F(Installed, TheChangeOfTheRecoveryPageMakesItsExampleRecover) {
+    const std::string change = write("change", block_of("recovery.md", "```diff\n"));
+    const std::string source = tree_->file("recovering.cpp");
+    const Outcome patched = run({"patch", "--fuzz=0", "-o", source,
+                                 path_of("SOURCE_ROOT") + "/examples/linear_regression.cpp", change});
+    ASSERT_EQ(patched.status, 0) << patched.out << patched.err;
+    const Outcome alone = run_user_program(source, "ddp");
+    EXPECT_EQ(alone.out, "1 workers found y = 3.000 x + -1.000\n") << alone.err;
+    const Outcome outcome = run({path_of("BUILD_ROOT") + "/launcher/ddprun", "--nproc-per-node=3",
+                                 "--rehearse=20", tree_->file("program")});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("3 workers found y = 3.000 x + -1.000"));
+    EXPECT_THAT(outcome.err, HasSubstr("all ranks let go and met again"));
 }
 
 TEST_F(Installed, PkgConfigFindsTheTreeWhereverItLiesAndRequiresNoFurtherPackage) {
@@ -179,7 +198,7 @@ TEST_F(Installed, CMakeFindsThePackageAndThePkgConfigFileAndLinksWithEither) {
     if (path_of("CMAKE").empty()) GTEST_SKIP() << "there is no cmake";
     const fs::path source = tree_->file("project");
     fs::create_directory(source);
-    fs::copy(path_of("SUM_OF_RANKS_SOURCE"), source / "sum.cpp");
+    fs::copy(path_of("SOURCE_ROOT") + "/examples/sum_of_ranks.cpp", source / "sum.cpp");
     write("project/CMakeLists.txt", R"(
         cmake_minimum_required(VERSION 3.16)
         project(sum CXX)
