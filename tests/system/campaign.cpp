@@ -448,6 +448,7 @@ int campaign(int kills, int runs) {
         add(own_fault({fault, {"all ranks had finished", "a rank has ended"}}, runs, own, random()));
     add(own_fault({"most of the ranks", {"3 of 4 ranks failed"}}, runs, own, random()));
     add(own_fault({"bit flip", {"not bitwise equal"}}, runs, own, random()));
+    add(own_fault({"bit flip, verified"}, runs, own, random()));
     add(nan_on_all_ranks(runs));
     const std::string of_four = undisturbed(4, train_command(directory.file("four")));
     add(full_disk_in_a_checkpoint(runs, of_four));

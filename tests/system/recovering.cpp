@@ -117,6 +117,7 @@ class Run {
         const SecondFailure second{is_second && fault_ == "in let go", is_second && fault_ == "in join"};
         model_.attach(group, start.is_new());
         while (units_ < kUnits) unit(group);
+        if (is_verified_) model_.verify_by_majority();
         std::vector<double> sum = {noise_};
         group.all_reduce(ddp::buffer_of(sum)).wait();
         const std::string digest = model_.verify_equal_parameters();
@@ -170,7 +171,7 @@ class Run {
             ddp::write_error_report("as told");
             std::exit(1);
         }
-        if (fault_ == "bit flip") {
+        if (fault_.starts_with("bit flip")) {
             float& weight = model_.weights<float>(0)[7];
             weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1U << 20U);
         }
@@ -190,7 +191,8 @@ class Run {
     std::string fault_;
     std::uint64_t unit_;
     ddp::Recovery recovery_;
-    ddp::Model model_{{{"a", {3000}}, {"b", {70}}}};
+    const bool is_verified_ = fault_ == "bit flip, verified";
+    ddp::Model model_{{{"a", {3000}}, {"b", {70}}}, {.verify_every = is_verified_ ? 1U : 0U}};
     std::unique_ptr<ddp::Optimizer> optimizer_ = ddp::make_adamw(model_, {.learning_rate = 0.01});
     Received received_;
     Told told_{[this] {
