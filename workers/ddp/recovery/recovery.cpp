@@ -23,6 +23,7 @@
 #include "ddp/optimizer.h"
 #include "ddp/recovery/kept.h"
 #include "ddp/recovery/transfer.h"
+#include "ddp/reduce/model_optimizer.h"
 #include "ddp/worker/lifeline_socket.h"
 #include "env/clock.h"
 #include "env/lifeline.h"
@@ -178,7 +179,7 @@ class Recovery::Impl {
     void add(KeptItem item) {
         if (has_run) fail(fmt::format("keep(\"{}\") was called after run()", item.name));
         if (std::ranges::any_of(item.tensors, [](const Tensor& one) { return one.part_begin.has_value(); }))
-            refuse("optimizer state is sharded: a failure restarts from the last checkpoint");
+            refuse(kShardedRefusal);
         if (!on_device && std::ranges::any_of(
                               item.tensors, [](const Tensor& one) { return one.memory.device != Device{}; }))
             throw InvalidInput(fmt::format(

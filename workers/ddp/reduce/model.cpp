@@ -226,11 +226,6 @@ void Model::Flat::allocate(ProcessGroup* group) {
     }
 }
 
-namespace {
-constexpr const char* kShardedRefusal =
-    "optimizer state is sharded: a failure restarts from the last checkpoint";
-}
-
 Model::Model(std::vector<TensorSpec> parameters, ModelOptions options)
     : DistributedDataParallel(DdpOptions{.reducer = {.limits = options.limits,
                                                      .find_unused_parameters = options.find_unused_parameters,

@@ -9,6 +9,10 @@
 
 namespace ddp {
 
+/// Why a failure restarts all ranks where a rank has a part of the state.
+inline constexpr const char* kShardedRefusal =
+    "optimizer state is sharded: a failure restarts from the last checkpoint";
+
 /// Gives zeroed host memory, aligned for vectors, for one state of all parameters. Where training is sharded
 /// it is collective.
 using StateMemory = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
