@@ -258,6 +258,16 @@ TEST(RecoveryContract, ShowsTheFirstDifferenceBetweenTheStatesOfTwoRanks) {
                   "keep() equally on all ranks"));
 }
 
+TEST(RecoveryContract, NamesStateThatOnlyOneRankKeeps) {
+    std::array<int, 2> values{};
+    EXPECT_THAT(thrown_in_body([](Recovery&, ProcessGroup&) {},
+                               [&](Recovery& recovery) {
+                                   recovery.keep_value("step", values[0]);
+                                   if (recovery.context().rank() == 1) recovery.keep_value("more", values[1]);
+                               }),
+                HasSubstr("rank 0 keeps nothing, rank 1 keeps 'more' (0), uint8[4]; call keep() equally"));
+}
+
 TEST(RecoveryContract, KeepsValuesWithAJsonForm) {
     std::map<std::string, std::vector<double>> curves;
     std::string name = "first";

@@ -140,7 +140,8 @@ std::string KeptState::layout() const {
         const auto kind = static_cast<int>(item.kind);
         if (item.read) lines += fmt::format("'{}' ({})\n", item.name, kind);
         for (const Tensor& tensor : item.tensors)
-            lines += fmt::format("'{}' ({}), {} {}\n", item.name, kind, tensor.name, describe(tensor));
+            lines += fmt::format("'{}' ({}), {}{}{}\n", item.name, kind, tensor.name,
+                                 tensor.name.empty() ? "" : " ", describe(tensor));
     }
     return lines;
 }

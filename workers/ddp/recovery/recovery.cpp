@@ -291,16 +291,13 @@ class Recovery::Impl {
     [[noreturn]] void throw_layouts(const std::string& layout) {
         const std::vector<std::string> all = group->all_gather_bytes(layout);
         for (std::size_t rank = 1; rank < all.size(); ++rank) {
-            const auto one = ddprun::split(all[0], '\n'), other = ddprun::split(all[rank], '\n');
-            for (std::size_t at = 0; at < std::max(one.size(), other.size()); ++at) {
-                const auto line = [at](const auto& lines) {
-                    return at < lines.size() ? lines[at] : "nothing";
-                };
-                if (line(one) != line(other))
-                    throw MismatchError(fmt::format(
-                        "recovery: rank 0 keeps {}, rank {} keeps {}; call keep() equally on all ranks",
-                        line(one), rank, line(other)));
-            }
+            // Each list ends with an empty line, and has no other.
+            const auto zeros = ddprun::split(all[0], '\n'), others = ddprun::split(all[rank], '\n');
+            const auto [zero, other] = std::ranges::mismatch(zeros, others);
+            if (zero == zeros.end()) continue;
+            throw MismatchError(
+                fmt::format("recovery: rank 0 keeps {}, rank {} keeps {}; call keep() equally on all ranks",
+                            zero->empty() ? "nothing" : *zero, rank, other->empty() ? "nothing" : *other));
         }
         throw MismatchError("recovery: ranks run different builds of libddp");
     }
