@@ -18,9 +18,9 @@ bool all_can_recover(const JobState& state) {
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
                                 const JobState::InPlace& recovery, TimePoint now) {
     if (policy.recover.mode != RecoverSpec::Mode::Auto) return {};
+    if (!permanent_failure(failure).empty()) return {};
     if (!state.cannot_recover.empty()) return {false, state.cannot_recover};
     if (!can_recover_somewhere(state)) return {};
-    if (!permanent_failure(failure).empty()) return {};
     if (!all_can_recover(state)) return {false, "not all ranks were ready for it"};
     if (state.anybody_succeeded()) return {false, "a rank has ended"};
     if (state.is_released) return {false, "all ranks had finished"};
