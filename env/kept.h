@@ -17,7 +17,7 @@
 namespace ddprun {
 
 inline constexpr std::uint64_t kKeptMagic = 0x3154504b50524444;  // "DDRPKPT1"
-inline constexpr std::uint32_t kKeptVersion = 1;
+inline constexpr std::uint32_t kKeptVersion = 2;
 inline constexpr std::uint64_t kKeptLinesOffset = 4096;
 /// A rank that has committed c units may need the copy for c-1, c or c+1.
 inline constexpr std::uint64_t kKeptSlots = 3;
@@ -28,8 +28,7 @@ struct alignas(64) KeptHeader {
     std::atomic<std::uint64_t> magic;
     std::uint32_t version;
     std::uint32_t workers;
-    std::int64_t limit_ns;      ///< of each wait of a recovery (--recover-within)
-    std::int64_t heartbeat_ns;  ///< the limit after which a silent node counts as lost
+    std::int64_t wait_ns;  ///< how long a worker that has left its generation waits for the next one
     std::uint64_t slots_offset;
     std::uint64_t slot_bytes;  ///< less than kKeptSlotBytes where file sizes are limited; 0: no room
 };

@@ -13,6 +13,7 @@
 #include "env/kept.h"
 #include "env/lifeline.h"
 #include "launcher/node/agent/agent.h"
+#include "launcher/node/plan/head_choice.h"
 #include "tests/support/environment_variable.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_system.h"
@@ -414,6 +415,20 @@ TEST(AgentRecovery, AReplacementFindsWhatItsPredecessorHasKept) {
     node.start(3);
     ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
     EXPECT_EQ(line_of(node.pid(1))->commits, 0u) << "when all start again, nothing is kept";
+}
+
+TEST(AgentRecovery, WorkersWaitForAStandbyAsLongAsItMayNeed) {
+    FakeSystem system;
+    AgentNode node(system, 1);
+    start_recoverable(system, node);
+    const int fd = WorkersSide(system, node.pid(0)).descriptor("DDPRUN_KEPT_FD");
+    alignas(KeptHeader) char bytes[sizeof(KeptHeader)];
+    ASSERT_EQ(::pread(fd, bytes, sizeof bytes, 0), static_cast<ssize_t>(sizeof bytes));
+    const JobSpec spec;
+    const Duration heartbeat = heartbeats_of(spec.rendezvous).timeout;
+    EXPECT_GE(Duration(reinterpret_cast<const KeptHeader*>(bytes)->wait_ns),
+              spec.recover.within + spec.failure_grace + 2 * heartbeat)
+        << "till its silence is noticed, and till the other nodes have come to the standby";
 }
 
 TEST(AgentRecovery, LeaksNoDescriptor) {

@@ -46,8 +46,12 @@ Status Agent::make_kept_memory(int workers) {
     kept_.reset();
     const bool is_possible = config_.pmix == nullptr && !config_.spec.outer_rank;
     if (!is_possible || config_.spec.recover.mode != RecoverSpec::Mode::Auto) return {};
-    Result<std::unique_ptr<KeptFile>> kept = KeptFile::create(system_, workers, config_.spec.recover.within,
-                                                              heartbeats_of(config_.spec.rendezvous).timeout);
+    // A head that falls silent is lost after the heartbeat's timeout; its standby waits that long again, and
+    // for the grace of a failure, until the other nodes have come (HeirState::patience).
+    const JobSpec& spec = config_.spec;
+    const Duration wait =
+        spec.recover.within + 2 * heartbeats_of(spec.rendezvous).timeout + spec.failure_grace;
+    Result<std::unique_ptr<KeptFile>> kept = KeptFile::create(system_, workers, wait);
     if (!kept) return kept.error();
     kept_ = *std::move(kept);
     return {};

@@ -8,8 +8,7 @@
 
 namespace ddprun {
 
-Result<std::unique_ptr<KeptFile>> KeptFile::create(os::System& system, int workers, Duration limit,
-                                                   Duration heartbeat) {
+Result<std::unique_ptr<KeptFile>> KeptFile::create(os::System& system, int workers, Duration wait) {
     const auto count = static_cast<std::uint32_t>(workers);
     const std::uint64_t slots = kept_slots_offset(count), wanted = kKeptSlots * count * kKeptSlotBytes;
     const std::uint64_t slot_bytes = room_in_memory_file(slots, wanted) == wanted ? kKeptSlotBytes : 0;
@@ -21,8 +20,7 @@ Result<std::unique_ptr<KeptFile>> KeptFile::create(os::System& system, int worke
     auto* header = new (base) KeptHeader{};
     header->version = kKeptVersion;
     header->workers = count;
-    header->limit_ns = limit.count();
-    header->heartbeat_ns = heartbeat.count();
+    header->wait_ns = wait.count();
     header->slots_offset = slots;
     header->slot_bytes = slot_bytes;
     header->magic.store(kKeptMagic, std::memory_order_release);

@@ -15,10 +15,9 @@ namespace ddprun {
 /// reads their lines. It is made anew when all workers start again, because then nothing of them is kept.
 class KeptFile {
   public:
-    /// `limit` of each wait of a recovery; `heartbeat`: a node that is silent for longer is lost.
+    /// `wait`: how long a worker that has left its generation waits for the next one.
     /// Error: System (memfd_create, ftruncate, mmap).
-    static Result<std::unique_ptr<KeptFile>> create(os::System& system, int workers, Duration limit,
-                                                    Duration heartbeat);
+    static Result<std::unique_ptr<KeptFile>> create(os::System& system, int workers, Duration wait);
     ~KeptFile();
     KeptFile(const KeptFile&) = delete;
     KeptFile& operator=(const KeptFile&) = delete;
@@ -28,9 +27,9 @@ class KeptFile {
     [[nodiscard]] std::int64_t commits(int local_rank) const;
     /// The time that its processes have spent on units that they committed.
     [[nodiscard]] Duration useful(int local_rank) const;
+    [[nodiscard]] const KeptLine& line(int local_rank) const;
 
   private:
-    [[nodiscard]] const KeptLine& line(int local_rank) const;
     KeptFile(UniqueFd fd, void* base, std::size_t bytes) : fd_(std::move(fd)), base_(base), bytes_(bytes) {}
 
     UniqueFd fd_;

@@ -249,7 +249,7 @@ KeptMemory::KeptMemory(int fd, std::uint32_t local_rank) {
     if (local_rank >= header.workers ||
         slots + ddprun::kKeptSlots * header.slot_bytes > static_cast<std::uint64_t>(status.st_size))
         refuse("its header contradicts its size");
-    limit_ = std::chrono::nanoseconds(header.limit_ns + header.heartbeat_ns);
+    limit_ = std::chrono::nanoseconds(header.wait_ns);
     line_ = reinterpret_cast<KeptLine*>(
         map(fd, ddprun::kKeptLinesOffset + sizeof(KeptLine) * local_rank, sizeof(KeptLine)));
     slot_bytes_ = header.slot_bytes;

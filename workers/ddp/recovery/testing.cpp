@@ -53,7 +53,7 @@ UniqueFd make_kept_memory(std::uint32_t workers, std::chrono::nanoseconds limit)
     auto* const header = new (page) ddprun::KeptHeader{};
     header->version = ddprun::kKeptVersion;
     header->workers = workers;
-    header->limit_ns = limit.count();
+    header->wait_ns = limit.count();
     header->slots_offset = slots;
     header->slot_bytes = slot_bytes;
     header->magic.store(ddprun::kKeptMagic);
