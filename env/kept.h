@@ -23,6 +23,8 @@ inline constexpr std::uint64_t kKeptLinesOffset = 4096;
 inline constexpr std::uint64_t kKeptSlots = 3;
 /// The limit on one rank's own state, in address space, not memory.
 inline constexpr std::uint64_t kKeptSlotBytes = std::uint64_t{16} << 20;
+/// The others wait for a rank that computes for so many times its slowest unit before it is killed.
+inline constexpr int kSlowestUnits = 3;
 
 struct alignas(64) KeptHeader {
     std::atomic<std::uint64_t> magic;
@@ -35,9 +37,11 @@ struct alignas(64) KeptHeader {
 
 /// What one rank keeps. Slot number c % kKeptSlots holds the copy for c commits.
 struct alignas(128) KeptLine {
-    std::atomic<std::uint64_t> commits;     ///< units that this rank has committed
-    std::atomic<std::uint64_t> generation;  ///< of the latest commit; 0: none yet
-    std::atomic<std::int64_t> useful_ns;    ///< total time of the attempts that were committed
+    std::atomic<std::uint64_t> commits;      ///< units that this rank has committed
+    std::atomic<std::uint64_t> generation;   ///< of the latest commit; 0: none yet
+    std::atomic<std::int64_t> useful_ns;     ///< total time of the attempts that were committed
+    std::atomic<std::int64_t> slowest_ns;    ///< of these, the longest; 0: none yet
+    std::atomic<std::uint64_t> transferred;  ///< tensors given or received in recoveries
     /// 1 + the commits that the slot's copy belongs to, stored after the copy; 0: nothing, or half written.
     std::atomic<std::uint64_t> slot_of[kKeptSlots];
     std::atomic<std::uint64_t> slot_bytes[kKeptSlots];  ///< length of each copy

@@ -24,6 +24,9 @@ struct ProcStat {
     [[nodiscard]] bool is_dead() const {
         return state == 'X' || state == 'x' || (state == 'Z' && threads <= 1);
     }
+    [[nodiscard]] bool is_stopped() const {
+        return state == 'T' || state == 't';
+    }  ///< SIGSTOP, or a debugger
     bool operator==(const ProcStat&) const = default;
 };
 

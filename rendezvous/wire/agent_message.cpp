@@ -80,6 +80,7 @@ static void fields(Fields& f, StartGeneration& m) {
     f("master_port", m.master_port);
     f.defaulted("place", m.place);
     f("restart_count", m.restart_count);
+    f.usually("start_limit_ns", m.start_limit_ns, std::int64_t{0});
     f.defaulted("role_first_rank", m.role_first_rank);
     f.defaulted("role_world_size", m.role_world_size);
     f("world_size", m.world_size);
@@ -124,8 +125,10 @@ static void fields(Fields& f, Legacy& m) {
     f("age_ns", m.age_ns);
     f("agents", m.agents);
     f("generation", m.generation);
+    f.usually("longest_start_ns", m.longest_start_ns, std::int64_t{0});
     f.usually("lost", m.lost, {});
     f.usually("ranks", m.ranks, 1);
+    f.usually("recoveries", m.recoveries, 0);
     f("restart_ages_ns", m.restart_ages_ns);
     f("restarts_used", m.restarts_used);
     f.usually("running", m.running, 0);

@@ -89,7 +89,8 @@ struct WorkersReady {
     static constexpr MessageType kType = MessageType::WorkersReady;
     std::uint64_t generation = 0;
     std::string
-        stage;  ///< "announced", "joined" (this generation), "finished", "suspended", "let-go", "refused"
+        stage;  ///< "announced", "joined" (this generation), "finished", "suspended", "let-go", "refused",
+                ///< "slow" (not all have joined, but those that are missing may still do so)
     std::string why;          ///< of a refusal: "rank 3: backend mpi", or why a worker has let go
     std::int64_t steps = -1;  ///< the most steps done by a worker of this node; -1: none counts them
     bool operator==(const WorkersReady&) const = default;
@@ -121,6 +122,8 @@ struct StartGeneration {
     bool in_place = false;     ///< workers that run go on; the others start again under their ranks
     int failed_rank = -1;      ///< `in_place`: the rank whose end is the cause
     std::uint64_t first_generation = 0;  ///< the generation in which all workers last began together
+    std::int64_t start_limit_ns = 0;  ///< `in_place`: the time that workers which start have to join, where
+                                      ///< it is longer than --recover-within
     bool operator==(const StartGeneration&) const = default;
 };
 struct StopGeneration {
@@ -202,6 +205,8 @@ struct Legacy {
     int running = 0;                           ///< agents with workers of the generation, except the head's
     std::string lost = {};                     ///< the instance of a lost agent, which is not to be counted
     int ranks = 1;                             ///< of the world
+    int recoveries = 0;                        ///< failures that were recovered in place
+    std::int64_t longest_start_ns = 0;         ///< until all workers that started together had joined
     bool operator==(const Legacy&) const = default;
 };
 struct StandbyListens {

@@ -386,6 +386,65 @@ TEST(AgentRecovery, KillsThoseThatHaveNotJoinedInTime) {
     EXPECT_FALSE(all_of<agent_action::ReportExit>(die(state, 201))[0].by_us) << "its end is a failure";
 }
 
+TEST(AgentRecovery, WorkersThatWaitForAnotherNodeAreNotKilled) {
+    AgentState state = recoverable(2);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    const auto actions = step(state, agent_event::DeadlinePassed{{{true}, {true}}}, kStart + 60s);
+    EXPECT_TRUE(all_of<agent_action::KillLate>(actions).empty());
+    const auto again = step(state, agent_event::DeadlinePassed{{{true}, {true, true}}}, kStart + 120s);
+    ASSERT_EQ(all_of<agent_action::KillLate>(again).size(), 1u) << "one of them was stopped meanwhile";
+    EXPECT_EQ(all_of<agent_action::KillLate>(again)[0].local_ranks, std::vector<int>{1});
+}
+
+TEST(AgentRecovery, TheHeadHearsWhileAStateIsReceived) {
+    AgentState state = recoverable(1);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    const auto look = [&](Duration after, std::uint64_t moves) {
+        const auto actions = step(state, agent_event::DeadlinePassed{{{true, false, moves}}}, kStart + after);
+        EXPECT_TRUE(all_of<agent_action::KillLate>(actions).empty());
+        return all_of<agent_action::ReportSlow>(actions).size();
+    };
+    EXPECT_EQ(look(60s, 100), 1u);
+    EXPECT_EQ(look(120s, 200), 1u);
+    EXPECT_EQ(look(180s, 200), 0u) << "nothing has moved";
+}
+
+TEST(AgentRecovery, AWorkerMayComputeForThriceItsSlowestUnit) {
+    for (const bool is_recovering : {false, true}) {
+        AgentState state = recoverable(1);
+        if (is_recovering) step(state, agent_event::RecoverRequested{8}, kStart);
+        else step(state, agent_event::SuspendRequested{}, kStart);
+        const auto look = [&](Duration after, bool is_stopped = false) {
+            AgentState copy = state;
+            return step(copy, agent_event::DeadlinePassed{{{false, is_stopped, 0, 50s}}}, kStart + after);
+        };
+        EXPECT_TRUE(all_of<agent_action::KillLate>(look(60s)).empty());
+        EXPECT_EQ(all_of<agent_action::ReportSlow>(look(60s)).size(), is_recovering ? 1u : 0u);
+        EXPECT_EQ(all_of<agent_action::KillLate>(look(60s, true)).size(), 1u) << "it does not compute";
+        EXPECT_TRUE(all_of<agent_action::KillLate>(look(149s)).empty());
+        EXPECT_EQ(all_of<agent_action::KillLate>(look(150s)).size(), 1u);
+    }
+    AgentState state = recoverable(1);
+    step(state, agent_event::SuspendRequested{3s}, kStart);
+    const auto actions = step(state, agent_event::DeadlinePassed{{{false, false, 0, 50s}}}, kStart + 3s);
+    EXPECT_EQ(all_of<agent_action::KillLate>(actions).size(), 1u)
+        << "the head is lost, and its standby waits";
+}
+
+TEST(AgentRecovery, AReplacementMayTakeTwiceAsLongAsTheFirstStart) {
+    AgentState state = recoverable(2);
+    die(state, 102);
+    step(state, agent_event::RecoverRequested{8, 180s}, kStart);
+    step(state, agent_event::Spawned{1, 201}, kStart);
+    EXPECT_EQ(
+        all_of<agent_action::ReportSlow>(step(state, agent_event::DeadlinePassed{{{true}, {}}}, kStart + 60s))
+            .size(),
+        1u);
+    const auto actions = step(state, agent_event::DeadlinePassed{{{true}, {}}}, kStart + 180s);
+    ASSERT_EQ(all_of<agent_action::KillLate>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::KillLate>(actions)[0].local_ranks, std::vector<int>{1});
+}
+
 TEST(AgentRecovery, KillsAWorkerForWhichOthersHaveLeftTheirGroupInVain) {
     AgentState state = recoverable(2);
     step(state, agent_event::LetGo{0, 7}, kStart);
@@ -511,6 +570,18 @@ TEST(AgentRecovery, ASuspendedGenerationIsLeftWhenEachWorkerHasLeftItOrIsDead) {
     ASSERT_EQ(all_of<agent_action::KillLate>(actions).size(), 1u);
     EXPECT_EQ(all_of<agent_action::KillLate>(actions)[0].local_ranks, std::vector<int>{2});
     die(state, 103);
+    EXPECT_TRUE(state.is_left());
+}
+
+TEST(AgentRecovery, AWorkerThatHasFinishedHasLeftItsGeneration) {
+    AgentState state = recoverable(2);
+    step(state, agent_event::StageReached{0, Stage::Finished, 7}, kStart);
+    step(state, agent_event::SuspendRequested{3s}, kStart);
+    EXPECT_FALSE(state.is_left());
+    const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + 3s);
+    ASSERT_EQ(all_of<agent_action::KillLate>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::KillLate>(actions)[0].local_ranks, std::vector<int>{1});
+    step(state, agent_event::LetGo{1, 7}, kStart);
     EXPECT_TRUE(state.is_left());
 }
 

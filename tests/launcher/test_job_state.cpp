@@ -842,6 +842,27 @@ TEST(InPlace, TheHeadGivesUpWhenTheAgentsCannot) {
     EXPECT_EQ(job.state.after, JobState::After::Restart);
 }
 
+TEST(InPlace, TheHeadDoesNotGiveUpWorkersThatAreSlow) {
+    Job job = recoverable(4, 1);
+    job.fails(2);
+    job.now += 2 * job.policy.recover.within;
+    job.tell(job_event::NodeReady{0, Stage::Slow});
+    job.now += kJoinPatience;
+    EXPECT_TRUE(job.tell(job_event::TimerFired{}).empty());
+    job.now += 2 * job.policy.recover.within;
+    EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::TimerFired{})).size(), 1u);
+}
+
+TEST(InPlace, TheLongestStartIsThatOfAllWorkersTogether) {
+    Job job = recoverable(4, 1);
+    job.now += 41s;
+    job.tell(job_event::NodeReady{0, Stage::Joined});
+    job.fails(2);
+    job.now += 50s;
+    job.tell(job_event::NodeReady{0, Stage::Joined});
+    EXPECT_EQ(job.state.longest_start, 41s) << "replacements do not count";
+}
+
 TEST(InPlace, NodesThatWaitAreTakenInAfterTheRecovery) {
     Job job = recoverable();
     job.tell(job_event::NodesWaiting{1});

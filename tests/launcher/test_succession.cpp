@@ -219,6 +219,8 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     state.restarts_used = 3;
     state.history = {{kDawn - 50s, kDawn - 20s}, 2, 812};
     state.generation_started = kDawn - 20s;
+    state.recoveries = 8;
+    state.longest_start = 41s;
     const JobState heirs = inherited(legacy_of(state, kDawn), kDawn + 7s);
     EXPECT_EQ(heirs.generation, 5U) << "that may have begun, and been heard of by others";
     EXPECT_EQ(heirs.restarts_used, 3);
@@ -226,6 +228,8 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     EXPECT_EQ(heirs.history.furthest_step, 812) << "by which another run knows whether this one got anywhere";
     EXPECT_THAT(heirs.history.restarts, ElementsAre(kDawn - 43s, kDawn - 13s))
         << "their ages are what travels";
+    EXPECT_EQ(heirs.recoveries, 8);
+    EXPECT_EQ(heirs.longest_start, 41s);
 }
 
 TEST(Succession, ASuccessorAdoptsTheNodesWhoseWorkersWait) {

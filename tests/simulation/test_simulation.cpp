@@ -41,7 +41,8 @@ constexpr Duration kLongestJob = 30min;  ///< a longer job counts as stuck
 /// What happens to a job: anything; nothing but workers that are killed; or what a job with enough nodes
 /// recovers in place from: nodes crash or leave, with and without spares, links break, workers are killed.
 enum class Faults : std::uint8_t { All, KilledWorkers, LostNodes, LostHeads };
-constexpr Duration kLongestRecovery = 4s;  ///< of nodes that nobody disturbs
+constexpr Duration kLongestRecovery = 4s;  ///< of nodes that nobody disturbs, with workers that are in time
+constexpr Duration kLongUnit = 5s;         ///< of workers that compute while the others wait
 
 class SimulatedJob {
   public:
@@ -171,6 +172,7 @@ class SimulatedJob {
         bool has_state = false;  ///< it has joined a world since it was started
         bool has_left = false;   ///< it has left its generation
         bool is_out = false;     ///< its agent knows that
+        bool has_finished = false;
         bool has_exited = false;
         int signals = 0;  ///< the number passed on to it
     };
@@ -237,7 +239,8 @@ class SimulatedJob {
             });
         head.controller->on_recovered([this](const job_action::Recovered& recovery) {
             tell("recovered from: " + recovery.cause);
-            const bool is_late = faults_ != Faults::All && recovery.took > kLongestRecovery;
+            const bool is_late = faults_ != Faults::All && recovery.took > kLongestRecovery &&
+                                 !std::exchange(has_slow_worker_, false);
             must(!is_late, fmt::format("a recovery took {}", format_duration(recovery.took)));
         });
         latest_ = &head;
@@ -340,8 +343,10 @@ class SimulatedJob {
             for (int n = 0; n < 5; ++n) {
                 const TimePoint when = start + 5s + n * pause + dice_.span(0s, 1s);
                 at(when, [this] {
-                    lost_ranks_ = 0;
-                    world_ranks_ = latest().controller->state().ranks();
+                    if (const JobState& state = latest().controller->state(); !state.in_place) {
+                        lost_ranks_ = 0;
+                        world_ranks_ = state.ranks();
+                    }
                     if (faults_ != Faults::LostHeads || !lose_head()) lose_something();
                 });
                 // Another loss at any instant of the recovery.
@@ -442,7 +447,7 @@ class SimulatedJob {
         const bool all_know = std::ranges::all_of(agents_, [](const auto& one) {
             return !one->is_running || is_heads(*one) || !one->heir->state().successor.host.empty();
         });
-        if (head == nullptr || standby() == nullptr || !all_know || members() <= nodes_.min + 1) return false;
+        if (head == nullptr || standby() == nullptr || !all_know || living() <= nodes_.min + 1) return false;
         if (!may_lose(head->hello.slots)) return false;
         crash_head();
         return true;
@@ -454,7 +459,7 @@ class SimulatedJob {
         const bool is_in_world = agent != nullptr && is_member(*agent) && !is_idle(*agent);
         // Without a head the job needs its standby, and most nodes.
         const bool is_needed = latest().is_dead && agent == standby();
-        const bool can_go = is_in_world && !agent->was_signalled && !is_needed && members() > nodes_.min &&
+        const bool can_go = is_in_world && !agent->was_signalled && !is_needed && living() > nodes_.min &&
                             may_lose(agent->hello.slots);
         if (kind <= 40 && can_go) crash(one);
         else if (kind <= 60 && can_go) ask_to_end(*agent, {"stop", "15"});
@@ -475,7 +480,8 @@ class SimulatedJob {
         tell("a link breaks");
         const int percent = dice_.between(1, 100);
         for (auto& [pid, process] : processes_) {
-            if (process.has_exited || !process.has_joined || process.has_left || !dice_.chance(percent))
+            if (process.has_exited || !process.has_joined || process.has_left || process.has_finished ||
+                !dice_.chance(percent))
                 continue;
             process.has_left = true;
             after(dice_.span(0s, 20ms),
@@ -832,8 +838,10 @@ class SimulatedJob {
                                         recovers_ && faults_ == Faults::All && dice_.chance(2)});
         const bool fails = dice_.chance(fails_percent_);
         if (fails) after(dice_.span(1ms, work_), [this, pid] { exits(pid, {pid, false, 1, false}, true); });
+        const bool is_slow = agent.order.in_place && faults_ != Faults::KilledWorkers && dice_.chance(5);
+        has_slow_worker_ = has_slow_worker_ || is_slow;
         if (recovers_)
-            after(dice_.span(1ms, 300ms), [this, pid] {
+            after(dice_.span(1ms, 300ms) + (is_slow ? 2 * kRecoverWithin : 0s), [this, pid] {
                 reach(pid, AgentState::Stage::Announced);
                 arrive(pid);
             });
@@ -859,16 +867,31 @@ class SimulatedJob {
     void perform(Agent& agent, const agent_action::ReportLetGo& action) {
         to_controller(agent, rdzv::WorkersReady{agent.order.generation, "let-go", action.why, -1});
     }
+    void perform(Agent& agent, const agent_action::ReportSlow&) {
+        to_controller(agent, rdzv::WorkersReady{agent.order.generation, "slow", "", steps_of(agent)});
+    }
     void perform(Agent& agent, const agent_action::KillLate& action) {
         must(!agent.grace_ends, fmt::format("a worker of node{} is killed in its grace", agent.node));
-        std::vector<pid_t> late, all;
         for (const int local_rank : action.local_ranks) {
             const pid_t pid = agent.state.workers[static_cast<std::size_t>(local_rank)].pid;
-            all.push_back(pid);
-            if (!processes_.at(pid).has_arrived) late.push_back(pid);
-        }
-        for (const pid_t pid : late.empty() ? all : late)
+            const Process& process = processes_.at(pid);
+            must(!agent.state.is_recovering || !process.has_arrived,
+                 fmt::format("a worker of node{} that waits for the others is killed", agent.node));
+            must(agent.state.is_recovering || !process.has_finished,
+                 fmt::format("a worker of node{} that waits for its release is killed", agent.node));
+            must(process.is_deaf || !process.has_state || agent.head->is_dead || !agent.is_linked,
+                 fmt::format("a worker of node{} that computes is killed", agent.node));
             after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}, true); });
+        }
+    }
+    std::vector<AgentState::Progress> progress(const Agent& agent) const {
+        std::vector<AgentState::Progress> all;
+        for (const AgentState::Worker& worker : agent.state.workers) {
+            const auto process = processes_.find(worker.pid);
+            all.push_back({.slowest_unit = kLongUnit});
+            all.back().has_mapped = process != processes_.end() && process->second.has_arrived;
+        }
+        return all;
     }
     void perform(Agent& agent, const agent_action::TellLast& action) {
         const pid_t pid = agent.state.workers[static_cast<std::size_t>(action.local_rank)].pid;
@@ -923,7 +946,9 @@ class SimulatedJob {
         after(left + dice_.span(0s, 300ms), [this, pid, generation] {
             const auto one = processes_.find(pid);
             const bool is_there = one != processes_.end() && one->second.generation == generation;
-            if (is_there && !one->second.has_left) reach(pid, AgentState::Stage::Finished);
+            if (!is_there || one->second.has_left) return;
+            one->second.has_finished = true;
+            reach(pid, AgentState::Stage::Finished);
         });
     }
     /// The workers that run leave their generation, each in its time.
@@ -931,18 +956,22 @@ class SimulatedJob {
         for (auto& [pid, process] : processes_) {
             if (process.agent != &agent || process.has_exited) continue;
             process.generation = start.generation;
-            process.has_arrived = process.has_joined = process.has_left = process.is_out = false;
+            process.has_arrived = process.has_joined = process.has_left = process.is_out =
+                process.has_finished = false;
             if (process.is_deaf) continue;
-            after(dice_.span(0s, 60ms), [this, pid = pid, generation = start.generation] {
-                const auto one = processes_.find(pid);
-                if (one != processes_.end() && one->second.generation == generation) arrive(pid);
-            });
+            const bool computes = faults_ != Faults::KilledWorkers && dice_.chance(2);
+            has_slow_worker_ = has_slow_worker_ || computes;
+            after(dice_.span(0s, computes ? 2 * kLongUnit : 60ms),
+                  [this, pid = pid, generation = start.generation] {
+                      const auto one = processes_.find(pid);
+                      if (one != processes_.end() && one->second.generation == generation) arrive(pid);
+                  });
         }
         feed(agent, agent_event::RecoverRequested{start.generation});
     }
     void let_go_of_all(Agent& agent, Duration slowest = 60ms) {
         for (auto& [pid, process] : processes_) {
-            if (process.agent != &agent || process.is_deaf) continue;
+            if (process.agent != &agent || process.is_deaf || process.has_finished) continue;
             process.has_left = true;
             after(dice_.span(0s, slowest),
                   [this, pid = pid, generation = process.generation] { let_go(pid, generation); });
@@ -1000,7 +1029,7 @@ class SimulatedJob {
     void perform(Agent& agent, const agent_action::SetDeadline& action) {
         if (action.when != kNever)
             at(action.when, [this, &agent] {
-                if (agent.is_running) feed(agent, agent_event::DeadlinePassed{});
+                if (agent.is_running) feed(agent, agent_event::DeadlinePassed{progress(agent)});
             });
     }
     void perform(Agent& agent, const agent_action::ReportEnded& action) {
@@ -1106,8 +1135,10 @@ class SimulatedJob {
                          "generation {} begins while the head that was lost has workers of generation {}",
                          start.generation, process.generation));
                 const bool has_lost_head = !is_disturbed_ && of.head->is_dead && !of.is_leaving;
-                const bool goes_on = (start.in_place && !is_first) || process.is_out || of.is_leaving;
-                must(goes_on || of.is_cut || (!is_member(of) && !has_lost_head) || of.head->agent.is_cut,
+                const bool is_out = process.is_out || process.has_finished;
+                const bool goes_on = (start.in_place && !is_first) || is_out || of.is_leaving;
+                const bool is_connected = of.head == &latest() && is_member(of);
+                must(goes_on || of.is_cut || (!is_connected && !has_lost_head) || of.head->agent.is_cut,
                      fmt::format("generation {} begins while node{} has workers of generation {}",
                                  start.generation, of.node, process.generation));
             }
@@ -1202,6 +1233,13 @@ class SimulatedJob {
         for (const rdzv::AgentId peer : latest().members) count += leavers_.contains(peer) ? 0 : 1;
         return count;
     }
+    /// The members that are not lost; the head may not have noticed a loss yet.
+    int living() const {
+        const auto goes = [&](const auto& one) {
+            return !one->is_running && latest().members.contains(one->peer);
+        };
+        return members() - static_cast<int>(std::ranges::count_if(agents_, goes));
+    }
     void note_members() {
         if (latest().controller->state().generation > 0 && members() < nodes_.min) was_too_few_ = true;
     }
@@ -1265,6 +1303,7 @@ class SimulatedJob {
     int fails_percent_ = 0, crashes_percent_ = 0, cut_off_ = 0;
     int most_slots_ = 2;
     bool was_taken_for_dead_ = false, is_disturbed_ = false;
+    bool has_slow_worker_ = false;  ///< in the recovery under way
     bool is_standby_failing_ = false, crashes_at_next_start_ = false, crashes_behind_newcomer_ = false;
     std::optional<TimePoint> walltime_;
     std::set<rdzv::AgentId> leavers_;

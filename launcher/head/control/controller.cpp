@@ -360,7 +360,8 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& rea
     for (const auto& [name, stage] :
          {std::pair{"announced", Stage::Announced}, std::pair{"joined", Stage::Joined},
           std::pair{"finished", Stage::Finished}, std::pair{"suspended", Stage::Suspended},
-          std::pair{"let-go", Stage::LetGo}, std::pair{"refused", Stage::Refused}}) {
+          std::pair{"let-go", Stage::LetGo}, std::pair{"slow", Stage::Slow},
+          std::pair{"refused", Stage::Refused}}) {
         if (ready.stage == name) feed(job_event::NodeReady{node, stage, printable(ready.why), ready.steps});
     }
 }
@@ -493,6 +494,7 @@ void Controller::perform(const job_action::Recover& action) {
     order.restart_count = action.restart_count;
     order.in_place = true;
     order.failed_rank = action.failed_rank;
+    order.start_limit_ns = (2 * state_.longest_start).count();
     begin_generation(std::move(order));
 }
 

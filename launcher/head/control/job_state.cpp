@@ -300,6 +300,13 @@ void note_steps(RestartHistory& history, std::int64_t steps) {
     history.recovered_step = std::max(history.recovered_step, steps);
 }
 
+/// Waits until all ranks have joined the generation in place. An agent kills workers that are late; the rest
+/// of the time is for one whose kill does not help, or that waits for others.
+void await_ranks(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    state.in_place->give_up = deadline_after(now, 2 * policy.recover.within + kJoinPatience);
+    set_running_timer(state, actions);
+}
+
 /// Begins the next generation, in which the workers that run go on.
 void begin_in_place(JobState& state, int failed_rank, const JobPolicy& policy, TimePoint now,
                     JobActions& actions) {
@@ -308,9 +315,7 @@ void begin_in_place(JobState& state, int failed_rank, const JobPolicy& policy, T
     state.grow_at = kNever;
     for (JobState::Node& node : state.nodes)
         node.knows = node.joined = node.finished = node.suspended = false;
-    // An agent kills workers that are late; the rest of the time is for one whose kill does not help.
-    state.in_place->give_up = deadline_after(now, 2 * policy.recover.within + kJoinPatience);
-    set_running_timer(state, actions);
+    await_ranks(state, policy, now, actions);
     actions.emplace_back(job_action::Recover{state.generation, state.restarts_used, failed_rank});
 }
 
@@ -574,6 +579,9 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
         case Finished: node.finished = true; break;
         case Suspended: node.suspended = true; break;
         case LetGo: note_let_go(state, event.why, now, actions); break;
+        case Slow:
+            if (state.phase == JobPhase::Running && state.in_place) await_ranks(state, policy, now, actions);
+            break;
     }
     if (state.phase == JobPhase::Suspended) {
         if (event.stage == Suspended) state.in_place->steps = std::max(state.in_place->steps, event.steps);
@@ -584,10 +592,11 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
         return std::all_of(state.nodes.begin(), state.nodes.end(),
                            [&](const JobState::Node& one) { return one.*has_come; });
     };
-    if (event.stage == Joined && state.in_place) {
-        if (!state.in_place->is_rehearsal())
-            state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
-        if (all(&JobState::Node::joined)) end_recovery(state, policy, now, actions);
+    if (event.stage == Joined && state.in_place && !state.in_place->is_rehearsal())
+        state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
+    if (event.stage == Joined && all(&JobState::Node::joined)) {
+        if (state.in_place) end_recovery(state, policy, now, actions);
+        else state.longest_start = std::max(state.longest_start, now - state.generation_started);
     }
     if (event.stage == Finished && all(&JobState::Node::finished)) release(state, actions);
     return actions;

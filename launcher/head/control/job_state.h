@@ -196,6 +196,7 @@ struct JobState {
     std::optional<Stop> held_stop;    ///< follows when the suspended workers have a world again
     int recoveries = 0;               ///< failures of the job so far that were recovered in place
     int rehearsals = 0;               ///< generations in place without a failure
+    Duration longest_start{};         ///< until all workers that started together had joined
     LostTime lost;
     std::optional<TimePoint> idle_since;  ///< when the last generation failed or was stopped
     std::string cannot_recover;           ///< the first refusal of a worker; "" none
@@ -237,7 +238,7 @@ struct WorkerEnded {
 };
 /// All workers of a node have started, or come to this stage of recovery in place (rdzv::WorkersReady).
 struct NodeReady {
-    enum class Stage : std::uint8_t { Started, Announced, Joined, Finished, Suspended, LetGo, Refused };
+    enum class Stage : std::uint8_t { Started, Announced, Joined, Finished, Suspended, LetGo, Slow, Refused };
     int node;
     Stage stage;
     std::string why = {};     ///< of a refusal, or why a worker has let go

@@ -57,7 +57,7 @@ void Agent::perform(const agent_action::SetDeadline& action) {
     loop_.cancel(deadline_timer_);
     deadline_timer_ = 0;
     if (action.when == kNever) return;
-    deadline_timer_ = loop_.call_at(action.when, [this] { feed(agent_event::DeadlinePassed{}); });
+    deadline_timer_ = loop_.call_at(action.when, [this] { feed(agent_event::DeadlinePassed{progress()}); });
 }
 
 // ---- orders of the controller
@@ -69,7 +69,8 @@ void Agent::handle(const rdzv::StartGeneration& order) {
     const bool await_gpus =
         !last_workers_.empty() && config_.spec.gpu_memory_wait > Duration::zero() && nvml::may_be_there();
     feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size()), await_gpus,
-                                     kept_ ? config_.spec.recover.within : Duration::zero(), order.in_place});
+                                     kept_ ? config_.spec.recover.within : Duration::zero(), order.in_place,
+                                     Duration(order.start_limit_ns)});
 }
 
 /// Keeps the older workers where the last generation was stopped before it had any (while it waited for the

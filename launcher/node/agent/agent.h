@@ -134,6 +134,7 @@ class Agent {
     void perform(const agent_action::ReportSuspended& action);
     void perform(const agent_action::ReportRefusal& action);
     void perform(const agent_action::ReportLetGo& action);
+    void perform(const agent_action::ReportSlow& action);
     void perform(const agent_action::KillLate& action);
     void perform(const agent_action::TellLast& action);
     void perform(const agent_action::TellRelease& action);
@@ -155,6 +156,7 @@ class Agent {
     void replace(Worker& worker, WorkerPlan plan);
     [[nodiscard]] std::int64_t steps_of(int local_rank) const;
     void report_stage(const char* stage);
+    [[nodiscard]] std::vector<AgentState::Progress> progress() const;
     void send_generation(int local_rank);
     void begin_rehearsing();
     void ask_for_rehearsal();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "env/io/proc_stat.h"
 #include "env/io/socket.h"
 #include "env/lifeline.h"
 #include "env/text.h"
@@ -62,8 +63,7 @@ void Agent::handle(const rdzv::SuspendGeneration& order) {
     // generation wait under that.
     if (state_.is_left() && order.generation > order_.generation)
         order_.generation = state_.generation = order.generation;
-    if (order.generation == order_.generation)
-        suspend(order.failed_rank, order.why, config_.spec.recover.within);
+    if (order.generation == order_.generation) suspend(order.failed_rank, order.why, Duration::max());
 }
 
 void Agent::suspend(int failed_rank, const std::string& why, Duration within) {
@@ -90,7 +90,7 @@ void Agent::recover(const rdzv::StartGeneration& order) {
         failure.exec_failure = begun.error().what;
         return static_cast<void>(send_(failure));
     }
-    feed(agent_event::RecoverRequested{order.generation});
+    feed(agent_event::RecoverRequested{order.generation, Duration(order.start_limit_ns)});
 }
 
 Status Agent::begin_in_place(const rdzv::StartGeneration& order) {
@@ -231,6 +231,7 @@ void Agent::perform(const agent_action::ReportStage& action) {
     if (action.stage == Stage::Joined) begin_rehearsing();
 }
 void Agent::perform(const agent_action::ReportSuspended&) { report_stage("suspended"); }
+void Agent::perform(const agent_action::ReportSlow&) { report_stage("slow"); }
 
 void Agent::report_stage(const char* stage) {
     rdzv::WorkersReady ready{order_.generation, stage, "", -1};
@@ -267,17 +268,26 @@ void Agent::perform(const agent_action::ReportLetGo& action) {
     send_(rdzv::WorkersReady{order_.generation, "let-go", why, steps_of(action.local_rank)});
 }
 
-/// Where some workers have not even mapped the new segment, the others wait for these.
+std::vector<AgentState::Progress> Agent::progress() const {
+    std::vector<AgentState::Progress> all;
+    if (!kept_ || !state_.is_under_way()) return all;
+    for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
+        const RankLine& line = segment_->line(i);
+        const KeptLine& kept = kept_->line(i);
+        const std::optional<ProcStat> stat = proc_stat_of(state_.workers[static_cast<std::size_t>(i)].pid);
+        all.push_back({line.joined.load() != 0, stat && stat->is_stopped(),
+                       line.started_seq.load() + line.finished_seq.load() + kept.transferred.load(),
+                       Duration(kept.slowest_ns.load())});
+    }
+    return all;
+}
+
 void Agent::perform(const agent_action::KillLate& action) {
-    std::vector<int> late = action.local_ranks;
-    const bool is_suspended = state_.phase == AgentState::Phase::Suspended;
-    const auto has_come = [this](int local_rank) { return segment_->line(local_rank).joined.load() != 0; };
-    if (!is_suspended && !std::all_of(late.begin(), late.end(), has_come)) std::erase_if(late, has_come);
     const std::string why =
-        is_suspended ? fmt::format("it has not left generation {}, which is over", order_.generation)
-                     : fmt::format("it was not ready for generation {} within {} (--recover-within)",
-                                   order_.generation, format_duration(config_.spec.recover.within));
-    for (const int local_rank : late) kill_failed(local_rank, why);
+        state_.is_recovering ? fmt::format("it was not ready for generation {} within {} (--recover-within)",
+                                           order_.generation, format_duration(config_.spec.recover.within))
+                             : fmt::format("it has not left generation {}, which is over", order_.generation);
+    for (const int local_rank : action.local_ranks) kill_failed(local_rank, why);
 }
 
 /// Kills a worker at the head's request: "RANK WHY".

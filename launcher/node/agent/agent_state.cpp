@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "env/kept.h"
+
 namespace ddprun {
 namespace {
 
@@ -16,6 +18,13 @@ void set_deadline(AgentState& state, TimePoint when, AgentActions& actions) {
     if (state.deadline == when) return;
     state.deadline = when;
     actions.emplace_back(agent_action::SetDeadline{when});
+}
+
+/// Begins to wait until workers have left a generation, or have joined one.
+void begin_wait(AgentState& state, Duration longest, TimePoint now, AgentActions& actions) {
+    state.waits_since = now;
+    state.longest_wait = longest;
+    set_deadline(state, deadline_after(now, std::min(longest, state.recover_within)), actions);
 }
 
 void kill_strays(AgentState& state, TimePoint now, AgentActions& actions) {
@@ -61,13 +70,14 @@ AgentActions on(AgentState& state, const agent_event::StartRequested& event, Tim
     state.generation = event.generation;
     state.workers.resize(static_cast<std::size_t>(event.workers));
     state.recover_within = event.recover_within;
+    state.start_limit = event.start_limit;
     state.phase = event.await_gpus ? AgentPhase::AwaitingGpus : AgentPhase::Starting;
     AgentActions actions;
     if (event.in_place && event.recover_within > Duration::zero()) {
         state.reported = AgentStage::Announced;
         state.is_recovering = true;
         for (AgentState::Worker& worker : state.workers) worker.is_new = true;
-        set_deadline(state, deadline_after(now, state.recover_within), actions);
+        begin_wait(state, Duration::max(), now, actions);
     }
     if (event.await_gpus) actions.emplace_back(agent_action::AwaitGpus{});
     else actions.emplace_back(agent_action::SpawnNext{0});
@@ -91,13 +101,14 @@ AgentActions on(AgentState& state, const agent_event::SuspendRequested& event, T
     state.is_recovering = false;
     state.awaits_head = true;
     AgentActions actions{agent_action::ReportSuspended{}};
-    set_deadline(state, deadline_after(now, std::min(event.within, state.recover_within)), actions);
+    begin_wait(state, event.within, now, actions);
     return actions;
 }
 
 AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, TimePoint now) {
     if (!state.is_under_way()) return {};
     state.generation = event.generation;
+    state.start_limit = event.start_limit;
     state.phase = AgentPhase::Starting;
     state.reported = AgentStage::Announced;
     state.is_recovering = true;
@@ -106,9 +117,10 @@ AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, T
         if (worker.state == WorkerState::Ended) worker = {.is_new = true};
         worker.stage = std::min(worker.stage, AgentStage::Announced);
         worker.has_let_go = false;
+        worker.moves = 0;
     }
     AgentActions actions;
-    set_deadline(state, deadline_after(now, state.recover_within), actions);
+    begin_wait(state, Duration::max(), now, actions);
     for (AgentAction& action : spawn_next(state, 0, now)) actions.push_back(std::move(action));
     return actions;
 }
@@ -180,25 +192,53 @@ AgentActions on(AgentState& state, const agent_event::LetGo& event, TimePoint no
         actions.emplace_back(agent_action::TellLast{event.local_rank});
         return actions;
     }
-    if (state.deadline == kNever && state.can_recover())
-        set_deadline(state, deadline_after(now, state.recover_within), actions);
+    if (state.deadline == kNever && state.can_recover()) begin_wait(state, Duration::max(), now, actions);
     if (state.phase != AgentPhase::Suspended && !std::exchange(state.told_let_go, true))
         actions.emplace_back(agent_action::ReportLetGo{event.local_rank, event.why});
     return actions;
 }
 
-/// Kills the workers for which the others wait; the head decides what follows.
-AgentActions kill_late(AgentState& state, TimePoint now) {
+bool runs(const AgentState::Worker& worker) { return worker.pid != 0 && worker.state != WorkerState::Ended; }
+
+/// True when a worker may still be in a collective of the generation. One that has finished waits for its
+/// release, and tells nothing else.
+bool may_be_in_group(const AgentState::Worker& worker) {
+    return runs(worker) && !worker.has_let_go && worker.stage != AgentStage::Finished;
+}
+
+/// Returns how long the others wait for a worker, since waits_since. A worker that computes hears of the
+/// generation's end in its next collective: no earlier than at the end of its unit.
+Duration limit_of(const AgentState& state, const AgentState::Worker& worker,
+                  const AgentState::Progress& progress) {
+    const Duration needed = progress.is_stopped ? Duration::zero()
+                            : worker.is_new     ? state.start_limit
+                                                : kSlowestUnits * progress.slowest_unit;
+    return std::min(state.longest_wait, std::max(state.recover_within, needed));
+}
+
+/// Kills the workers for which the others have waited too long; the head decides what follows.
+AgentActions kill_late(AgentState& state, const std::vector<AgentState::Progress>& known, TimePoint now) {
     agent_action::KillLate late;
+    bool is_slow = false;
+    TimePoint next = kNever;
     for (std::size_t i = 0; i < state.workers.size(); ++i) {
-        const AgentState::Worker& worker = state.workers[i];
-        const bool has_come = state.is_recovering ? worker.stage >= AgentStage::Joined : worker.has_let_go;
-        if (worker.pid != 0 && worker.state != WorkerState::Ended && !has_come)
-            late.local_ranks.push_back(static_cast<int>(i));
+        AgentState::Worker& worker = state.workers[i];
+        const AgentState::Progress progress = i < known.size() ? known[i] : AgentState::Progress{};
+        const bool moves = std::exchange(worker.moves, progress.moves) != progress.moves;
+        const bool is_missing =
+            state.is_recovering ? runs(worker) && worker.stage < AgentStage::Joined : may_be_in_group(worker);
+        if (!is_missing) continue;
+        const bool has_come = state.is_recovering && progress.has_mapped && !progress.is_stopped;
+        const TimePoint end = deadline_after(state.waits_since, limit_of(state, worker, progress));
+        const bool is_late = !has_come && now >= end;
+        if (is_late) late.local_ranks.push_back(static_cast<int>(i));
+        is_slow = is_slow || (has_come ? moves : !is_late);
+        const TimePoint again = deadline_after(now, state.recover_within);
+        next = std::min(next, is_late || has_come ? again : std::min(end, again));
     }
     AgentActions actions;
-    set_deadline(state, late.local_ranks.empty() ? kNever : deadline_after(now, state.recover_within),
-                 actions);
+    set_deadline(state, next, actions);
+    if (is_slow && state.is_recovering) actions.emplace_back(agent_action::ReportSlow{});
     if (!late.local_ranks.empty()) actions.emplace_back(std::move(late));
     return actions;
 }
@@ -312,7 +352,7 @@ AgentActions on(AgentState& state, const agent_event::KillRequested&, TimePoint 
 AgentActions give_up(AgentState& state, std::vector<pid_t> unkillable) {
     AgentActions actions;
     for (const AgentState::Worker& worker : state.workers) {
-        if (worker.pid != 0 && worker.state != WorkerState::Ended) unkillable.push_back(worker.pid);
+        if (runs(worker)) unkillable.push_back(worker.pid);
     }
     set_deadline(state, kNever, actions);
     state.phase = AgentPhase::Idle;
@@ -320,7 +360,7 @@ AgentActions give_up(AgentState& state, std::vector<pid_t> unkillable) {
     return actions;
 }
 
-AgentActions on(AgentState& state, const agent_event::DeadlinePassed&, TimePoint now) {
+AgentActions on(AgentState& state, const agent_event::DeadlinePassed& event, TimePoint now) {
     if (now < state.deadline) return {};
     switch (state.phase) {
         case AgentPhase::Stopping: return kill_all(state, now);
@@ -328,7 +368,7 @@ AgentActions on(AgentState& state, const agent_event::DeadlinePassed&, TimePoint
         case AgentPhase::Sweeping: break;
         case AgentPhase::Starting:
         case AgentPhase::Running:
-        case AgentPhase::Suspended: return kill_late(state, now);
+        case AgentPhase::Suspended: return kill_late(state, event.workers, now);
         case AgentPhase::Idle:
         case AgentPhase::AwaitingGpus: return {};
     }
@@ -381,20 +421,14 @@ bool ForwardedSignals::is_new(int signal, SignalFrom from, TimePoint now) {
     return false;
 }
 
-int AgentState::alive() const {
-    return static_cast<int>(std::count_if(workers.begin(), workers.end(), [](const Worker& worker) {
-        return worker.pid != 0 && worker.state != WorkerState::Ended;
-    }));
-}
+int AgentState::alive() const { return static_cast<int>(std::ranges::count_if(workers, runs)); }
 
 bool AgentState::is_under_way() const {
     return phase == Phase::Starting || phase == Phase::Running || phase == Phase::Suspended;
 }
 
 bool AgentState::is_left() const {
-    return phase == Phase::Suspended && std::ranges::all_of(workers, [](const Worker& worker) {
-               return worker.pid == 0 || worker.state == WorkerState::Ended || worker.has_let_go;
-           });
+    return phase == Phase::Suspended && std::ranges::none_of(workers, may_be_in_group);
 }
 
 bool AgentState::is_announcing() const {

@@ -76,10 +76,13 @@ class ForwardedSignals {
 ///
 /// Recovery in place: when all workers have announced that they survive the end of a generation, a failure
 /// ends nothing here; the head decides. RecoverRequested begins a new generation: Running goes back to
-/// Starting, which starts the workers that have ended. Workers that have not joined the new generation within
-/// `recover_within` are killed, which the head hears of as of any failure. Between the two, Running may
-/// become Suspended: the generation is over, and its workers wait until the head knows the next world. A
-/// worker that does not leave the generation within `recover_within` is killed.
+/// Starting, which starts the workers that have ended. Between the two, Running may become Suspended: the
+/// generation is over, and its workers wait until the head knows the next world.
+///
+/// Workers that do not leave a generation, or do not come to the next one, are killed when their time is over
+/// (limit_of in agent_state.cpp), which the head hears of as of any failure. A worker that has mapped the
+/// next generation's segment has come: it waits for others, maybe of another node, and only the head gives it
+/// up.
 struct AgentState {
     enum class Phase : std::uint8_t {
         Idle,
@@ -101,6 +104,15 @@ struct AgentState {
         bool has_let_go = false;   ///< it has left the group of this generation
         bool is_new = false;       ///< it replaces another one, and has not joined yet
         bool stop_is_due = false;  ///< it gets the stop signal when it has joined
+        std::uint64_t moves = 0;   ///< Progress::moves at the last look
+    };
+    /// What a worker's shared memory tells of it.
+    struct Progress {
+        bool has_mapped = false;  ///< the segment of this generation
+        bool is_stopped = false;  ///< by SIGSTOP or a debugger
+        std::uint64_t moves =
+            0;  ///< its collectives in this generation, and tensors that it gave or received
+        Duration slowest_unit = {};  ///< the longest time between two of its commits; zero: not known
     };
 
     Phase phase = Phase::Idle;
@@ -113,6 +125,9 @@ struct AgentState {
     int stop_signal = 0;
     TimePoint deadline = kNever;   ///< of the grace, of the sweep, or of a recovery
     Duration recover_within{};     ///< zero: no recovery in place
+    Duration start_limit{};        ///< the time that workers which start have to join, where it is longer
+    TimePoint waits_since{};       ///< when workers were told to leave a generation, or to join one
+    Duration longest_wait{};       ///< since then, for any worker
     Stage reported = Stage::None;  ///< the stage that all workers have reached, as the head knows
     bool refuses = false;          ///< a worker has said that it does not survive the end of a generation
     bool is_recovering = false;    ///< a generation in place has begun, and not all have joined it
@@ -143,15 +158,17 @@ struct StartRequested {
     bool await_gpus = false;
     Duration recover_within{};  ///< zero: workers are not asked whether they can recover in place
     bool in_place = false;      ///< the workers join others, which go on
+    Duration start_limit{};
 };
 /// The generation is over, and no worker is stopped: RecoverRequested or StopRequested follows. A worker that
 /// has not left the generation `within` that time is killed.
 struct SuspendRequested {
-    Duration within = Duration::max();  ///< at most `recover_within`
+    Duration within = Duration::max();
 };
 /// Starts the workers that have ended again, in a new generation; the others go on.
 struct RecoverRequested {
     std::uint64_t generation;
+    Duration start_limit{};
 };
 /// A worker says how far it is; `generation` is the one that it has joined or finished.
 struct StageReached {
@@ -193,7 +210,9 @@ struct StopRequested {
 };
 /// The second Ctrl-C or a lost controller: no grace.
 struct KillRequested {};
-struct DeadlinePassed {};
+struct DeadlinePassed {
+    std::vector<AgentState::Progress> workers = {};  ///< by local rank; empty: not known
+};
 /// The result of one search for stray descendants.
 struct Swept {
     std::vector<pid_t> still_there;
@@ -228,6 +247,9 @@ struct ReportLetGo {
     int local_rank;
     std::string why;
 };
+/// Not all workers have joined the generation, but those that are missing may still do so, or receive a
+/// state.
+struct ReportSlow {};
 /// Kill these workers as failed ones: the others wait for them.
 struct KillLate {
     std::vector<int> local_ranks;
@@ -280,13 +302,12 @@ struct ReportEnded {
 };
 }  // namespace agent_action
 
-using AgentAction =
-    std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted,
-                 agent_action::ReportStage, agent_action::ReportSuspended, agent_action::ReportRefusal,
-                 agent_action::ReportLetGo, agent_action::KillLate, agent_action::TellLast,
-                 agent_action::TellRelease, agent_action::SignalWorker, agent_action::BuryGroup,
-                 agent_action::ReapStranger, agent_action::ReportExit, agent_action::Sweep,
-                 agent_action::ReportStrays, agent_action::SetDeadline, agent_action::ReportEnded>;
+using AgentAction = std::variant<
+    agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted, agent_action::ReportStage,
+    agent_action::ReportSuspended, agent_action::ReportRefusal, agent_action::ReportLetGo,
+    agent_action::ReportSlow, agent_action::KillLate, agent_action::TellLast, agent_action::TellRelease,
+    agent_action::SignalWorker, agent_action::BuryGroup, agent_action::ReapStranger, agent_action::ReportExit,
+    agent_action::Sweep, agent_action::ReportStrays, agent_action::SetDeadline, agent_action::ReportEnded>;
 
 /// How long a worker's descendants may go on after SIGTERM.
 inline constexpr Duration kStrayGrace = std::chrono::seconds(2);

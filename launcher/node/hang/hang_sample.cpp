@@ -103,7 +103,7 @@ HangSample sample_rank(int rank, pid_t pid, const RankLine& line) {
         sample.io_bytes += io_bytes(process);
         if (process != pid) continue;
         sample.alive = !stat->is_dead();
-        sample.stopped = stat->state == 'T' || stat->state == 't';
+        sample.stopped = stat->is_stopped();
     }
     const auto per_second = static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
     sample.cpu = std::chrono::nanoseconds(ticks * (1'000'000'000 / per_second));

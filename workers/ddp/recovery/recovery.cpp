@@ -330,7 +330,7 @@ class Recovery::Impl {
             const bool receives = std::ranges::any_of(
                 round, [&](const Transfer& one) { return static_cast<int>(one.to) == group->rank(); });
             if (receives) is_whole = false, is_torn = true;
-            run_round(*group, round, tensors);
+            run_round(*group, round, tensors, &memory.line().transferred);
             if (receives) {
                 state.set_texts(device, texts);
                 state.announce_loaded();
@@ -406,9 +406,11 @@ class Recovery::Impl {
 
     void finish_unit() {
         ddprun::KeptLine& line = memory.line();
-        const auto useful = MonotonicClock::now() - unit_began;
-        line.useful_ns.store(line.useful_ns.load(std::memory_order_relaxed) + useful.count(),
+        const std::int64_t useful = (MonotonicClock::now() - unit_began).count();
+        line.useful_ns.store(line.useful_ns.load(std::memory_order_relaxed) + useful,
                              std::memory_order_relaxed);
+        line.slowest_ns.store(std::max(line.slowest_ns.load(std::memory_order_relaxed), useful),
+                              std::memory_order_relaxed);
         line.generation.store(context.generation(), std::memory_order_relaxed);
         take_commits(commits + 1);
         begin_unit();

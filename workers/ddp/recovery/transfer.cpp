@@ -71,7 +71,8 @@ std::vector<TransferRound> plan_transfers(std::span<const Holder> ranks) {
     return rounds;
 }
 
-void run_round(ProcessGroup& group, const TransferRound& round, std::span<const Tensor> state) {
+void run_round(ProcessGroup& group, const TransferRound& round, std::span<const Tensor> state,
+               std::atomic<std::uint64_t>* moved) {
     // A pair is a group of its own: its broadcast is more than twice as fast as messages.
     int color = -1;
     bool gives = false;
@@ -83,7 +84,10 @@ void run_round(ProcessGroup& group, const TransferRound& round, std::span<const 
     }
     const auto pair = group.split(color, gives ? 0 : 1);
     if (pair == nullptr) return;
-    for (const Tensor& tensor : state) pair->broadcast(tensor.memory, 0).synchronize();
+    for (const Tensor& tensor : state) {
+        pair->broadcast(tensor.memory, 0).synchronize();
+        if (moved != nullptr) moved->fetch_add(1, std::memory_order_relaxed);
+    }
 }
 
 }  // namespace ddp

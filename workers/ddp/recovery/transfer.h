@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -34,7 +35,9 @@ std::uint64_t newest_state(std::span<const Holder> ranks);
 /// have it, or nobody is whole. Pure.
 std::vector<TransferRound> plan_transfers(std::span<const Holder> ranks);
 
-/// Collective, blocking: a round of transfers of these tensors. Throws the group's errors.
-void run_round(ProcessGroup& group, const TransferRound& round, std::span<const Tensor> state);
+/// Collective, blocking: a round of transfers of these tensors, which `moved` counts. Throws the group's
+/// errors.
+void run_round(ProcessGroup& group, const TransferRound& round, std::span<const Tensor> state,
+               std::atomic<std::uint64_t>* moved = nullptr);
 
 }  // namespace ddp
