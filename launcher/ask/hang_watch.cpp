@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "env/text.h"
-#include "launcher/head/control/in_place.h"
 #include "launcher/node/hang/nccl_ras.h"
 #include "launcher/node/hang/stack_text.h"
 
@@ -26,6 +25,7 @@ NodeLook sample_node(const Agent& agent, const std::string& host) {
         look.ranks.push_back(sample_rank(agent.first_rank() + local_rank, state.workers[i].pid,
                                          agent.segment()->line(local_rank)));
         look.ranks.back().host = host;
+        look.ranks.back().slowest_unit = agent.slowest_unit(local_rank);
         // The pid of a process that has ended may be another's by now.
         if (state.workers[i].state == WorkerState::Ended) look.ranks.back().alive = false;
     }
@@ -52,7 +52,7 @@ HangWatch::~HangWatch() { loop_.cancel(timer_); }
 bool HangWatch::is_running(std::uint64_t generation) const {
     // A recovery has its own limit.
     const JobState& state = controller_.state();
-    const bool is_meant = which_ == Which::AllJobs || all_can_recover(state);
+    const bool is_meant = which_ == Which::AllJobs || controller_.can_replace_hanging_rank();
     return state.phase == JobState::Phase::Running && state.generation == generation && !state.in_place &&
            is_meant;
 }
@@ -99,9 +99,8 @@ void HangWatch::judge(const std::vector<NodeAnswer>& answers) {
     if (answers.size() == 1) {
         for (HangSample& sample : samples) sample.host.clear();
     }
-    // Where nobody asked, a job is not ended because all ranks wait: they may wait for data.
     const std::optional<HangVerdict> verdict = detector_.feed(samples, MonotonicClock::now());
-    if (verdict && (which_ == Which::AllJobs || verdict->culprit >= 0)) return investigate(*verdict);
+    if (verdict && (which_ == Which::AllJobs || verdict->is_overdue)) return investigate(*verdict);
     sample_later();
 }
 

@@ -29,8 +29,8 @@ class HangWatch {
     /// The endpoint of the RAS service of this job's NCCL; nullopt: it has none.
     using RasAddress = std::function<std::optional<Endpoint>()>;
 
-    /// Recoverable: only jobs whose workers can all recover in place, and only for a rank that keeps the
-    /// others waiting.
+    /// Recoverable: only jobs in which a rank that hangs starts again in place, and only for an overdue one
+    /// (HangVerdict): a job that nobody asked to watch is not ended.
     enum class Which : std::uint8_t { AllJobs, Recoverable };
 
     HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Survey& survey,

@@ -145,7 +145,9 @@ void Head::watch_for_hangs() {
             return ras_endpoint(node_.agent->variable(0, "NCCL_RAS_ENABLE"),
                                 node_.agent->variable(0, "NCCL_RAS_ADDR"));
         },
-        [this](const HangVerdict& verdict) { controller_.hang_found(verdict.what, verdict.culprit); });
+        [this, is_asked](const HangVerdict& verdict) {
+            controller_.hang_found(verdict.what, verdict.culprit, is_asked);
+        });
 }
 
 void Head::write_curves() {

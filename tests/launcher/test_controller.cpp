@@ -156,7 +156,7 @@ TEST(Controller, SendsEachNodeOnlyItsOwnPlace) {
 
 TEST(Controller, ErrorsAfterADetectedHangAreNotTheCause) {
     ControlledJob job(3);
-    job->hang_found("rank 1 has been stopped", 1);
+    job->hang_found("rank 1 has been stopped", 1, true);
     job.exits(0, failed(1, 0ms));
     rdzv::WorkerExited reporting = failed(SIGTERM, 0ms);
     reporting.signaled = reporting.stopped_failing = true;
@@ -169,7 +169,7 @@ TEST(Controller, ErrorsAfterADetectedHangAreNotTheCause) {
 
 TEST(Controller, AnErrorReportBeforeTheHangIsTheCause) {
     ControlledJob job(2);
-    job->hang_found("rank 0 waits for rank 1", 1);
+    job->hang_found("rank 0 waits for rank 1", 1, true);
     rdzv::WorkerExited reporting = failed(SIGTERM, 30s);
     reporting.signaled = reporting.stopped_failing = true;
     job.exits(1, reporting);

@@ -208,6 +208,44 @@ TEST_F(HangDetection, AStoppedRankForWhichOthersWaitIsAHang) {
     EXPECT_EQ(verdict->culprit, 0);
 }
 
+TEST_F(HangDetection, ARankThatComputesIsOverdueAfterThriceItsSlowestUnit) {
+    for (const int rank : {1, 2, 3}) in_collective(rank, 812);
+    finished(0, 811);
+    const auto is_overdue = [&] {
+        const auto verdict = watch(1);
+        return verdict && verdict->is_overdue;
+    };
+    EXPECT_FALSE(watch(10));
+    for (int i = 0; i < 100; ++i) EXPECT_FALSE(is_overdue()) << "it has committed nothing yet";
+    ranks_[0].slowest_unit = 50s;
+    for (int i = 0; i < 40; ++i) EXPECT_FALSE(is_overdue()) << i;
+    EXPECT_TRUE(is_overdue());
+}
+
+TEST_F(HangDetection, ARankThatDoesNothingIsOverdueAtOnceAndTheOneThatComputesIsNotToBlame) {
+    for (const int rank : {1, 3}) in_collective(rank, 812);
+    for (const int rank : {0, 2}) finished(rank, 811);
+    ranks_[2].stopped = true;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 2);
+    EXPECT_TRUE(verdict->is_overdue);
+}
+
+TEST_F(HangDetection, NoRankIsOverdueWhereNobodyWaits) {
+    for (HangSample& sample : ranks_) {
+        sample.progress_ns = 1;
+        sample.slowest_unit = 1s;
+    }
+    const auto silent = watch(100);
+    ASSERT_TRUE(silent) << "all ranks compute in a long evaluation, for example";
+    EXPECT_FALSE(silent->is_overdue);
+    for (HangSample& sample : ranks_) sample.step = sample.rank == 2 ? 811 : 812;
+    const auto behind = watch(100);
+    ASSERT_TRUE(behind);
+    EXPECT_TRUE(behind->is_overdue);
+}
+
 TEST_F(HangDetection, ANewGenerationBeginsAnew) {
     works_ = false;
     EXPECT_FALSE(watch(8));

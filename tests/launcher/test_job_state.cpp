@@ -893,6 +893,19 @@ TEST(InPlace, AHangWithoutACulpritOrAfterAVainKillRestartsTheGang) {
     }
 }
 
+TEST(InPlace, AHangThatNobodyAskedForEndsNoJob) {
+    Job job = recoverable();
+    job.tell(job_event::NodeReady{0, Stage::Finished});
+    const auto actions = job.tell(job_event::HangFound{"rank 0 is busy", 0, false});
+    EXPECT_EQ(text_of(actions), "the hang ends nothing without --hang-timeout: all ranks had finished\n");
+    EXPECT_EQ(actions.size(), 1u);
+    EXPECT_FALSE(decide_on_hang(job.state, job.policy, job.now).in_place) << "it is not even looked for";
+    Job vain = recoverable();
+    vain.tell(job_event::HangFound{"rank 2 stands still", 2, false});
+    EXPECT_EQ(vain.tell(job_event::HangFound{"rank 2 stands still", 2, false}).size(), 1u);
+    EXPECT_FALSE(vain.state.hung);
+}
+
 TEST(InPlace, ARestartOfTheGangAsksTheWorkersAnew) {
     Job job = recoverable(4, 2);
     job.tell(job_event::NodeReady{0, Stage::Refused, "rank 3: backend mpi"});

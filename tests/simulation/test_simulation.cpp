@@ -656,7 +656,7 @@ class SimulatedJob {
         if (head_agent() == nullptr) return;
         tell("the workers hang");
         any_failed_ = true;
-        latest().controller->hang_found("rank 0 hangs", 0);
+        latest().controller->hang_found("rank 0 hangs", 0, true);
     }
     /// Sets a walltime. From now on any end of a generation may end the job.
     void set_walltime() {

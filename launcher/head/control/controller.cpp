@@ -465,8 +465,11 @@ void Controller::stop(int signal, rdzv::AgentId source) {
 void Controller::preempt(int signal, const std::string& why, std::optional<Duration> left) {
     without_successor([this, signal, why, left] { feed(job_event::PreemptAsked{signal, why, left}); });
 }
-void Controller::hang_found(const std::string& what, int culprit) {
-    feed(job_event::HangFound{what, culprit});
+void Controller::hang_found(const std::string& what, int culprit, bool was_asked) {
+    feed(job_event::HangFound{what, culprit, was_asked});
+}
+bool Controller::can_replace_hanging_rank() const {
+    return decide_on_hang(state_, policy_, MonotonicClock::now()).in_place;
 }
 void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
 

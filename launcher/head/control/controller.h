@@ -101,8 +101,11 @@ class Controller {
     void stop(int signal) { stop(signal, kThisProcess); }
     /// `left`: the time until the scheduler ends the job itself; nullopt: not known.
     void preempt(int signal, const std::string& why, std::optional<Duration> left = {});
-    /// `culprit`: the rank to look at first; -1 none.
-    void hang_found(const std::string& what, int culprit);
+    /// `culprit`: the rank to look at first; -1 none. `was_asked`: by --hang-timeout; else the job is not
+    /// ended.
+    void hang_found(const std::string& what, int culprit, bool was_asked);
+    /// True when a rank that hangs would be killed and started again, and the job would go on.
+    [[nodiscard]] bool can_replace_hanging_rank() const;
     /// `time_up`: when the job will be stopped for its walltime.
     void walltime_known(TimePoint time_up);
     /// Ends the job before any worker has started, because required hosts cannot take part.

@@ -35,6 +35,12 @@ InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, 
     return {true, ""};
 }
 
+InPlaceDecision decide_on_hang(const JobState& state, const JobPolicy& policy, TimePoint now) {
+    if (state.hang_ended == state.generation)
+        return {false, "it does not tell which rank is to start again"};
+    return decide_in_place(state, policy, {}, {.ranks = state.ranks(), .lost = 1}, now);
+}
+
 std::string describe_recovery(const JobState& state, RecoverSpec::Mode mode) {
     if (mode != RecoverSpec::Mode::Auto) return std::string(without_recovery(mode));
     if (!state.cannot_recover.empty()) return "all ranks restart (" + state.cannot_recover + ")";

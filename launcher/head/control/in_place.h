@@ -16,6 +16,9 @@ struct InPlaceDecision {
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,
                                 const JobState::InPlace& recovery, TimePoint now);
 
+/// Decides whether a rank that hangs is killed, to start again in place. Pure.
+InPlaceDecision decide_on_hang(const JobState& state, const JobPolicy& policy, TimePoint now);
+
 /// True when all workers have announced that they survive the end of a generation.
 bool all_can_recover(const JobState& state);
 

@@ -961,22 +961,21 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
 JobActions on(JobState& state, const job_event::HangFound& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     if (state.phase != JobPhase::Running) return actions;
-    JobState::InPlace one = recovery_of(state, event.what, true, now);
-    one.lost = 1;
-    one.failed.clear();
-    const InPlaceDecision decision = decide_in_place(state, policy, {}, one, now);
-    const bool may_end_one = event.culprit >= 0 && state.hang_ended != state.generation;
-    if (decision.in_place && may_end_one) {  // its end is recovered as any other
+    InPlaceDecision decision = decide_on_hang(state, policy, now);
+    if (decision.in_place && event.culprit >= 0) {  // its end is recovered as any other
         state.hang_ended = state.generation;
         actions.emplace_back(job_action::KillRank{event.culprit, event.what});
         return actions;
     }
-    const std::string not_in_place =
-        decision.in_place ? "it does not tell which rank is to start again" : decision.why;
+    if (decision.in_place) decision.why = "it does not tell which rank is to start again";
+    if (!event.was_asked) {
+        say(actions, fmt::format("the hang ends nothing without --hang-timeout: {}", decision.why));
+        return actions;
+    }
     decide_on_failure(state, event.what, now);
     state.hung = true;
     fail(state, FailureFacts{}, event.culprit, event.what, After::Restart, policy, now, actions,
-         not_in_place);
+         decision.why);
     return actions;
 }
 

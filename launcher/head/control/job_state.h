@@ -285,6 +285,7 @@ struct PreemptAsked {
 struct HangFound {
     std::string what;
     int culprit = -1;
+    bool was_asked = true;  ///< for the detector, by --hang-timeout
 };
 /// `time_up`: when the job is stopped for its walltime, by us or by the scheduler.
 struct WalltimeKnown {

@@ -103,6 +103,8 @@ class Agent {
     [[nodiscard]] std::optional<CommittedTime> committed_time(int local_rank) const;
     /// Of the worker that has committed most.
     [[nodiscard]] CommittedTime most_committed() const;
+    /// The longest time between two commits of this worker's rank; zero: it has committed nothing.
+    [[nodiscard]] Duration slowest_unit(int local_rank) const;
     /// The content of the error file of this node's worker `rank`; "" none, or not this node's worker.
     [[nodiscard]] std::string error_report(int rank) const;
     /// The first worker of this node that failed by itself in this generation; nullopt: none.

@@ -217,6 +217,10 @@ std::optional<CommittedTime> Agent::committed_time(int local_rank) const {
     return CommittedTime{steps_of(local_rank), kept_->commits(local_rank), kept_->useful(local_rank)};
 }
 
+Duration Agent::slowest_unit(int local_rank) const {
+    return kept_ ? Duration(kept_->line(local_rank).slowest_ns.load()) : Duration::zero();
+}
+
 CommittedTime Agent::most_committed() const {
     CommittedTime most;
     for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
@@ -273,11 +277,10 @@ std::vector<AgentState::Progress> Agent::progress() const {
     if (!kept_ || !state_.is_under_way()) return all;
     for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
         const RankLine& line = segment_->line(i);
-        const KeptLine& kept = kept_->line(i);
         const std::optional<ProcStat> stat = proc_stat_of(state_.workers[static_cast<std::size_t>(i)].pid);
         all.push_back({line.joined.load() != 0, stat && stat->is_stopped(),
-                       line.started_seq.load() + line.finished_seq.load() + kept.transferred.load(),
-                       Duration(kept.slowest_ns.load())});
+                       line.started_seq.load() + line.finished_seq.load() + kept_->line(i).transferred.load(),
+                       slowest_unit(i)});
     }
     return all;
 }

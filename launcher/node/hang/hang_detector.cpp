@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "env/kept.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -84,8 +85,24 @@ void HangDetector::update(Watch& watch, const HangSample& sample, TimePoint now)
 std::string HangDetector::doing(const Watch& watch, TimePoint now) const {
     if (!watch.last.alive) return "it has ended";
     if (watch.last.stopped) return "it is stopped, by SIGSTOP or a debugger";
-    if (now - watch.idle_since >= timeout_) return "it does nothing";
-    return "it is busy with something else";
+    return computes(watch, now) ? "it is busy with something else" : "it does nothing";
+}
+
+bool HangDetector::computes(const Watch& watch, TimePoint now) const {
+    return watch.last.alive && !watch.last.stopped && now - watch.idle_since < timeout_;
+}
+
+/// `since`: others have waited for this rank since then.
+bool HangDetector::is_overdue(const Watch& watch, TimePoint since, TimePoint now) const {
+    const Duration limit = kSlowestUnits * watch.last.slowest_unit;
+    return !computes(watch, now) || (limit > Duration::zero() && now - since >= limit);
+}
+
+/// The verdict on ranks of which none is missing: only a stopped one (null: there is none) is to blame.
+HangVerdict HangDetector::blame(const Watch* stopped, std::string what) {
+    if (stopped == nullptr) return {-1, std::move(what)};
+    return {stopped->last.rank,
+            fmt::format("{}; {} is stopped, by SIGSTOP or a debugger", what, name(stopped->last)), true};
 }
 
 std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
@@ -100,7 +117,7 @@ std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
     const std::uint64_t seq = waiting->last.started_seq;
     std::vector<int> in_it, missing;
     std::vector<std::string> clauses;
-    const Watch* stopped = nullptr;
+    const Watch *stopped = nullptr, *culprit = nullptr;
     for (const Watch& watch : watches_) {
         const HangSample& sample = watch.last;
         if (sample.joined && sample.started_seq > seq) return std::nullopt;  // it went on meanwhile
@@ -110,6 +127,7 @@ std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
             continue;
         }
         missing.push_back(sample.rank);
+        if (culprit == nullptr || (computes(*culprit, now) && !computes(watch, now))) culprit = &watch;
         if (inside(sample)) clauses.push_back(fmt::format("{} is in {}", name(sample), collective(sample)));
         else
             clauses.push_back(fmt::format("{} has not called {} ({})", name(sample),
@@ -117,19 +135,16 @@ std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
     }
     const std::string span = format_duration(now - waiting->collective_since);
     if (missing.empty()) {
-        const std::string culprit =
-            stopped == nullptr
-                ? ""
-                : fmt::format("; {} is stopped, by SIGSTOP or a debugger", name(stopped->last));
-        return HangVerdict{
-            stopped == nullptr ? -1 : stopped->last.rank,
-            fmt::format("all ranks have been in {} for {}{}", collective(waiting->last), span, culprit)};
+        return blame(stopped,
+                     fmt::format("all ranks have been in {} for {}", collective(waiting->last), span));
     }
     constexpr std::size_t kMostClauses = 8;
     if (clauses.size() > kMostClauses)
         clauses = {fmt::format("{} have not called {}", ranks_text(missing), collective(waiting->last))};
-    return HangVerdict{missing.front(), fmt::format("{}; {} wait{} for it since {}", join(clauses, "; "),
-                                                    ranks_text(in_it), in_it.size() == 1 ? "s" : "", span)};
+    return HangVerdict{culprit->last.rank,
+                       fmt::format("{}; {} wait{} for it since {}", join(clauses, "; "), ranks_text(in_it),
+                                   in_it.size() == 1 ? "s" : "", span),
+                       is_overdue(*culprit, waiting->collective_since, now)};
 }
 
 std::optional<HangVerdict> HangDetector::stopped_rank(TimePoint now) const {
@@ -137,7 +152,8 @@ std::optional<HangVerdict> HangDetector::stopped_rank(TimePoint now) const {
         if (!watch.last.alive || !watch.last.stopped || now - watch.stopped_since < timeout_) continue;
         return HangVerdict{watch.last.rank,
                            fmt::format("{} has been stopped, by SIGSTOP or a debugger, for {}",
-                                       name(watch.last), format_duration(now - watch.stopped_since))};
+                                       name(watch.last), format_duration(now - watch.stopped_since)),
+                           true};
     }
     return std::nullopt;
 }
@@ -169,7 +185,8 @@ std::optional<HangVerdict> HangDetector::lost_heartbeat(TimePoint now) const {
     if (!never.empty())
         what +=
             fmt::format("; {} ha{} never reported any", ranks_text(never), never.size() == 1 ? "s" : "ve");
-    return HangVerdict{culprit.last.rank, std::move(what)};
+    return HangVerdict{culprit.last.rank, std::move(what),
+                       is_behind && is_overdue(culprit, culprit.heartbeat_since, now)};
 }
 
 std::optional<HangVerdict> HangDetector::all_idle(TimePoint now) const {
@@ -184,12 +201,8 @@ std::optional<HangVerdict> HangDetector::all_idle(TimePoint now) const {
         if (watch.last.stopped && stopped == nullptr) stopped = &watch;
     }
     if (!any) return std::nullopt;
-    const std::string culprit =
-        stopped == nullptr ? ""
-                           : fmt::format("; {} is stopped, by SIGSTOP or a debugger", name(stopped->last));
-    return HangVerdict{stopped == nullptr ? -1 : stopped->last.rank,
-                       fmt::format("no rank has used processor time, read or written anything for {}{}",
-                                   format_duration(now - since), culprit)};
+    return blame(stopped, fmt::format("no rank has used processor time, read or written anything for {}",
+                                      format_duration(now - since)));
 }
 
 }  // namespace ddprun

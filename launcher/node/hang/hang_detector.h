@@ -25,13 +25,17 @@ struct HangSample {
     std::uint64_t finished_seq = 0;
     SegmentOp operation = SegmentOp::None;
     std::uint64_t bytes = 0;
-    bool awaited = false;  ///< the rank has announced that the others must wait for it
+    bool awaited = false;     ///< the rank has announced that the others must wait for it
+    Duration slowest_unit{};  ///< the longest time between two of its commits; zero: it has committed nothing
     bool operator==(const HangSample&) const = default;
 };
 
 struct HangVerdict {
     int culprit = -1;  ///< the rank to examine first; -1: none
     std::string what;  ///< "rank 2 has not called all_reduce #812; ranks 0-1, 3 wait in it for 31 s"
+    /// Others wait for the culprit, which is stopped, does nothing, or has computed for kSlowestUnits times
+    /// its slowest unit. False as well before its first commit, while it computes.
+    bool is_overdue = false;
 };
 
 /// Decides whether the workers of a job hang, and which rank the others wait for. Pure.
@@ -65,11 +69,14 @@ class HangDetector {
 
     void begin(const std::vector<HangSample>& samples, TimePoint now);
     void update(Watch& watch, const HangSample& sample, TimePoint now) const;
+    static HangVerdict blame(const Watch* stopped, std::string what);
     [[nodiscard]] std::optional<HangVerdict> stuck_collective(TimePoint now) const;
     [[nodiscard]] std::optional<HangVerdict> stopped_rank(TimePoint now) const;
     [[nodiscard]] std::optional<HangVerdict> lost_heartbeat(TimePoint now) const;
     [[nodiscard]] std::optional<HangVerdict> all_idle(TimePoint now) const;
     [[nodiscard]] std::string doing(const Watch& watch, TimePoint now) const;
+    [[nodiscard]] bool computes(const Watch& watch, TimePoint now) const;
+    [[nodiscard]] bool is_overdue(const Watch& watch, TimePoint since, TimePoint now) const;
 
     Duration timeout_;
     std::vector<Watch> watches_;

@@ -43,7 +43,8 @@ void read_segment(HangSample& sample, const RankLine& line) {
 
 /// The values of a rank's array in their order: names would be most of the text.
 template <class Sample, class Field>
-void each_value(Sample& sample, std::int64_t& cpu_ns, std::uint32_t& operation, const Field& field) {
+void each_value(Sample& sample, std::int64_t& cpu_ns, std::int64_t& slowest_ns, std::uint32_t& operation,
+                const Field& field) {
     field(sample.rank);
     field(sample.alive);
     field(sample.stopped);
@@ -57,24 +58,25 @@ void each_value(Sample& sample, std::int64_t& cpu_ns, std::uint32_t& operation, 
     field(sample.bytes);
     field(sample.step);
     field(sample.awaited);
+    field(slowest_ns);
 }
 
 Json json_of(const HangSample& sample) {
     Json list = Json::array();
-    std::int64_t cpu_ns = sample.cpu.count();
+    std::int64_t cpu_ns = sample.cpu.count(), slowest_ns = sample.slowest_unit.count();
     auto operation = static_cast<std::uint32_t>(sample.operation);
-    each_value(sample, cpu_ns, operation, [&](const auto& value) { list.push_back(value); });
+    each_value(sample, cpu_ns, slowest_ns, operation, [&](const auto& value) { list.push_back(value); });
     return list;
 }
 
 /// nullopt where a value is absent, of another kind, or does not fit.
 std::optional<HangSample> sample_from(const Json& json) {
     HangSample sample;
-    std::int64_t cpu_ns = 0;
+    std::int64_t cpu_ns = 0, slowest_ns = 0;
     std::uint32_t operation = 0;
     const Json::array_t& values = elements(json);
     std::size_t at = 0, taken = 0;
-    each_value(sample, cpu_ns, operation, [&]<class T>(T& into) {
+    each_value(sample, cpu_ns, slowest_ns, operation, [&]<class T>(T& into) {
         const Result<T> value = as<T>(at < values.size() ? values[at] : Json());
         if (value) into = *value;
         taken += value ? 1 : 0;
@@ -82,6 +84,7 @@ std::optional<HangSample> sample_from(const Json& json) {
     });
     if (taken != at) return std::nullopt;
     sample.cpu = Duration(cpu_ns);
+    sample.slowest_unit = Duration(slowest_ns);
     sample.operation = static_cast<SegmentOp>(operation);
     return sample;
 }
