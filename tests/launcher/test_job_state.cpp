@@ -1112,6 +1112,19 @@ TEST(InPlaceNodes, MoreThanHalfOfTheRanksRestart) {
     EXPECT_EQ(job.state.after, JobState::After::Rejoin);
 }
 
+TEST(InPlaceNodes, ANodeThatDoesNotConfirmTheEndOfItsGenerationIsNotAwaitedForEver) {
+    Nodes job(4, 1);
+    job.loses(1);
+    job.passes(100ms);
+    job.confirm({0, 2});
+    const auto actions = job.passes(2 * job.policy.recover.within + kJoinPatience);
+    EXPECT_THAT(text_of(actions),
+                HasSubstr("root cause: node node02: closed; not recovered in place: not all "
+                          "nodes were ready 2 min 10 s later"));
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(job.state.after, JobState::After::Rejoin);
+}
+
 TEST(InPlaceNodes, TooFewNodesWhileTheOthersWaitRestart) {
     Nodes job(4, 1);
     job.loses(3);

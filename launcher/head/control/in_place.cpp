@@ -36,8 +36,7 @@ InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, 
 }
 
 InPlaceDecision decide_on_hang(const JobState& state, const JobPolicy& policy, TimePoint now) {
-    if (state.hang_ended == state.generation)
-        return {false, "it does not tell which rank is to start again"};
+    if (state.hang_ended == state.generation) return {false, "it does not tell which rank is to start again"};
     return decide_in_place(state, policy, {}, {.ranks = state.ranks(), .lost = 1}, now);
 }
 

@@ -105,8 +105,11 @@ void forget_what_is_due(JobState& state) {
     state.grow_at = kNever;
 }
 
-/// Sets the timer for what is due next while workers run.
+/// Sets the timer for what is due next while workers go on, or wait to go on.
 void set_running_timer(JobState& state, JobActions& actions) {
+    const bool awaits_losses =
+        state.phase == JobPhase::Suspended && state.in_place->losses_until != TimePoint{};
+    if (awaits_losses) return set_timer(state, state.in_place->losses_until, actions);
     const TimePoint give_up = state.in_place ? state.in_place->give_up : kNever;
     set_timer(state, std::min({give_up, state.leave.at, state.let_go.at, state.grow_at}), actions);
 }
@@ -300,9 +303,10 @@ void note_steps(RestartHistory& history, std::int64_t steps) {
     history.recovered_step = std::max(history.recovered_step, steps);
 }
 
-/// Waits until all ranks have joined the generation in place. An agent kills workers that are late; the rest
-/// of the time is for one whose kill does not help, or that waits for others.
-void await_ranks(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+/// Waits until all ranks have joined the generation in place, or all nodes have suspended theirs. An agent
+/// kills workers that are late; the rest of the time is for one whose kill does not help, or that waits for
+/// others.
+void await_nodes(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     state.in_place->give_up = deadline_after(now, 2 * policy.recover.within + kJoinPatience);
     set_running_timer(state, actions);
 }
@@ -315,7 +319,7 @@ void begin_in_place(JobState& state, int failed_rank, const JobPolicy& policy, T
     state.grow_at = kNever;
     for (JobState::Node& node : state.nodes)
         node.knows = node.joined = node.finished = node.suspended = false;
-    await_ranks(state, policy, now, actions);
+    await_nodes(state, policy, now, actions);
     actions.emplace_back(job_action::Recover{state.generation, state.restarts_used, failed_rank});
 }
 
@@ -344,7 +348,8 @@ void suspend(JobState& state, JobState::InPlace recovery, Duration wait, const s
     state.phase = JobPhase::Suspended;
     state.leave = state.let_go = {};
     state.grow_at = kNever;
-    set_timer(state, wait > Duration::zero() ? deadline_after(now, wait) : kNever, actions);
+    state.in_place->losses_until = wait > Duration::zero() ? deadline_after(now, wait) : TimePoint{};
+    await_nodes(state, policy, now, actions);
     const std::vector<int>& failed = state.in_place->failed;
     actions.emplace_back(job_action::Suspend{failed.empty() ? -1 : failed.front(), why});
     for (std::size_t i = 0; i < state.nodes.size(); ++i) {
@@ -365,7 +370,7 @@ void fail_recovery(JobState& state, const JobState::InPlace& recovery, const std
 /// Asks for the next world once all nodes have confirmed that the generation is over, and no further loss is
 /// expected.
 void reform_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
-    if (state.phase != JobPhase::Suspended || state.timer != kNever) return;
+    if (state.phase != JobPhase::Suspended || state.in_place->losses_until != TimePoint{}) return;
     const auto is_awaited = [](const JobState::Node& node) {
         return !node.lost && !node.leaving && !node.ended && !node.suspended;
     };
@@ -580,7 +585,7 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
         case Suspended: node.suspended = true; break;
         case LetGo: note_let_go(state, event.why, now, actions); break;
         case Slow:
-            if (state.phase == JobPhase::Running && state.in_place) await_ranks(state, policy, now, actions);
+            if (state.phase == JobPhase::Running && state.in_place) await_nodes(state, policy, now, actions);
             break;
     }
     if (state.phase == JobPhase::Suspended) {
@@ -602,13 +607,16 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
     return actions;
 }
 
-/// Stops a generation in place that not all ranks have joined, although the agents have killed late ones.
+/// Stops a generation that not all nodes have confirmed as over, or that not all ranks have joined, although
+/// the agents have killed late ones.
 void give_up_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     JobState::InPlace pending = *state.in_place;
     if (pending.is_rehearsal()) pending.cause = "a rehearsal (--rehearse)";
-    fail_recovery(state, pending,
-                  fmt::format("not all ranks were ready {} later", format_duration(now - pending.since)),
-                  After::Restart, policy, now, actions);
+    fail_recovery(
+        state, pending,
+        fmt::format("not all {} were ready {} later", state.phase == JobPhase::Suspended ? "nodes" : "ranks",
+                    format_duration(now - pending.since)),
+        After::Restart, policy, now, actions);
 }
 
 JobActions on(JobState& state, const job_event::WorldFormed& event, const JobPolicy& policy, TimePoint now) {
@@ -725,8 +733,10 @@ InPlaceDecision lose_in_place(JobState& state, const job_event::NodeLost& event,
         suspend(state, std::move(recovery), event.others_may_follow, event.why, policy, now, actions);
         return decision;
     }
+    if (event.others_may_follow > Duration::zero())
+        recovery.losses_until = std::max(recovery.losses_until, deadline_after(now, event.others_may_follow));
     state.in_place = std::move(recovery);
-    wait_for_others(state, event, now, actions);
+    set_running_timer(state, actions);
     reform_when_due(state, policy, now, actions);
     return decision;
 }
@@ -902,7 +912,8 @@ void stop_when_possible(JobState& state, const JobState::Stop& stop, const JobPo
                         JobActions& actions) {
     if (state.phase != JobPhase::Suspended) return stop_workers(state, stop, now, actions);
     if (!state.held_stop) state.held_stop = stop;
-    set_timer(state, kNever, actions);  // further losses are not waited for
+    state.in_place->losses_until = {};
+    set_running_timer(state, actions);
     reform_when_due(state, policy, now, actions);
 }
 
@@ -999,12 +1010,15 @@ JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy& po
     if (now < state.timer) return actions;
     state.timer = kNever;
     if (state.phase == JobPhase::BackingOff) start_over(state, now, actions);
-    else if (state.phase == JobPhase::Suspended) reform_when_due(state, policy, now, actions);
-    else if (state.phase != JobPhase::Running) return actions;
+    else if (!is_under_way(state)) return actions;
     else if (state.leave.at <= now) part(state, policy, now, actions);
     else if (state.let_go.at <= now) form_again(state, policy, now, actions);
     else if (state.in_place && state.in_place->give_up <= now) give_up_recovery(state, policy, now, actions);
-    else if (state.grow_at <= now) grow_when_due(state, policy, now, actions);
+    else if (state.phase == JobPhase::Suspended) {
+        state.in_place->losses_until = {};
+        set_running_timer(state, actions);
+        reform_when_due(state, policy, now, actions);
+    } else if (state.grow_at <= now) grow_when_due(state, policy, now, actions);
     else set_running_timer(state, actions);
     return actions;
 }

@@ -142,7 +142,8 @@ struct JobState {
         int ranks = 0;               ///< of the world at that time
         int lost = 0;                ///< of these: ranks that have failed since, or whose nodes are lost
         std::vector<int> failed{};   ///< ranks that start again, in the numbers of the current world
-        TimePoint give_up = kNever;  ///< when a generation that not all have joined is given up
+        TimePoint give_up = kNever;  ///< when the wait for ranks that join, or for nodes that suspend, ends
+        TimePoint losses_until{};    ///< Suspended: more nodes may be noticed as lost till then; {}: none
         std::int64_t steps = -1;     ///< the most steps told by suspended nodes
 
         [[nodiscard]] bool is_rehearsal() const { return cause.empty(); }
