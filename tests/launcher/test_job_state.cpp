@@ -773,6 +773,29 @@ TEST(InPlace, WaitsWhileANodeMayNotKnowOfTheLastGeneration) {
     EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u);
 }
 
+TEST(InPlace, AWorkerThatCannotBeStartedForAMomentIsStartedOnceMore) {
+    const FailureFacts no_process{.never_ran = true};
+    Job first = recoverable(4, 1);
+    EXPECT_THAT(text_of(first.fails(2, no_process)), HasSubstr("the program could not be started"));
+    Job job = recoverable(4, 1);
+    job.tell(job_event::NodeReady{0, Stage::Started});
+    job.fails(2);
+    job.tell(job_event::NodeReady{0, Stage::Started});
+    int attempts = 0;
+    for (; job.state.phase == Phase::Running && attempts < 100; ++attempts) {
+        EXPECT_THAT(text_of(job.fails(2, no_process)), HasSubstr("wait for another attempt"));
+        job.tell(job_event::NodeReady{0, Stage::Suspended});
+        job.now += kSpawnPause;
+        const auto due = job.tell(job_event::TimerFired{});
+        if (all_of<job_action::Reform>(due).empty()) break;
+        EXPECT_EQ(text_of(job.tell(job_event::WorldFormed{{4}, {0}})),
+                  "3 ranks go on in place, rank 2 starts again\n");
+        job.tell(job_event::NodeReady{0, Stage::Started});
+    }
+    EXPECT_EQ(attempts, kStuckGenerations - 1);
+    EXPECT_EQ(job.state.restarts_used, 1) << "it may help";
+}
+
 TEST(InPlace, RecoveriesWithoutAFurtherStepAreLimited) {
     Job job = recoverable(4, 1);
     const auto fails_at = [&](std::int64_t step) {

@@ -433,12 +433,12 @@ void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPo
     JobState::InPlace recovery = recovery_of(state, event.what, true, now);
     add_failed(recovery, {event.rank});
     const bool is_suspended = state.phase == JobPhase::Suspended;
-    if (!event.is_late && !is_suspended) note_steps(state.history, event.steps);
+    const bool never_ran = event.facts.never_ran && !event.is_late && !is_suspended;
+    if (!event.is_late && !is_suspended && !never_ran) note_steps(state.history, event.steps);
     // A successor of this head skips the number of one generation that no node has heard of, not of two.
-    const bool all_know = std::all_of(state.nodes.begin(), state.nodes.end(),
-                                      [](const JobState::Node& node) { return node.knows; });
+    const bool all_know = std::ranges::all_of(state.nodes, &JobState::Node::knows);
     const bool must_wait = state.in_place && !event.is_late && !is_suspended && !all_know;
-    const InPlaceDecision decision = is_suspended || must_wait
+    const InPlaceDecision decision = is_suspended || must_wait || never_ran
                                          ? decide_to_part(state, policy, event.facts, recovery, now)
                                          : decide_in_place(state, policy, event.facts, recovery, now);
     if (!decision.in_place) {
@@ -447,10 +447,12 @@ void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPo
         return fail(state, event.facts, event.rank, is_one_of_many ? recovery.cause : event.what,
                     After::Restart, policy, now, actions, decision.why);
     }
-    if (must_wait) {
-        warn(actions, fmt::format("{}: {} wait until all nodes know of the last recovery", event.what,
-                                  alive_elsewhere(state)));
-        return suspend(state, std::move(recovery), Duration::zero(), event.what, policy, now, actions);
+    if (must_wait || never_ran) {
+        warn(actions,
+             fmt::format("{}: {} wait {}", event.what, alive_elsewhere(state),
+                         never_ran ? "for another attempt" : "until all nodes know of the last recovery"));
+        const Duration pause = never_ran ? kSpawnPause : Duration::zero();
+        return suspend(state, std::move(recovery), pause, event.what, policy, now, actions);
     }
     state.in_place = std::move(recovery);
     if (!event.is_late && !is_suspended) recover(state, event, policy, now, actions);
@@ -594,9 +596,9 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
         return actions;
     }
     const auto all = [&](bool JobState::Node::*has_come) {
-        return std::all_of(state.nodes.begin(), state.nodes.end(),
-                           [&](const JobState::Node& one) { return one.*has_come; });
+        return std::ranges::all_of(state.nodes, has_come);
     };
+    if (event.stage == Started && all(&JobState::Node::knows)) state.has_run = true;
     if (event.stage == Joined && state.in_place && !state.in_place->is_rehearsal())
         state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
     if (event.stage == Joined && all(&JobState::Node::joined)) {
@@ -645,8 +647,9 @@ JobActions on(JobState& state, const job_event::JoinFailed& event, const JobPoli
     return actions;
 }
 
-JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now) {
+JobActions on(JobState& state, job_event::WorkerEnded event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
+    event.facts.ran_before = state.has_run;
     if (event.steps > state.history.furthest_step) {
         state.history.furthest_step = event.steps;
         if (state.phase == JobPhase::Stopping) state.history.without_progress = 0;
@@ -1036,7 +1039,8 @@ int JobState::ranks() const {
 }
 
 std::string permanent_failure(const FailureFacts& failure) {
-    if (failure.never_ran) return "the program could not be started: a restart cannot help";
+    if (failure.never_ran && !failure.ran_before)
+        return "the program could not be started: a restart cannot help";
     if (failure.signaled) return {};
     switch (failure.status) {
         case EX_USAGE: return "exit code 64 means wrong usage: a restart cannot help";

@@ -13,11 +13,13 @@ namespace ddprun {
 
 /// The facts about a failed generation that a decision on a restart needs.
 struct FailureFacts {
-    bool never_ran = false;  ///< exec failed: wrong program, no permission, missing interpreter
+    bool never_ran =
+        false;  ///< exec failed: wrong program, no permission, missing interpreter, no more processes
     bool signaled = false;
     int status = 0;             ///< exit code or signal
     bool made_progress = true;  ///< the generation got further than the one before (steps, or time)
     std::string meaning = {};   ///< what the end probably means; "" no more than it says itself
+    bool ran_before = false;    ///< all nodes have run the program in this job
 };
 
 struct RestartDecision {
@@ -52,6 +54,10 @@ inline constexpr Duration kJoinPatience = std::chrono::seconds(10);
 
 /// When workers have left their generation although nobody has ended, an end may still be reported this long.
 inline constexpr Duration kLetGoPatience = std::chrono::milliseconds(100);
+
+/// The pause before a worker is started again in place that could not be started at all: processes or memory
+/// may be short for a moment.
+inline constexpr Duration kSpawnPause = std::chrono::seconds(1);
 
 /// Nodes that come or leave within this span cause one new generation.
 inline constexpr Duration kOneChange = std::chrono::seconds(1);
@@ -197,6 +203,7 @@ struct JobState {
     std::optional<Stop> held_stop;    ///< follows when the suspended workers have a world again
     int recoveries = 0;               ///< failures of the job so far that were recovered in place
     int rehearsals = 0;               ///< generations in place without a failure
+    bool has_run = false;             ///< all nodes of a generation have started their workers
     Duration longest_start{};         ///< until all workers that started together had joined
     LostTime lost;
     std::optional<TimePoint> idle_since;  ///< when the last generation failed or was stopped

@@ -199,6 +199,7 @@ std::size_t adopt(JobState& state, const std::vector<KeptNode>& nodes) {
         state.nodes.push_back({.workers = node.workers, .can_recover = true});
     }
     state.nodes_there += static_cast<int>(nodes.size());
+    state.has_run = true;
     lost.can_recover = true;
     state.nodes.insert(state.nodes.begin() + static_cast<std::ptrdiff_t>(hole), lost);
     return hole;
