@@ -1332,6 +1332,17 @@ TEST(InPlaceNodes, AnEndExplainsWhyOthersHaveLeftTheirGroup) {
     EXPECT_TRUE(job.passes(kLetGoPatience).empty());
 }
 
+TEST(InPlaceNodes, TheEndOfARankThatHasReportedAnErrorIsAwaited) {
+    Nodes job(2);
+    job.tell(job_event::NodeReady{0, Stage::Failing, "rank 0 has reported an error"});
+    job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (closed)"});
+    EXPECT_TRUE(all_of<job_action::Suspend>(job.passes(kLetGoPatience)).empty());
+    Nodes silent = job;
+    EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u) << "one generation follows";
+    EXPECT_THAT(text_of(silent.passes(silent.policy.failure_grace)),
+                HasSubstr("rank 0 has reported an error, though nobody has ended"));
+}
+
 TEST(InPlaceNodes, ALinkThatStaysBrokenRestartsTheGang) {
     Nodes job(2, 1);
     int recoveries = 0;

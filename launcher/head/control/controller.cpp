@@ -360,8 +360,8 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& rea
     for (const auto& [name, stage] :
          {std::pair{"announced", Stage::Announced}, std::pair{"joined", Stage::Joined},
           std::pair{"finished", Stage::Finished}, std::pair{"suspended", Stage::Suspended},
-          std::pair{"let-go", Stage::LetGo}, std::pair{"slow", Stage::Slow},
-          std::pair{"refused", Stage::Refused}}) {
+          std::pair{"let-go", Stage::LetGo}, std::pair{"failing", Stage::Failing},
+          std::pair{"slow", Stage::Slow}, std::pair{"refused", Stage::Refused}}) {
         if (ready.stage == name) feed(job_event::NodeReady{node, stage, printable(ready.why), ready.steps});
     }
 }

@@ -501,11 +501,13 @@ void release(JobState& state, JobActions& actions) {
     if (!std::exchange(state.is_released, true)) actions.emplace_back(job_action::Release{});
 }
 
-/// A worker has left the generation, for another reason than that ddprun told it. Usually the end of another
-/// one is reported soon.
-void note_let_go(JobState& state, const std::string& why, TimePoint now, JobActions& actions) {
-    if (state.phase != JobPhase::Running || state.let_go.at != kNever) return;
-    state.let_go = {deadline_after(now, kLetGoPatience), why};
+/// A worker leaves the generation, for another reason than that ddprun told it. Usually the end of a worker
+/// is reported within `patience`.
+void note_let_go(JobState& state, Duration patience, const std::string& why, TimePoint now,
+                 JobActions& actions) {
+    const TimePoint at = deadline_after(now, patience);
+    if (state.phase != JobPhase::Running || (state.let_go.at != kNever && state.let_go.at >= at)) return;
+    state.let_go = {at, why};
     set_running_timer(state, actions);
 }
 
@@ -585,7 +587,10 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
         case Joined: node.joined = true; break;
         case Finished: node.finished = true; break;
         case Suspended: node.suspended = true; break;
-        case LetGo: note_let_go(state, event.why, now, actions); break;
+        case LetGo: note_let_go(state, kLetGoPatience, event.why, now, actions); break;
+        case Failing:
+            note_let_go(state, policy.failure_grace + kLetGoPatience, event.why, now, actions);
+            break;
         case Slow:
             if (state.phase == JobPhase::Running && state.in_place) await_nodes(state, policy, now, actions);
             break;

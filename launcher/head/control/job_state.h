@@ -246,7 +246,17 @@ struct WorkerEnded {
 };
 /// All workers of a node have started, or come to this stage of recovery in place (rdzv::WorkersReady).
 struct NodeReady {
-    enum class Stage : std::uint8_t { Started, Announced, Joined, Finished, Suspended, LetGo, Slow, Refused };
+    enum class Stage : std::uint8_t {
+        Started,
+        Announced,
+        Joined,
+        Finished,
+        Suspended,
+        LetGo,
+        Failing,
+        Slow,
+        Refused
+    };
     int node;
     Stage stage;
     std::string why = {};     ///< of a refusal, or why a worker has let go

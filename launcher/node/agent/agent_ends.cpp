@@ -273,6 +273,8 @@ void Agent::error_file_written(int local_rank) {
     worker.is_awaited = true;
     // The others leave the generation now; the worker starts again in the next one when its process is gone.
     if (state_.may_be_left()) {
+        const std::string why = fmt::format("rank {} has reported an error", order_.first_rank + local_rank);
+        send_(rdzv::WorkersReady{order_.generation, "failing", why, steps_of(local_rank)});
         feed(agent_event::ErrorReported{});
         segment_->abort(order_.first_rank + local_rank);
     }
