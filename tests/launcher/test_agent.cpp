@@ -392,15 +392,32 @@ TEST(AgentRecovery, GivesSurvivorsTheNextGenerationAndReplacesTheFailedOne) {
     ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
 }
 
+/// The line of rank 1 of two in the kept memory, as this worker sees it.
+KeptLine* kept_line(const FakeSystem& system, pid_t pid) {
+    const int fd = WorkersSide(system, pid).descriptor("DDPRUN_KEPT_FD");
+    void* const base = ::mmap(nullptr, kept_slots_offset(2), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return reinterpret_cast<KeptLine*>(static_cast<char*>(base) + kKeptLinesOffset) + 1;
+}
+
+TEST(AgentRecovery, StepsThatAWorkerTellsAreNotItsCommits) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    start_recoverable(system, node);
+    KeptLine* const kept = kept_line(system, node.pid(1));
+    kept->commits = 812;
+    kept->generation = 1;
+    WorkersSide(system, node.pid(1)).say("H800");
+    system.die_of(node.pid(1), SIGKILL);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 1; }));
+    EXPECT_EQ(node.exits[0].steps, 800) << "twelve of the commits were evaluations";
+    EXPECT_EQ(node.exits[0].commits, 812);
+}
+
 TEST(AgentRecovery, AReplacementFindsWhatItsPredecessorHasKept) {
     FakeSystem system;
     AgentNode node(system, 2);
     start_recoverable(system, node);
-    const auto line_of = [&](pid_t pid) {
-        const int fd = WorkersSide(system, pid).descriptor("DDPRUN_KEPT_FD");
-        void* const base = ::mmap(nullptr, kept_slots_offset(2), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        return reinterpret_cast<KeptLine*>(static_cast<char*>(base) + kKeptLinesOffset) + 1;
-    };
+    const auto line_of = [&](pid_t pid) { return kept_line(system, pid); };
     KeptLine* const kept = line_of(node.pid(1));
     kept->commits = 812;
     kept->generation = 1;

@@ -478,6 +478,12 @@ TEST(UsefulTime, AStartFromTheBeginningKeepsNothingOfEarlierOnes) {
 TEST(UsefulTime, AStartThatCommitsNothingChangesNothing) {
     EXPECT_EQ(add_up({{1000, 1000, 10s}, {}}, {}).useful, 10s);
     EXPECT_FALSE(add_up({{}, {}}, {}).useful) << "no rank commits any step";
+    CommittedTime most{812, 812, 2s};
+    most.raise_to({811, 811, 60s});
+    EXPECT_EQ(most.commits, 812);
+    EXPECT_EQ(most.time, 60s) << "the first one's node is a spare";
+    // Ten of the commits were evaluations. The second start goes on behind the last step of the first.
+    EXPECT_EQ(add_up({{1000, 1010, 10s}, {1500, 500, 5s}}, {}).useful, 15s);
 }
 
 }  // namespace

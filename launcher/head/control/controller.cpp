@@ -65,11 +65,10 @@ std::chrono::seconds countdown_mark_below(std::chrono::seconds left) {
     return best;
 }
 
-/// Of the rank that has committed most.
 CommittedTime committed_by(const std::vector<WorkerEnd>& ends) {
     CommittedTime most;
     for (const WorkerEnd& end : ends) {
-        if (end.commits > most.commits) most = {end.steps, end.commits, Duration(end.useful_ns)};
+        if (end.commits >= 0) most.raise_to({end.steps, end.commits, Duration(end.useful_ns)});
     }
     return most;
 }

@@ -5,12 +5,18 @@
 
 namespace ddprun {
 
+void CommittedTime::raise_to(const CommittedTime& other) {
+    steps = std::max(steps, other.steps);
+    commits = std::max(commits, other.commits);
+    time = std::max(time, other.time);
+}
+
 JobTime add_up(const std::vector<CommittedTime>& starts, LostTime lost) {
     JobTime job{std::nullopt, lost};
     std::int64_t next_start = std::numeric_limits<std::int64_t>::max();
     for (auto start = starts.rbegin(); start != starts.rend(); ++start) {
         if (start->commits <= 0) continue;
-        const std::int64_t end = std::max(start->steps, start->commits);
+        const std::int64_t end = start->steps > 0 ? start->steps : start->commits;
         const std::int64_t begin = end - start->commits;
         const std::int64_t kept = std::clamp<std::int64_t>(next_start - begin, 0, start->commits);
         const double part = static_cast<double>(kept) / static_cast<double>(start->commits);

@@ -8,11 +8,14 @@
 
 namespace ddprun {
 
-/// What the ranks have committed since a start of all of them, of the rank that has committed most.
+/// What the ranks have committed since a start of all of them.
 struct CommittedTime {
     std::int64_t steps = -1;  ///< by the program's own count, which goes on after a restart; -1: it has none
     std::int64_t commits = -1;  ///< since the start; -1: the program commits nothing
     Duration time{};            ///< of these commits
+    /// Takes the larger of each value. The ranks have the same commits, but the time of a rank whose node was
+    /// replaced begins with the spare.
+    void raise_to(const CommittedTime& other);
 };
 
 /// The time in which a job got nowhere, by cause.

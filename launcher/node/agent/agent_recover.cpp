@@ -204,12 +204,12 @@ void Agent::perform(const agent_action::TellLast& action) {
     if (worker.lifeline) send_packet(worker.lifeline.get(), {&lifeline::kGeneration, 1}, -1, MSG_DONTWAIT);
 }
 
-/// The steps that a worker told or committed; -1: it does not count them.
+/// The steps that a worker told, else its commits; -1: it counts neither. A commit may be one of an
+/// evaluation.
 std::int64_t Agent::steps_of(int local_rank) const {
     const RankLine& line = segment_->line(local_rank);
-    const std::uint64_t told = line.step.load();
-    const std::int64_t commits = kept_ ? kept_->commits(local_rank) : -1;
-    return told > 0 || line.joined.load() != 0 ? std::max(static_cast<std::int64_t>(told), commits) : commits;
+    if (const std::uint64_t told = line.step.load(); told > 0) return static_cast<std::int64_t>(told);
+    return std::max<std::int64_t>(kept_ ? kept_->commits(local_rank) : -1, line.joined.load() != 0 ? 0 : -1);
 }
 
 std::optional<CommittedTime> Agent::committed_time(int local_rank) const {
@@ -223,10 +223,8 @@ Duration Agent::slowest_unit(int local_rank) const {
 
 CommittedTime Agent::most_committed() const {
     CommittedTime most;
-    for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
-        const CommittedTime one = committed_time(i).value_or(CommittedTime{});
-        if (one.commits > most.commits) most = one;
-    }
+    for (int i = 0; i < static_cast<int>(workers_.size()); ++i)
+        most.raise_to(committed_time(i).value_or(CommittedTime{}));
     return most;
 }
 
