@@ -16,6 +16,7 @@ static void fields(Fields& f, AgentHello& m) {
     f.usually("instance", m.instance, {});
     f.usually("keeps_workers", m.keeps_workers, false);
     f.usually("kept_first", m.kept_first, std::uint64_t{0});
+    f.usually("kept_first_rank", m.kept_first_rank, 0);
     f.usually("kept_generation", m.kept_generation, std::uint64_t{0});
     f("kept_place", m.kept_place);
     f.usually("kept_restarts", m.kept_restarts, 0);

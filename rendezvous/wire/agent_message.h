@@ -37,6 +37,7 @@ struct AgentHello {
     std::string rejoins = {};      ///< its `instance` in an earlier session that is over; "" none
     bool keeps_workers = false;    ///< the workers of `kept_generation` have left it, and wait for the next
     std::uint64_t kept_first = 0;  ///< the StartGeneration::first_generation of `kept_generation`
+    int kept_first_rank = 0;       ///< the rank of its first worker in `kept_generation`
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {

@@ -240,6 +240,7 @@ rdzv::AgentHello keeper(int node, std::uint64_t first_generation = 1) {
     hello.kept_place = node;
     hello.kept_generation = 3;
     hello.kept_first = first_generation;
+    hello.kept_first_rank = node;
     hello.keeps_workers = true;
     return hello;
 }

@@ -236,13 +236,20 @@ TEST(Succession, ASuccessorAdoptsTheNodesWhoseWorkersWait) {
     rdzv::Legacy legacy;
     legacy.ranks = 7;
     JobState job = inherited(legacy, kDawn);
-    EXPECT_EQ(adopt(job, {{0, 2}, {2, 3}}), 1U) << "the lost head had place 1";
+    EXPECT_EQ(adopt(job, {{0, 2}, {4, 3}}), 1U) << "the lost head had ranks 2 and 3";
     ASSERT_EQ(job.nodes.size(), 3U);
     EXPECT_EQ(job.nodes[0].workers, 2);
     EXPECT_EQ(job.nodes[1].workers, 2) << "all other ranks are lost";
     EXPECT_EQ(job.nodes[2].workers, 3);
     EXPECT_EQ(job.ranks(), 7);
     EXPECT_EQ(job.nodes_there, 3);
+}
+
+TEST(Succession, ALostHeadMayHaveHadTheLastRanks) {
+    rdzv::Legacy legacy;
+    legacy.ranks = 6;
+    JobState job = inherited(legacy, kDawn);
+    EXPECT_EQ(adopt(job, {{0, 2}, {2, 2}}), 2U) << "whatever gaps there were between the places";
 }
 
 TEST(Succession, ASuccessorKeepsWhatTheHeadToldAnyAgent) {

@@ -614,7 +614,7 @@ int Controller::adopt_workers(const std::string& why) {
     if (nodes_.empty()) return 0;
     std::ranges::stable_sort(nodes_, {}, &Node::place);
     std::vector<KeptNode> kept;
-    for (const Node& node : nodes_) kept.push_back({node.place, node.hello.slots});
+    for (const Node& node : nodes_) kept.push_back({node.hello.kept_first_rank, node.hello.slots});
     const std::size_t lost = adopt(state_, kept);
     nodes_.insert(nodes_.begin() + static_cast<std::ptrdiff_t>(lost), Node{});
     for (std::size_t i = 0; i < nodes_.size(); ++i) {

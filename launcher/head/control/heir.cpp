@@ -17,6 +17,7 @@ void Heir::generation_began(const rdzv::StartGeneration& start) {
     hello_.kept_generation = start.generation;
     hello_.kept_restarts = start.restart_count;
     hello_.kept_first = start.first_generation;
+    hello_.kept_first_rank = start.first_rank;
     feed(heir_event::GenerationBegan{});
 }
 

@@ -193,13 +193,14 @@ void take_word(JobState& state, std::uint64_t generation, int restarts, TimePoin
 std::size_t adopt(JobState& state, const std::vector<KeptNode>& nodes) {
     JobState::Node lost = std::exchange(state.nodes, {}).front();
     std::size_t hole = 0;
-    while (hole < nodes.size() && nodes[hole].place == static_cast<int>(hole)) ++hole;
+    for (int ranks = 0; hole < nodes.size() && nodes[hole].first_rank == ranks; ++hole)
+        ranks += nodes[hole].workers;
     for (const KeptNode& node : nodes) {
         lost.workers = std::max(lost.workers - node.workers, 1);
         state.nodes.push_back({.workers = node.workers, .can_recover = true});
     }
-    state.nodes_there += static_cast<int>(nodes.size());
     state.has_run = true;
+    state.nodes_there += static_cast<int>(nodes.size());
     lost.can_recover = true;
     state.nodes.insert(state.nodes.begin() + static_cast<std::ptrdiff_t>(hole), lost);
     return hole;

@@ -122,12 +122,12 @@ JobState inherited(const rdzv::Legacy& legacy, TimePoint now);
 void take_word(JobState& state, std::uint64_t generation, int restarts, TimePoint now);
 /// A node of the lost head's last world whose workers wait for the next generation.
 struct KeptNode {
-    int place;
+    int first_rank;
     int workers;
 };
-/// Adds these nodes, by place, to the state in which a successor begins, so that their workers can go on in
-/// place. Returns the number of the lost head's node, which has the first empty place and all other ranks.
-/// Pure.
+/// Adds these nodes, by rank, to the state in which a successor begins, so that their workers can go on in
+/// place. Returns the number of the lost head's node, which has the first ranks that are missing, and all
+/// others. Pure.
 std::size_t adopt(JobState& state, const std::vector<KeptNode>& nodes);
 
 }  // namespace ddprun
