@@ -1,6 +1,7 @@
 #include "launcher/node/head_link.h"
 
 #include <fmt/core.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <utility>
@@ -148,12 +149,8 @@ void HeadLink::workers_left() {
 }
 
 void HeadLink::end_workers(const std::string& why) {
-    rdzv::StopGeneration stop;
-    stop.generation = node_.agent->generation();
-    stop.grace_ns = spec_.failure_grace.count();
-    stop.failed_rank = 0;
-    stop.why = why;
-    node_.agent->handle(stop);
+    node_.agent->handle(
+        rdzv::StopGeneration{node_.agent->generation(), SIGTERM, spec_.failure_grace.count(), 0, why});
 }
 
 void HeadLink::kill_workers(const Error& why) {

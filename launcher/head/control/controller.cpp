@@ -509,12 +509,9 @@ void Controller::perform(const job_action::Suspend& action) {
 
 void Controller::perform(const job_action::StopNode& action) {
     const WorldNode node = world()[static_cast<std::size_t>(action.node)];
-    rdzv::StopGeneration stop;
-    stop.generation = state_.generation;
-    stop.signal = SIGTERM;
-    stop.grace_ns = action.grace.count();
-    stop.failed_rank = node.first_rank;  // nobody answers its workers' collectives any more
-    stop.why = action.why;
+    // Nobody answers its workers' collectives any more.
+    const rdzv::StopGeneration stop{state_.generation, SIGTERM, action.grace.count(), node.first_rank,
+                                    action.why};
     if (node.is_connected) send_(node.agent, stop);
 }
 
@@ -630,12 +627,7 @@ void Controller::end_kept_workers(rdzv::AgentId peer) {
     if (!ending_.contains(peer)) return;
     const std::string why = "the others go on without them";
     send_(peer, rdzv::SuspendGeneration{state_.generation, 0, why});
-    rdzv::StopGeneration stop;
-    stop.generation = state_.generation;
-    stop.grace_ns = policy_.failure_grace.count();
-    stop.failed_rank = 0;
-    stop.why = why;
-    send_(peer, stop);
+    send_(peer, rdzv::StopGeneration{state_.generation, SIGTERM, policy_.failure_grace.count(), 0, why});
 }
 
 /// Ends the job because this process cannot start a generation.
@@ -692,14 +684,8 @@ void Controller::perform(const job_action::StopGeneration& action) {
 
 /// `stop_at`: the agreed step, after which the workers stop without a signal.
 void Controller::send_stop(const job_action::StopGeneration& action, std::uint64_t stop_at) {
-    rdzv::StopGeneration stop;
-    stop.generation = state_.generation;
-    stop.signal = stop_at > 0 ? 0 : action.signal;
-    stop.stop_at = stop_at;
-    stop.grace_ns = action.grace.count();
-    stop.failed_rank = action.failed_rank;
-    stop.why = action.why;
-    broadcast(stop);
+    broadcast(rdzv::StopGeneration{state_.generation, stop_at > 0 ? 0 : action.signal, action.grace.count(),
+                                   action.failed_rank, action.why, stop_at});
     // The operator waits after a signal, not after a failure.
     if (action.failed_rank < 0 && state_.stopped_by)
         count_down(deadline_after(MonotonicClock::now(), action.grace));
@@ -729,10 +715,8 @@ void Controller::perform(const job_action::KillNode& action) {
 }
 
 void Controller::kill(const Node& node) {
-    rdzv::StopGeneration kill;
-    kill.generation = state_.generation;
-    kill.signal = SIGKILL;
-    if (agents_.contains(node.peer)) send_(node.peer, kill);
+    if (agents_.contains(node.peer))
+        send_(node.peer, rdzv::StopGeneration{state_.generation, SIGKILL, 0, -1, ""});
 }
 
 void Controller::perform(const job_action::NodeLeaves& action) {

@@ -6,13 +6,11 @@
 
 namespace ddprun {
 bool can_recover_somewhere(const JobState& state) {
-    return std::any_of(state.nodes.begin(), state.nodes.end(),
-                       [](const JobState::Node& node) { return node.can_recover; });
+    return std::ranges::any_of(state.nodes, &JobState::Node::can_recover);
 }
 
 bool all_can_recover(const JobState& state) {
-    return std::all_of(state.nodes.begin(), state.nodes.end(),
-                       [](const JobState::Node& node) { return node.can_recover; });
+    return std::ranges::all_of(state.nodes, &JobState::Node::can_recover);
 }
 
 InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, const FailureFacts& failure,

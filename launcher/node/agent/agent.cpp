@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "env/io/socket.h"
 #include "env/lifeline.h"
 #include "env/text.h"
 #include "launcher/node/agent/told_scalars.h"
@@ -144,10 +145,7 @@ void Agent::handle(const rdzv::Notice& notice) {
         return segment_->abort(static_cast<int>(parse_int(notice.text).value_or(0)));
     if (notice.kind != "preempt") return;
     const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
-    for (const Worker& worker : workers_) {
-        if (worker.lifeline)
-            (void)::send(worker.lifeline.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
+    for (int i = 0; i < static_cast<int>(workers_.size()); ++i) tell(i, packet);
 }
 
 std::optional<std::string> Agent::variable(int local_rank, std::string_view name) const {
@@ -212,6 +210,12 @@ void Agent::send_scalars() {
 }
 
 // ---- lifelines
+
+/// Sends a packet to a worker; one that does not read its lifeline misses it.
+void Agent::tell(int local_rank, std::string_view packet) const {
+    const Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+    if (worker.lifeline) send_packet(worker.lifeline.get(), packet, -1, MSG_DONTWAIT);
+}
 
 void Agent::listen_to_lifeline(int local_rank) {
     const int fd = workers_[static_cast<std::size_t>(local_rank)].lifeline.get();

@@ -176,6 +176,7 @@ class Agent {
     [[nodiscard]] StreamOwner owner_of(int local_rank) const;
     void listen_to_lifeline(int local_rank);
     void listen_to_nccl(WorkerPlan& plan);
+    void tell(int local_rank, std::string_view packet) const;
     void read_lifeline(int local_rank);
     void hear(int local_rank, char letter, std::string_view text);
     bool hear_of_recovery(int local_rank, char letter, std::string_view text);

@@ -193,15 +193,11 @@ void Agent::handle(const rdzv::Release& release) {
 }
 
 void Agent::perform(const agent_action::TellRelease& action) {
-    const Worker& worker = workers_[static_cast<std::size_t>(action.local_rank)];
-    if (worker.lifeline)
-        send_packet(worker.lifeline.get(), fmt::format("{}{}", lifeline::kRelease, order_.generation), -1,
-                    MSG_DONTWAIT);
+    tell(action.local_rank, fmt::format("{}{}", lifeline::kRelease, order_.generation));
 }
 
 void Agent::perform(const agent_action::TellLast& action) {
-    const Worker& worker = workers_[static_cast<std::size_t>(action.local_rank)];
-    if (worker.lifeline) send_packet(worker.lifeline.get(), {&lifeline::kGeneration, 1}, -1, MSG_DONTWAIT);
+    tell(action.local_rank, {&lifeline::kGeneration, 1});
 }
 
 /// The steps that a worker told, else its commits; -1: it counts neither. A commit may be one of an
