@@ -274,6 +274,25 @@ struct SuccessorJob : ControlledJob {
     }
 };
 
+TEST(ControllerSuccession, TheStandbyHearsOfTheSlowestStartAndOfEachRecovery) {
+    ControlledJob job(3, 1, 2);
+    const auto join_all = [&job] {
+        for (const int node : {0, 1, 2})
+            job->agent_message(job.peer(node), rdzv::WorkersReady{job->state().generation, "joined", "", -1});
+    };
+    for (const int node : {0, 1, 2})
+        job->agent_message(job.peer(node), rdzv::WorkersReady{1, "announced", "", -1});
+    job.forget();
+    join_all();
+    ASSERT_EQ(job.sent<rdzv::Legacy>(0).size(), 1U);
+    EXPECT_GT(job.sent<rdzv::Legacy>(0)[0].longest_start_ns, 0);
+    job.exits(2, failed(1));
+    EXPECT_EQ(job.sent<rdzv::StartGeneration>(2).at(0).start_limit_ns,
+              2 * job.sent<rdzv::Legacy>(0)[0].longest_start_ns);
+    join_all();
+    EXPECT_EQ(job.sent<rdzv::Legacy>(0).back().recoveries, 1);
+}
+
 TEST(ControllerSuccession, WorkersThatWaitGoOnInPlaceAndASpareTakesTheLostHeadsRanks) {
     SuccessorJob job({keeper(1), keeper(2), keeper(3), spare()});
     EXPECT_EQ(job.sent<rdzv::SuspendGeneration>(0).front().generation, 4U)

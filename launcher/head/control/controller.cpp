@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 #include <utility>
 
 #include "env/text.h"
@@ -121,9 +122,12 @@ void Controller::say_who_is_missing(Duration pause) {
 
 void Controller::feed(const JobEvent& event) {
     if (event_handler_) event_handler_(event);
-    const int restarts = state_.restarts_used;
+    const auto counts = [this] {
+        return std::tuple(state_.restarts_used, state_.recoveries, state_.longest_start);
+    };
+    const auto before = counts();
     const std::vector<JobAction> actions = step(state_, event, policy_, MonotonicClock::now());
-    if (state_.restarts_used != restarts) feed(succession_event::RestartUsed{});  // the standby is told first
+    if (counts() != before) feed(succession_event::CountChanged{});  // the standby is told first
     for (const JobAction& action : actions) {
         std::visit([this](const auto& one) { perform(one); }, action);
     }

@@ -101,7 +101,7 @@ struct HeadStep {
         state.known_dead = 0;
         state.may_be_succeeded = !state.successor.host.empty();
     }
-    void on(const succession_event::RestartUsed&) { tell_standby(); }
+    void on(const succession_event::CountChanged&) { tell_standby(); }
     void on(const succession_event::StandbyListens& event) {
         if (event.where.port == 0) return succeeds_no_more(event.agent);
         if (event.agent != state.standby || event.where == state.successor) return;

@@ -70,7 +70,8 @@ struct GenerationBegan {
 };
 /// The workers of one more node of the generation have started.
 struct Confirmed {};
-struct RestartUsed {};
+/// A count of the job that its successor takes over has changed.
+struct CountChanged {};
 /// A standby's answer. Port 0: it knows that it is no longer the standby.
 struct StandbyListens {
     rdzv::AgentId agent;
@@ -95,7 +96,7 @@ struct SuccessorMet {
 using SuccessionEvent =
     std::variant<succession_event::Joined, succession_event::Lost, succession_event::Leaves,
                  succession_event::GenerationBegan, succession_event::Confirmed,
-                 succession_event::RestartUsed, succession_event::StandbyListens,
+                 succession_event::CountChanged, succession_event::StandbyListens,
                  succession_event::StoodStill, succession_event::JobEnds, succession_event::NodesNeeded,
                  succession_event::SuccessorMet>;
 
