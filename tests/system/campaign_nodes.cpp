@@ -98,7 +98,7 @@ class NodesJob {
         return text;
     }
     [[nodiscard]] bool says(const std::string& text) const { return all().find(text) != std::string::npos; }
-    [[nodiscard]] int epochs() const { return occurrences(all(), "]: epoch "); }
+    [[nodiscard]] int epochs() const { return occurrences(all(), "\nepoch "); }
     /// Waits for the end of the job's nodes. Returns the digest; "" where none was told.
     std::string end() {
         // The isolated node ends too, and a spare that was not needed is told.
