@@ -484,6 +484,7 @@ TEST(UsefulTime, AStartThatCommitsNothingChangesNothing) {
     EXPECT_EQ(most.time, 60s) << "the first one's node is a spare";
     // Ten of the commits were evaluations. The second start goes on behind the last step of the first.
     EXPECT_EQ(add_up({{1000, 1010, 10s}, {1500, 500, 5s}}, {}).useful, 15s);
+    EXPECT_EQ(add_up({{1000, 1010, 10s}}, {}).useful, 10s);
 }
 
 }  // namespace

@@ -177,8 +177,8 @@ TEST_F(TrainHosts, AProviderThatReachesNoOtherHostIsReportedInOneLineWithTheReme
 TEST_F(TrainHosts, AKilledRankIsReplacedAndChangesNoBit) {
     std::string digests[2];
     for (const bool kills : {false, true}) {
-        start(2, {"--epochs", "60"});
-        ASSERT_TRUE(node(0).wait_for_output(" 5/60"));
+        start(2, {"--epochs", "150"});
+        ASSERT_TRUE(node(0).wait_for_output(" 5/150"));
         if (kills) {
             signal_rank(1, 2, "KILL");
             EXPECT_TRUE(node(0).wait_for_output("rank 2 is back"));
