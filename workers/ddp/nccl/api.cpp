@@ -100,7 +100,13 @@ Result<Api> api_from(const SharedLibrary& library) {
 
 Result<Api> load_api() {
     const Result<SharedLibrary> library = open_library(library_names("DDP_NCCL_LIBRARY", {"libnccl.so.2"}));
-    if (!library) return library.error().with("loading NCCL (DDP_NCCL_LIBRARY names another file)");
+    if (!library) {
+        // Not Error::with: GCC 12 with -fsanitize=thread takes its chain of strings for a copy past the end.
+        const ddprun::Error& why = library.error();
+        return ddprun::Error{why.code,
+                             fmt::format("loading NCCL (DDP_NCCL_LIBRARY names another file): {}", why.what),
+                             why.sys};
+    }
     return api_from(*library);
 }
 
