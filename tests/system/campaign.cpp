@@ -128,7 +128,7 @@ class Job {
     }
     /// Waits until all ranks train, and returns them.
     std::map<int, pid_t> training_workers() {
-        program_.wait_for_output("epoch  1/");
+        program_.wait_for_output("epoch ");
         return workers();
     }
     Program& program() { return program_; }
