@@ -29,7 +29,7 @@ int call_roll(ddp::Store& store, int ranks) {
 
 int main() try {
     const ddp::Context context = ddp::Context::from_env();
-    if (context.env().store.empty()) {
+    if (!context.has_store()) {
         std::printf("a world without a store\n");
         return 0;
     }

@@ -12,6 +12,7 @@
 #include "collective_loop.h"
 #include "ddp/shm/lockstep.h"
 #include "ddp/testing.h"
+#include "env/worker_env.h"
 #include "train/learner.h"
 #include "train/matrix.h"
 #include "train/samples/data.h"

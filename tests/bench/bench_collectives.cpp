@@ -20,6 +20,7 @@
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/text.h"
+#include "env/worker_env.h"
 #include "libddp_collective.h"
 #include "torch_python.h"
 

@@ -13,6 +13,7 @@
 #include "ddp/recovery/transfer.h"
 #include "ddp/sampler.h"
 #include "ddp/testing.h"
+#include "env/worker_env.h"
 
 namespace {
 

@@ -17,6 +17,7 @@
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
 #include "env/text.h"
+#include "env/worker_env.h"
 
 namespace {
 

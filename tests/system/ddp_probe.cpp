@@ -19,6 +19,7 @@
 #include "ddp/process_group.h"
 #include "ddp/store.h"
 #include "env/clock.h"
+#include "env/worker_env.h"
 #include "rendezvous/client/store_client.h"
 
 namespace probe {

@@ -1,4 +1,5 @@
 #include "tests/workers/nccl_world.h"
+#include "env/worker_env.h"
 
 #include <gtest/gtest.h>
 

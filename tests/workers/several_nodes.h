@@ -12,6 +12,7 @@
 
 #include "ddp/net/across_nodes.h"
 #include "ddp/testing.h"
+#include "env/worker_env.h"
 
 namespace ddp::testing {
 

@@ -1,4 +1,5 @@
 #include "tests/workers/staged_world.h"
+#include "env/worker_env.h"
 
 #include <thread>
 

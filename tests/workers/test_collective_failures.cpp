@@ -11,6 +11,7 @@
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
+#include "env/worker_env.h"
 #include "tests/workers/failures.h"
 #include "tests/workers/forked_ranks.h"
 #include "tests/workers/on_nodes.h"

@@ -11,6 +11,7 @@
 #include "ddp/grad_scaler.h"
 #include "ddp/model.h"
 #include "ddp/optimizer.h"
+#include "ddp/reduce/reducer.h"
 #include "ddp/testing.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/workers/cuda_fixture.h"

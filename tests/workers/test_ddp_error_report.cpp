@@ -13,9 +13,11 @@
 #include "ddp/error_report.h"
 #include "ddp/lifeline.h"
 #include "ddp/worker/device_error.h"
+#include "ddp/worker/error_text.h"
 #include "ddp/worker/segment_map.h"
 #include "ddp/worker/stacks.h"
 #include "env/clock.h"
+#include "env/worker_env.h"
 #include "tests/support/json_file.h"
 #include "tests/support/temporary_directory.h"
 

@@ -6,6 +6,7 @@
 #include "ddp/optimizer.h"
 #include "ddp/shm/segment.h"
 #include "ddp/testing.h"
+#include "env/worker_env.h"
 #include "tests/workers/forked_ranks.h"
 #include "tests/workers/on_nodes.h"
 

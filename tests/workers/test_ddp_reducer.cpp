@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "ddp/ddp.h"
+#include "ddp/reduce/reducer.h"
 #include "ddp/testing.h"
 
 namespace {

@@ -12,6 +12,7 @@
 #include "ddp/recovery.h"
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
+#include "env/worker_env.h"
 #include "tests/support/environment_variable.h"
 #include "tests/workers/failures.h"
 #include "tests/workers/nccl_world.h"

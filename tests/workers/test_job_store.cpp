@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "env/io/socket.h"
+#include "env/worker_env.h"
 #include "rendezvous/serve/store_host.h"
 
 namespace ddp {

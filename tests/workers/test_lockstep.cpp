@@ -14,6 +14,7 @@
 #include "ddp/shm/point_to_point.h"
 #include "ddp/testing.h"
 #include "env/clock.h"
+#include "env/worker_env.h"
 #include "tests/workers/forked_ranks.h"
 
 namespace {

@@ -6,6 +6,7 @@
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
+#include "env/worker_env.h"
 #include "reference_reduction.h"
 
 namespace {

@@ -10,6 +10,7 @@
 
 #include "ddp/context.h"
 #include "ddp/process_group.h"
+#include "env/worker_env.h"
 #include "fake_mpi.h"
 #include "tests/support/environment_variable.h"
 

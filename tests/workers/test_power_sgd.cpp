@@ -7,6 +7,7 @@
 #include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
 #include "ddp/optimizer.h"
+#include "ddp/reduce/reducer.h"
 #include "ddp/testing.h"
 #include "tests/support/temporary_directory.h"
 

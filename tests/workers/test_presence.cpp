@@ -8,6 +8,7 @@
 
 #include "ddp/shm/joining.h"
 #include "ddp/testing.h"
+#include "env/worker_env.h"
 #include "tests/workers/forked_ranks.h"
 
 namespace {

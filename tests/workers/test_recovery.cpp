@@ -31,6 +31,7 @@
 #include "ddp/testing.h"
 #include "ddp/worker/lifeline_socket.h"
 #include "env/io/file.h"
+#include "env/worker_env.h"
 #include "failures.h"
 #include "on_nodes.h"
 

@@ -11,6 +11,7 @@
 #include "ddp/optimizer.h"
 #include "ddp/recovery.h"
 #include "ddp/testing.h"
+#include "env/worker_env.h"
 #include "failures.h"
 
 // The contract of Recovery without an agent: each broken rule is an error that names the object and the

@@ -13,6 +13,7 @@
 
 #include "ddp/group/create.h"
 #include "ddp/testing.h"
+#include "env/worker_env.h"
 #include "tests/support/environment_variable.h"
 #include "tests/workers/nccl_world.h"
 #include "tests/workers/reference_reduction.h"

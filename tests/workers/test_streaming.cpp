@@ -15,6 +15,7 @@
 #include "ddp/shm/cpu_backend.h"
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
+#include "env/worker_env.h"
 
 namespace {
 

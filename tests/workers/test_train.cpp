@@ -14,6 +14,7 @@
 #include "ddp/recovery/kept.h"
 #include "ddp/testing.h"
 #include "env/text.h"
+#include "env/worker_env.h"
 #include "tests/support/temporary_directory.h"
 #include "train/agreement.h"
 #include "train/compute.h"

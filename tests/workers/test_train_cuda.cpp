@@ -11,6 +11,7 @@
 
 #include "ddp/cuda/memory.h"
 #include "ddp/testing.h"
+#include "env/worker_env.h"
 #include "tests/workers/train_on_cuda.h"
 #include "train/batch_feed.h"
 #include "train/compute.h"

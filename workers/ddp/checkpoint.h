@@ -14,7 +14,10 @@
 #include "ddp/process_group.h"
 #include "ddp/sampler.h"
 #include "ddp/types.h"
-#include "env/unique_fd.h"
+
+namespace ddprun {
+class UniqueFd;
+}
 
 namespace ddp {
 
@@ -91,7 +94,7 @@ class SafetensorsFile {
     [[noreturn]] void refuse(const std::string& what) const;
 
     std::string path_;
-    std::vector<ddprun::UniqueFd> files_;
+    std::vector<std::shared_ptr<const ddprun::UniqueFd>> files_;
     std::map<std::string, Entry> entries_;
     Metadata metadata_;
 };

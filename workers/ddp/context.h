@@ -1,9 +1,12 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
-#include <utility>
 
-#include "env/worker_env.h"
+namespace ddprun {
+struct WorkerEnv;
+}
 
 namespace ddp {
 
@@ -21,22 +24,25 @@ class Context {
     /// none overrides this. Throws InvalidInput naming the variable and its value, or both sides of a
     /// contradiction.
     static Context from_env();
-    explicit Context(ddprun::WorkerEnv env, std::string origin = {})
-        : env_(std::move(env)), origin_(std::move(origin)) {}
+    /// For libddp itself: programs use from_env().
+    explicit Context(const ddprun::WorkerEnv& env, std::string origin = {});
 
-    [[nodiscard]] int rank() const { return env_.rank; }
-    [[nodiscard]] int local_rank() const { return env_.local_rank; }
-    [[nodiscard]] int world_size() const { return env_.world_size; }
-    [[nodiscard]] int local_world_size() const { return env_.local_world_size; }
-    [[nodiscard]] int restart_count() const { return env_.restart_count; }
-    [[nodiscard]] std::uint64_t generation() const { return env_.generation; }
-    [[nodiscard]] const ddprun::WorkerEnv& env() const { return env_; }
+    [[nodiscard]] int rank() const;
+    [[nodiscard]] int local_rank() const;
+    [[nodiscard]] int world_size() const;
+    [[nodiscard]] int local_world_size() const;
+    [[nodiscard]] int restart_count() const;
+    [[nodiscard]] std::uint64_t generation() const;
+    /// True where the launcher has a key-value store for the job: Store can be made.
+    [[nodiscard]] bool has_store() const;
     /// The source of the rank, in one line: "launcher=openmpi rank 3/4 local 3/4 node 0/1"; "" when the
     /// constructor got none.
     [[nodiscard]] const std::string& origin() const { return origin_; }
+    /// All that the launcher told, for libddp itself (env/worker_env.h, which is not installed).
+    [[nodiscard]] const ddprun::WorkerEnv& env() const { return *env_; }
 
   private:
-    ddprun::WorkerEnv env_;
+    std::shared_ptr<const ddprun::WorkerEnv> env_;
     std::string origin_;
 };
 

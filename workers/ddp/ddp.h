@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <charconv>
 #include <concepts>
 #include <cstddef>
@@ -103,8 +102,7 @@ class PowerSgd final : public Stateful {
     std::shared_ptr<Impl> impl_;
 };
 
-class GradientMemory;
-struct Extent;
+class Reducer;
 struct ReductionPlan;
 
 struct ReducerOptions {
@@ -122,134 +120,6 @@ struct ReducerStatistics {
     std::uint64_t buckets = 0;
     std::uint64_t bytes = 0;     ///< bytes of gradients handed to the group
     double blocked_seconds = 0;  ///< time the training thread spent starting reductions and waiting for them
-};
-
-/// Averages gradients over all ranks while the backward pass still runs.
-///
-/// Gradients live in buckets in memory that the group reduces without copying: write gradient i to
-/// gradient(i), then call mark_ready(i). A bucket starts when all its gradients are ready and all buckets
-/// before it have started: the same order on every rank, whatever the order of arrival. Buckets hold
-/// gradients in the reverse of the parameters' order: list parameters in the order of their use. finish()
-/// ends the step. Not thread-safe; the group is borrowed and used by the calling thread.
-///
-/// On a CUDA device the group's stream writes the gradients, and mark_ready(i) means that the work that
-/// writes gradient i is on that stream. Nothing blocks inside a step, except finish() with
-/// find_unused_parameters; without them a step can be captured in a CUDA graph.
-class Reducer {
-  public:
-    /// Collective (allocates shared memory). Throws InvalidInput for a parameter whose type or device cannot
-    /// be averaged.
-    Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options);
-    /// For a Model; null stands for the plan of the constructor above.
-    Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options,
-            std::unique_ptr<const ReductionPlan> plan);
-    ~Reducer();
-
-    /// The memory of gradient i, zero at first; it never moves. This and all calls below throw InvalidInput
-    /// for a parameter that does not exist.
-    [[nodiscard]] Buffer gradient(std::size_t parameter) const;
-    /// All gradients, as Optimizer::step takes them; unused ones (see is_used) have no memory. Throws Error
-    /// between the first mark_ready() of a step and its finish(), and where averages are sharded.
-    [[nodiscard]] std::vector<Buffer> gradients() const;
-    void zero_gradients();
-
-    /// Marks gradient i complete on this rank; do not write it again before finish(). Throws Error when it
-    /// was marked twice in one step, is no part of the static graph, or another thread is in this call, and
-    /// the group's errors.
-    void mark_ready(std::size_t parameter);
-
-    /// Waits for all reductions: every gradient is then the average over all ranks. Does nothing while
-    /// accumulating. Throws Error naming the parameters that got no gradient.
-    void finish();
-
-    /// Takes part in a step of the other ranks with zero gradients; ends with the averages, as finish() does.
-    void shadow_step();
-    /// Throws Error between the first mark_ready() of a step and its finish().
-    void require_finished() const;
-    /// Sets how many ranks later averages divide by (all, at first): the others have no samples left.
-    void set_active_ranks(int ranks) { active_ranks_ = ranks; }
-
-    /// While accumulating, mark_ready and finish reduce nothing; add to gradients (+=). The next step reduces
-    /// the sum.
-    /// Throws Error where gradients share memory (Shard::Gradients).
-    void set_accumulating(bool accumulating);
-    [[nodiscard]] bool accumulating() const { return accumulating_; }
-
-    /// Sets the hook before the first step; an empty hook restores the default. Throws Error once a gradient
-    /// was marked ready: all ranks must change the hook in the same step.
-    void set_hook(CommunicationHook hook);
-
-    /// See DistributedDataParallel. The padding at the end of the last bucket carries the request.
-    void request_stop();
-    [[nodiscard]] bool stop_requested() const;
-    [[nodiscard]] bool carries_stop() const;
-
-    /// Whether any rank had a gradient for this parameter in the last finished step; always true without
-    /// find_unused_parameters. The gradient of an unused parameter reads as zeros.
-    [[nodiscard]] bool is_used(std::size_t parameter) const;
-
-    [[nodiscard]] const BucketPlan& plan() const;
-    /// The averages of a bucket that this rank has after finish(): the bucket, or this rank's slice of it.
-    [[nodiscard]] const Buffer& averaged(std::size_t bucket) const { return buckets_[bucket].averaged; }
-    /// Bytes of gradients and averages in this rank's memory.
-    [[nodiscard]] std::size_t bytes() const { return arena_.size() + averages_.size(); }
-    [[nodiscard]] const ReducerStatistics& statistics() const { return statistics_; }
-
-  private:
-    struct Bucket {
-        Buffer buffer;
-        Buffer averaged;
-        std::vector<Tensor> gradients;
-        std::size_t missing = 0;  ///< gradients that are not ready
-        FinishReduction finish;   ///< set with a hook
-        Work work;                ///< set without a hook
-    };
-
-    void require_parameter(std::size_t parameter) const;
-    void allocate();
-    /// Whether this gradient takes part in each step: not one that a static graph left out.
-    [[nodiscard]] bool is_expected(std::size_t parameter) const {
-        return static_graph_.empty() || static_graph_[parameter];
-    }
-    void start_complete_buckets();
-    void start(std::size_t bucket);
-    void zero_padding(std::size_t bucket);
-    void finish_buckets(std::size_t end);
-    void handle_missing();
-    void require_static_graph() const;
-    [[noreturn]] void throw_missing(std::span<const std::size_t> missing) const;
-    void complete_step();
-    void take_stop();
-    void require_carried_stop() const;
-    void reduce_used();
-    [[nodiscard]] bool must_find_unused() const {
-        return options_.static_graph ? statistics_.steps == 0 : options_.find_unused_parameters;
-    }
-    void begin_step();
-
-    BorrowedGroup group_;
-    std::vector<Tensor> parameters_;
-    ReducerOptions options_;
-    CommunicationHook hook_;
-    std::unique_ptr<const ReductionPlan> reduction_;
-    std::unique_ptr<GradientMemory> memory_;
-    std::span<std::byte> arena_, averages_;  ///< owned by the group, freed with it
-    std::vector<Extent> places_;             ///< of each gradient in the arena
-    std::vector<Bucket> buckets_;
-    std::vector<bool> ready_;
-    std::vector<std::int32_t> locally_used_;  ///< since the last reduced step, accumulation included
-    std::vector<std::int32_t> globally_used_;
-    std::vector<bool> static_graph_;  ///< gradients ready on this rank in its first own step; empty before,
-                                      ///< and without the option
-    int active_ranks_;
-    std::size_t marked_ = 0;    ///< gradients that are ready
-    std::size_t next_ = 0;      ///< first bucket that has not started
-    std::size_t finished_ = 0;  ///< buckets whose averages are there
-    bool accumulating_ = false;
-    bool asks_to_stop_ = false;    ///< this rank does
-    bool stop_requested_ = false;  ///< a rank has asked in a finished step
-    std::atomic<bool> is_marking_ = false;
-    ReducerStatistics statistics_;
 };
 
 struct DdpOptions {
@@ -290,7 +160,11 @@ class Join;
 /// Gradients keep their values until they are written again: where a backward pass adds (+=), begin each step
 /// with zero_gradients().
 ///
-/// Parameters are on the group's device: for CUDA see Reducer and docs/gpu.md. Not thread-safe. The group and
+/// Parameters are on the group's device. On a CUDA device the group's stream writes the gradients, and
+/// mark_ready(i) means that the work that writes gradient i is on that stream. Nothing blocks inside a step,
+/// except finish() with find_unused_parameters; without them a step can be captured in a CUDA graph
+/// (docs/gpu.md).
+/// Not thread-safe. The group and
 /// the parameters' memory are borrowed; after the group's end all calls except the destructor throw Error.
 class DistributedDataParallel : public Stateful {
   public:
@@ -304,15 +178,27 @@ class DistributedDataParallel : public Stateful {
     /// For a checkpoint: the parameters, then the buffers.
     [[nodiscard]] std::vector<Tensor> state() const override;
 
-    /// See Reducer: it never moves.
-    [[nodiscard]] Buffer gradient(std::size_t parameter) const { return reducer().gradient(parameter); }
+    /// The memory of gradient i, zero at first; it never moves. This and all calls below throw InvalidInput
+    /// for a parameter that does not exist.
+    [[nodiscard]] Buffer gradient(std::size_t parameter) const;
     template <class T>
     [[nodiscard]] std::span<T> gradient_as(std::size_t parameter) const;
-    [[nodiscard]] std::vector<Buffer> gradients() const { return reducer().gradients(); }
-    void zero_gradients() { reducer().zero_gradients(); }
-    /// Throws the errors of Reducer::mark_ready, and Error inside a Join without begin_forward().
+    /// All gradients, as Optimizer::step takes them; unused ones (see is_used) have no memory. Throws Error
+    /// between the first mark_ready() of a step and its finish(), and where averages are sharded.
+    [[nodiscard]] std::vector<Buffer> gradients() const;
+    void zero_gradients();
+    /// Marks gradient i complete on this rank; do not write it again before finish(). Buckets hold gradients
+    /// in the reverse of the parameters' order; one starts when all its gradients are ready and all buckets
+    /// before it have started: the same order on every rank, whatever the order of arrival. Throws Error when
+    /// the gradient was marked twice in one step, is no part of the static graph, or another thread is in
+    /// this call, and inside a Join without begin_forward(); also the group's errors.
     void mark_ready(std::size_t parameter);
-    /// Throws the errors of Reducer::finish, and with verify_every those of verify_by_majority.
+    /// Marks the gradients that are not marked yet, the last one first: for a backward pass that completes
+    /// them all at its end.
+    void mark_all_ready();
+    /// Waits for all reductions: every gradient is then the average over all ranks. Does nothing while
+    /// accumulating. Throws Error naming the parameters that got no gradient, and with verify_every the
+    /// errors of verify_by_majority.
     void finish();
 
     /// Called before a forward pass, on all ranks: overwrites the buffers with rank 0's, unless the previous
@@ -328,12 +214,8 @@ class DistributedDataParallel : public Stateful {
     ///     const auto accumulating = model.no_sync(part + 1 < parts);
     class [[nodiscard]] NoSync {
       public:
-        NoSync(Reducer& reducer, bool accumulate) : reducer_(&reducer), before_(reducer.accumulating()) {
-            reducer.set_accumulating(before_ || accumulate);
-        }
-        ~NoSync() {
-            if (reducer_ != nullptr) reducer_->set_accumulating(before_);
-        }
+        NoSync(Reducer& reducer, bool accumulate);
+        ~NoSync();
         NoSync(NoSync&& other) noexcept
             : reducer_(std::exchange(other.reducer_, nullptr)), before_(other.before_) {}
         NoSync& operator=(NoSync&&) = delete;
@@ -342,7 +224,10 @@ class DistributedDataParallel : public Stateful {
         Reducer* reducer_;
         bool before_;
     };
+    /// Throws Error where gradients share memory (Shard::Gradients).
     NoSync no_sync(bool accumulate = true) { return {reducer(), accumulate}; }
+    /// True while a NoSync lives.
+    [[nodiscard]] bool is_accumulating() const;
 
     /// Lets all ranks stop after the same step where each learns at its own time that it should, by a signal
     /// for example. The request travels with the gradients of the next step that is reduced, so it costs no
@@ -354,16 +239,20 @@ class DistributedDataParallel : public Stateful {
     ///     if (model.stop_requested()) { save(); break; }   // on all ranks in the same step
     ///
     /// Once true it stays true, until the next group. A rank that has finished its Join sees it too.
-    void request_stop() { reducer().request_stop(); }
-    [[nodiscard]] bool stop_requested() const { return reducer().stop_requested(); }
+    void request_stop();
+    [[nodiscard]] bool stop_requested() const;
     /// False with a hook, where gradients are sharded, and on a GPU; request_stop() and stop_requested()
     /// throw Error there. Lifeline::should_stop works everywhere under ddprun.
-    [[nodiscard]] bool carries_stop() const { return reducer().carries_stop(); }
+    [[nodiscard]] bool carries_stop() const;
 
-    void set_hook(CommunicationHook hook) { reducer().set_hook(std::move(hook)); }
-    [[nodiscard]] bool is_used(std::size_t parameter) const { return reducer().is_used(parameter); }
-    [[nodiscard]] const BucketPlan& plan() const { return reducer().plan(); }
-    [[nodiscard]] const ReducerStatistics& statistics() const { return reducer().statistics(); }
+    /// Sets the hook before the first step; an empty hook restores the default. Throws Error once a gradient
+    /// was marked ready: all ranks must change the hook in the same step.
+    void set_hook(CommunicationHook hook);
+    /// Whether any rank had a gradient for this parameter in the last finished step; always true without
+    /// find_unused_parameters. The gradient of an unused parameter reads as zeros.
+    [[nodiscard]] bool is_used(std::size_t parameter) const;
+    [[nodiscard]] const BucketPlan& plan() const;
+    [[nodiscard]] const ReducerStatistics& statistics() const;
 
     /// Collective. The SHA-256 (in hexadecimal) of all parameters' bytes, one parameter after the other:
     /// equal to sha256sum of a safetensors file without its header. Equal on all ranks. Throws MismatchError
@@ -396,6 +285,7 @@ class DistributedDataParallel : public Stateful {
 
   private:
     friend class Join;
+    void require_open_pass() const;
 
     BorrowedGroup group_;
     std::vector<Tensor> parameters_;

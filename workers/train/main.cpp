@@ -25,6 +25,7 @@
 #include "env/hmac.h"
 #include "env/print.h"
 #include "env/text.h"
+#include "env/worker_env.h"
 #include "matrix.h"
 #include "options.h"
 #include "samples/data.h"

@@ -24,7 +24,7 @@
 #include "ddp/checkpoint/save.h"
 #include "ddp/checkpoint/shards.h"
 #include "ddp/cuda/host_copies.h"
-#include "ddp/error_report.h"
+#include "ddp/worker/error_text.h"
 #include "env/io/background_call.h"
 #include "env/io/file.h"
 #include "env/print.h"

@@ -157,7 +157,7 @@ void join_shards(const std::string& index, const std::string& path) {
     for (const auto& [name, entry] : shards.entries()) {
         for (std::uint64_t at = 0; at < entry.bytes; at += kChunkBytes) {
             const auto part = std::span(chunk).first(std::min(kChunkBytes, entry.bytes - at));
-            read_at(shards.files_[entry.file].get(), index, entry.offset + at, part);
+            read_at(shards.files_[entry.file]->get(), index, entry.offset + at, part);
             file.write(part.data(), part.size());
         }
     }
@@ -175,7 +175,7 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
     Result<ddprun::UniqueFd> fd = ddprun::open_regular_file(path);
     if (!fd && fd.error().code == ddprun::Errc::InvalidArgument) throw InvalidInput(fd.error().what);
     if (!fd) throw Error(fd.error().what);
-    file.files_.push_back(*std::move(fd));
+    file.files_.push_back(std::make_shared<const ddprun::UniqueFd>(*std::move(fd)));
     file.read_header();
     return file;
 }
@@ -224,7 +224,7 @@ void SafetensorsFile::add_shard(const std::string& name, const std::string& save
 
 void SafetensorsFile::read_header() {
     struct stat status {};
-    const int fd = files_[0].get();
+    const int fd = files_[0]->get();
     if (::fstat(fd, &status) != 0) throw Error(fmt::format("{}: {}", path_, std::strerror(errno)));
     const auto file_bytes = static_cast<std::uint64_t>(status.st_size);
     if (file_bytes < kPrefixBytes) refuse(fmt::format("not a safetensors file: only {} bytes", file_bytes));
@@ -305,7 +305,7 @@ void SafetensorsFile::require_fit(const Tensor& tensor, const Entry& entry) cons
 
 void SafetensorsFile::read(const Tensor& tensor, const Entry& entry) const {
     const std::uint64_t begin = tensor.part_begin.value_or(0) * size_of(entry.dtype);
-    read_at(files_[entry.file].get(), path_, entry.offset + begin,
+    read_at(files_[entry.file]->get(), path_, entry.offset + begin,
             {static_cast<std::byte*>(tensor.memory.data), tensor.memory.bytes()});
 }
 

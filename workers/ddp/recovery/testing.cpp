@@ -25,6 +25,7 @@
 #include "env/kept.h"
 #include "env/lifeline.h"
 #include "env/os/event_loop.h"
+#include "env/worker_env.h"
 #include "rendezvous/serve/store_service.h"
 
 namespace ddp::testing {

@@ -9,6 +9,7 @@
 #include "ddp/cuda/host_copies.h"
 #include "ddp/reduce/flat_layout.h"
 #include "ddp/reduce/loops.h"
+#include "ddp/reduce/reducer.h"
 #include "ddp/reduce/tensor_broadcast.h"
 #include "env/hmac.h"
 #include "env/io/socket.h"
@@ -92,17 +93,49 @@ Reducer& DistributedDataParallel::reducer() const {
     return *reducer_;
 }
 
+Buffer DistributedDataParallel::gradient(std::size_t parameter) const {
+    return reducer().gradient(parameter);
+}
+std::vector<Buffer> DistributedDataParallel::gradients() const { return reducer().gradients(); }
+void DistributedDataParallel::zero_gradients() { reducer().zero_gradients(); }
+bool DistributedDataParallel::is_accumulating() const { return reducer().accumulating(); }
+void DistributedDataParallel::request_stop() { reducer().request_stop(); }
+bool DistributedDataParallel::stop_requested() const { return reducer().stop_requested(); }
+bool DistributedDataParallel::carries_stop() const { return reducer().carries_stop(); }
+void DistributedDataParallel::set_hook(CommunicationHook hook) { reducer().set_hook(std::move(hook)); }
+bool DistributedDataParallel::is_used(std::size_t parameter) const { return reducer().is_used(parameter); }
+const BucketPlan& DistributedDataParallel::plan() const { return reducer().plan(); }
+const ReducerStatistics& DistributedDataParallel::statistics() const { return reducer().statistics(); }
+
+DistributedDataParallel::NoSync::NoSync(Reducer& reducer, bool accumulate)
+    : reducer_(&reducer), before_(reducer.accumulating()) {
+    reducer.set_accumulating(before_ || accumulate);
+}
+
+DistributedDataParallel::NoSync::~NoSync() {
+    if (reducer_ != nullptr) reducer_->set_accumulating(before_);
+}
+
 void DistributedDataParallel::broadcast_parameters(int root) {
     TensorBroadcast(*group_, parameters_).run(root);
 }
 
-void DistributedDataParallel::mark_ready(std::size_t parameter) {
+void DistributedDataParallel::require_open_pass() const {
     if (join_ != nullptr && !join_->pass_is_open_)
         throw Error(fmt::format(
             "rank {}: call begin_forward() before each pass inside a Join: ranks without batches learn "
             "from it that there is one",
             group_->rank()));
+}
+
+void DistributedDataParallel::mark_ready(std::size_t parameter) {
+    require_open_pass();
     reducer().mark_ready(parameter);
+}
+
+void DistributedDataParallel::mark_all_ready() {
+    require_open_pass();
+    reducer().mark_all_ready();
 }
 
 void DistributedDataParallel::finish() {

@@ -1,3 +1,5 @@
+#include "ddp/reduce/reducer.h"
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -10,8 +12,6 @@
 #include "ddp/cuda/cast.h"
 #include "ddp/cuda/device_average.h"
 #include "ddp/cuda/memory.h"
-#include "ddp/ddp.h"
-#include "ddp/reduce/flat_layout.h"
 #include "ddp/reduce/loops.h"
 #include "env/clock.h"
 
@@ -272,6 +272,12 @@ void Reducer::mark_ready(std::size_t parameter) {
     ++marked_;
     --buckets_[bucket].missing;
     start_complete_buckets();
+}
+
+void Reducer::mark_all_ready() {
+    for (std::size_t i = parameters_.size(); i-- > 0;) {
+        if (is_expected(i) && !ready_[i]) mark_ready(i);
+    }
 }
 
 void Reducer::start_complete_buckets() {

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <chrono>
+#include <utility>
 
 #include "ddp/types.h"
 #include "ddp/worker/rank_rendezvous.h"
@@ -10,6 +11,7 @@
 #include "env/nodes/launcher_process.h"
 #include "env/nodes/pals_apinfo.h"
 #include "env/nodes/pmix_source.h"
+#include "env/worker_env.h"
 
 namespace ddp {
 
@@ -80,10 +82,21 @@ Result<Context> read_launcher(const EnvironmentLookup& lookup) {
     }
     Result<ddprun::WorkerEnv> env = ddprun::worker_env_from(laid_over(lookup, contract.variables));
     if (!env) return contract.variables.empty() ? env.error() : env.error().with(contract.origin);
-    return Context(*std::move(env), contract.origin);
+    return Context(*env, contract.origin);
 }
 
 }  // namespace
+
+Context::Context(const ddprun::WorkerEnv& env, std::string origin)
+    : env_(std::make_shared<const ddprun::WorkerEnv>(env)), origin_(std::move(origin)) {}
+
+int Context::rank() const { return env_->rank; }
+int Context::local_rank() const { return env_->local_rank; }
+int Context::world_size() const { return env_->world_size; }
+int Context::local_world_size() const { return env_->local_world_size; }
+int Context::restart_count() const { return env_->restart_count; }
+std::uint64_t Context::generation() const { return env_->generation; }
+bool Context::has_store() const { return !env_->store.empty(); }
 
 Context Context::from_env() {
     Result<Context> found = read_launcher(ddprun::process_environment);

@@ -17,6 +17,7 @@
 #include <typeinfo>
 
 #include "ddp/worker/device_error.h"
+#include "ddp/worker/error_text.h"
 #include "ddp/worker/stacks.h"
 #include "env/json.h"
 #include "env/print.h"
