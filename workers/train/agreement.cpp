@@ -8,9 +8,6 @@
 namespace train {
 namespace {
 
-constexpr double kSecondsBetween = 0.2;  // between two votes
-constexpr std::uint64_t kMostSteps = 10'000;
-
 /// The first byte is the code, the rest the message.
 std::string message_of(const std::optional<StartupError>& error) {
     return error ? static_cast<char>(error->code) + error->what
@@ -45,27 +42,6 @@ std::optional<AgreedError> agree(ddp::ProcessGroup& group, const std::optional<S
     const auto rank = static_cast<int>(failed - all.begin());
     const std::string what = failed->substr(1);
     return AgreedError{{code_of(*failed), all_equal ? what : fmt::format("rank {}: {}", rank, what)}, rank};
-}
-
-StopVote::StopVote(ddp::ProcessGroup& group) : group_(group), last_vote_(ddprun::MonotonicClock::now()) {}
-
-bool StopVote::passed(const std::function<bool()>& wanted) {
-    if (passed_ || --steps_left_ > 0) return passed_;
-    const ddprun::TimePoint now = ddprun::MonotonicClock::now();
-    const double step_seconds =
-        std::chrono::duration<double>(now - last_vote_).count() / static_cast<double>(steps_between_);
-    last_vote_ = now;
-    double slowest = 0;
-    for (const auto& [is_asked, seconds] : gather_numbers<2>(group_, {wanted() ? 1.0 : 0.0, step_seconds})) {
-        passed_ = passed_ || is_asked > 0;
-        slowest = std::max(slowest, seconds);
-    }
-    // At most twice the last number: the first steps are slow and not typical.
-    const double wanted_steps = kSecondsBetween / std::max(slowest, 1e-6);
-    steps_between_ = std::clamp(static_cast<std::uint64_t>(wanted_steps), std::uint64_t{1},
-                                std::min(kMostSteps, 2 * steps_between_));
-    steps_left_ = steps_between_;
-    return passed_;
 }
 
 }  // namespace train

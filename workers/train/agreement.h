@@ -11,7 +11,6 @@
 
 #include "ddp/ddp.h"
 #include "ddp/process_group.h"
-#include "env/clock.h"
 
 namespace train {
 
@@ -66,27 +65,6 @@ std::vector<std::array<double, N>> gather_numbers(ddp::ProcessGroup& group,
 struct StopRequest {
     std::function<bool()> wanted;                     ///< this rank has been asked, at a time of its own
     std::function<bool(std::uint64_t steps)> agreed;  ///< ddprun has found the step for all ranks
-};
-
-/// Lets all ranks stop after the same step where gradients do not carry the request
-/// (ddp::DistributedDataParallel::carries_stop), by a vote now and then: the number of steps between two
-/// votes gives about five votes a second on the slowest rank; it is computed from all ranks' votes, so that
-/// it is equal on all.
-class StopVote {
-  public:
-    /// Borrows the group.
-    explicit StopVote(ddp::ProcessGroup& group);
-
-    /// Collective, after every step. True on all ranks from the vote on in which one rank wanted to stop.
-    /// `wanted` is called at every vote.
-    bool passed(const std::function<bool()>& wanted);
-
-  private:
-    ddp::ProcessGroup& group_;
-    bool passed_ = false;
-    std::uint64_t steps_left_ = 1;
-    std::uint64_t steps_between_ = 1;
-    ddprun::TimePoint last_vote_;
 };
 
 }  // namespace train

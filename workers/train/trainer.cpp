@@ -269,10 +269,7 @@ Trainer::Pass Trainer::begin_pass() {
 bool Trainer::must_stop() {
     if (!stop_request_.wanted) return false;
     if (stop_request_.agreed && stop_request_.agreed(steps_)) return true;
-    ddp::Model& model = learner_.model();
-    if (!model.carries_stop()) return vote_->passed(stop_request_.wanted);
-    if (stop_request_.wanted()) model.request_stop();
-    return model.stop_requested();
+    return vote_->passed(learner_.model(), stop_request_.wanted);
 }
 
 bool Trainer::train_epoch(Pass& pass) {

@@ -13,6 +13,7 @@
 #include "curves.h"
 #include "ddp/checkpoint.h"
 #include "ddp/recovery.h"
+#include "ddp/stop_vote.h"
 #include "learner.h"
 #include "options.h"
 #include "report.h"
@@ -101,7 +102,7 @@ class Trainer {
 
     // Of the present group.
     ddp::BorrowedGroup group_;
-    std::optional<StopVote> vote_;
+    std::optional<ddp::StopVote> vote_;
     bool is_new_ = true;
     struct OrderAhead {
         std::uint64_t epoch;

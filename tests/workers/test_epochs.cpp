@@ -1,0 +1,217 @@
+#include "ddp/epochs.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstring>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ddp/stop_vote.h"
+#include "ddp/testing.h"
+#include "ddp/worker/segment_map.h"
+#include "env/worker_env.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/workers/failures.h"
+#include "tests/workers/forked_ranks.h"
+
+namespace ddp {
+namespace {
+
+using testing::ForkedRanks;
+using ::testing::HasSubstr;
+using testing::kRight;
+using testing::thrown_by;
+
+constexpr std::size_t kSamples = 20;
+
+/// A line through the points of y = 2 x, trained by the program's own loop.
+struct Line {
+    explicit Line(World& world) : model(world, {{"slope", {1}}}) {}
+
+    /// The mean loss of the rows; adds to the gradient.
+    double backward(std::span<const std::size_t> rows, float share) {
+        double loss = 0;
+        for (const std::size_t row : rows) {
+            const float x = static_cast<float>(row) / kSamples, error = (slope() - 2) * x;
+            loss += error * error * share;
+            model.gradient_as<float>(0)[0] += 2 * error * x * share;
+        }
+        return loss;
+    }
+    [[nodiscard]] float slope() const { return model.weights<float>(0)[0]; }
+
+    Model model;
+    std::unique_ptr<Optimizer> optimizer = make_adamw(model, {.learning_rate = 0.1});
+};
+
+World alone() { return World(Context(testing::environment_of(0, 1))); }
+
+/// Trains until the run is over, or has made `steps` steps. Returns the rows of each step.
+std::vector<std::vector<std::size_t>> train(World& world, Line& line, EpochsOptions options,
+                                            std::uint64_t steps = UINT64_MAX) {
+    options.report = [](const EpochReport&) {};
+    std::vector<std::vector<std::size_t>> rows;
+    Epochs epochs(world, line.model, *line.optimizer, kSamples, std::move(options));
+    for (Epochs::Step& step : epochs) {
+        if (step.steps_done() == steps) break;
+        rows.emplace_back(step.rows().begin(), step.rows().end());
+        step.finish(line.backward(step.rows(), step.share()));
+    }
+    return rows;
+}
+
+/// Runs `body` in two processes with a World each, and expects it to return kRight in both.
+void expect_right_on_two(const std::function<int(World&)>& body) {
+    const ddprun::UniqueFd fd = make_segment({.local_world_size = 2, .world_size = 2});
+    ForkedRanks ranks(2, [&](int rank) {
+        ddprun::WorkerEnv env = testing::environment_of(rank, 2);
+        env.segment_fd = fd.get();
+        World world(Context(env), {.timeout = std::chrono::seconds(60)});
+        return body(world);
+    });
+    EXPECT_EQ(ranks.wait(0), kRight);
+    EXPECT_EQ(ranks.wait(1), kRight);
+}
+
+TEST(Epochs, GiveEachRowOnceInEveryEpochInAnotherOrder) {
+    World world = alone();
+    Line line(world);
+    const auto rows = train(world, line, {.epochs = 2, .batch_size = 8});
+    ASSERT_EQ(rows.size(), 6U);
+    std::vector<std::size_t> orders[2];
+    for (std::size_t step = 0; step < 6; ++step)
+        orders[step / 3].insert(orders[step / 3].end(), rows[step].begin(), rows[step].end());
+    EXPECT_NE(orders[0], orders[1]);
+    for (const auto& order : orders)
+        EXPECT_EQ(std::set(order.begin(), order.end()).size(), kSamples) << order.size();
+    EXPECT_EQ(rows[2].size(), 4U) << "the rest of an epoch is a smaller step";
+}
+
+TEST(Epochs, ResumeInTheMiddleOfAnEpochToTheBitsOfAnUndisturbedRun) {
+    const ddprun::test::TemporaryDirectory directory;
+    EpochsOptions options{.epochs = 3, .batch_size = 4, .save_every = 2, .clip_norm = 0.5};
+    options.schedule = Schedule{.shape = Schedule::Shape::Cosine, .warmup_steps = 3};
+    World world = alone();
+    Line whole(world), broken(world), resumed(world);
+    const auto all = train(world, whole, options);
+    options.checkpoints = directory.file("run");
+    train(world, broken, options, 7);  // one more than was saved
+    const auto rest = train(world, resumed, options);
+    EXPECT_EQ(rest, decltype(rest)(all.begin() + 6, all.end()));
+    EXPECT_EQ(resumed.slope(), whole.slope());
+    EXPECT_EQ(resumed.optimizer->learning_rate(), whole.optimizer->learning_rate());
+
+    Line complete(world);
+    EXPECT_TRUE(train(world, complete, options).empty()) << "a complete run has no step left";
+    EXPECT_EQ(complete.slope(), whole.slope());
+}
+
+TEST(Epochs, ReportTheMeanLossAndTheLastRateOfTheSchedule) {
+    World world = alone();
+    Line line(world);
+    std::vector<EpochReport> reports;
+    EpochsOptions options{.epochs = 2, .batch_size = 8};
+    options.schedule = Schedule{.shape = Schedule::Shape::Cosine};
+    options.report = [&](const EpochReport& report) { reports.push_back(report); };
+    Epochs epochs(world, line.model, *line.optimizer, kSamples, options);
+    for (Epochs::Step& step : epochs) step.finish(step.size() == 8 ? 1 : 6);
+    ASSERT_EQ(reports.size(), 2U);
+    EXPECT_DOUBLE_EQ(reports[0].loss, (8 + 8 + 4 * 6) / 20.0);
+    EXPECT_EQ(reports[1].epoch, 2U);
+    EXPECT_EQ(reports[1].steps, 6U);
+    EXPECT_EQ(reports[1].learning_rate, 0);
+    EXPECT_EQ(epochs.last_report().epoch, 2U);
+    EXPECT_THAT(describe(EpochReport{.epoch = 3, .epochs = 20, .loss = 0.25, .samples_per_second = 512}),
+                HasSubstr("epoch 3 of 20: loss 0.25, 512 samples/s"));
+    EXPECT_THAT(describe(EpochReport{.epoch = 3, .epochs = 20}), HasSubstr("of 20: 0 samples/s"));
+}
+
+/// One float a sample: its index.
+class Indices final : public Dataset {
+  public:
+    [[nodiscard]] std::size_t size() const override { return kSamples; }
+    [[nodiscard]] std::vector<std::size_t> field_bytes() const override { return {sizeof(float)}; }
+    void read(std::size_t index, std::span<const std::span<std::byte>> fields) const override {
+        const auto value = static_cast<float>(index);
+        std::memcpy(fields[0].data(), &value, sizeof value);
+    }
+};
+
+TEST(Epochs, DeliverBatchesOfADatasetInTheOrderOfTheRows) {
+    World world = alone();
+    Line by_rows(world), by_batches(world);
+    const EpochsOptions options{.epochs = 2, .batch_size = 8, .report = [](const EpochReport&) {}};
+    const auto rows = train(world, by_rows, options);
+    const Indices dataset;
+    Epochs epochs(world, by_batches.model, *by_batches.optimizer, dataset, options);
+    std::vector<std::vector<std::size_t>> seen;
+    for (Epochs::Step& step : epochs) {
+        const std::span<const float> values = step.batch().field<float>(0);
+        seen.emplace_back(values.begin(), values.end());
+        step.finish();
+    }
+    EXPECT_EQ(seen, rows);
+}
+
+TEST(Epochs, NameAStepThatWasNotFinishedOrFinishedTwice) {
+    World world = alone();
+    Line line(world);
+    Epochs epochs(world, line.model, *line.optimizer, kSamples, EpochsOptions{.epochs = 1});
+    auto step = epochs.begin();
+    EXPECT_EQ(thrown_by([&] { ++step; }),
+              "Error: rank 0: the loop went on after step 0 without Step::finish()");
+    EXPECT_THAT(thrown_by([&] { (void)(*step).batch(); }), HasSubstr("made without a Dataset"));
+    (*step).finish();
+    EXPECT_EQ(thrown_by([&] { (*step).finish(); }),
+              "Error: rank 0: Step::finish() was called twice after step 1");
+    EXPECT_EQ(thrown_by([&] { Epochs(world, line.model, *line.optimizer, 0, EpochsOptions{}); }),
+              "InvalidInput: epochs: there are no samples");
+}
+
+TEST(Epochs, RefuseRanksWithOtherNumbersOfSamples) {
+    expect_right_on_two([](World& world) {
+        Line line(world);
+        const std::size_t samples = 20 + static_cast<std::size_t>(world.rank());
+        const std::string what =
+            thrown_by([&] { Epochs(world, line.model, *line.optimizer, samples, EpochsOptions{}); });
+        return what == "Error: number of samples is 21 on rank 1, 20 on rank 0" ? kRight : 1;
+    });
+}
+
+TEST(Epochs, StopAndSaveOnAllRanksAfterTheSameStepWhenOneGetsSigterm) {
+    const ddprun::test::TemporaryDirectory directory;
+    expect_right_on_two([&](World& world) {
+        Line line(world);
+        EpochsOptions options{.epochs = 1000, .batch_size = 2, .report = [](const EpochReport&) {}};
+        options.checkpoints = directory.file("run");
+        Epochs epochs(world, line.model, *line.optimizer, kSamples, options);
+        for (Epochs::Step& step : epochs) {
+            if (world.rank() == 1 && step.steps_done() == 8) ::raise(SIGTERM);
+            step.finish(line.backward(step.rows(), step.share()));
+        }
+        const auto saved = load_state(*CheckpointDirectory(directory.file("run")).latest());
+        // Either way: the request travels with the gradients of the step after the one that was going on.
+        const bool is_early = epochs.steps_done() >= 9 && epochs.steps_done() <= 11;
+        return epochs.stopped() && is_early && saved.step == epochs.steps_done() ? kRight : 1;
+    });
+}
+
+TEST(StopVote, PassesAtTheSameStepOnAllRanks) {
+    std::array<int, 3> steps{};
+    testing::run_ranks(3, [&](ProcessGroup& group) {
+        StopVote vote(group);
+        int& step = steps[static_cast<std::size_t>(group.rank())];
+        const auto wanted = [&] { return group.rank() == 2 && step >= 3; };
+        while (!vote.passed(wanted)) ++step;
+        EXPECT_TRUE(vote.passed([] { return false; })) << "a vote that has passed stays so";
+    });
+    EXPECT_GE(steps[0], 3);
+    EXPECT_EQ(steps, (std::array<int, 3>{steps[0], steps[0], steps[0]}));
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,0 +1,31 @@
+#include "ddp/run.h"
+
+#include <errno.h>  // program_invocation_short_name
+
+#include "ddp/error_report.h"
+
+namespace ddp {
+
+World::World(Context context, ProcessGroupOptions options)
+    : context_(std::move(context)), options_(std::move(options)) {}
+
+World::~World() = default;
+
+ProcessGroup& World::group() {
+    if (!group_) group_ = ProcessGroup::create(context_, options_);
+    return *group_;
+}
+
+Lifeline& World::lifeline() {
+    if (!lifeline_) lifeline_ = std::make_unique<Lifeline>(context_);
+    return *lifeline_;
+}
+
+int run(const std::function<int(World&)>& body, ProcessGroupOptions options) {
+    return run_main(program_invocation_short_name, [&] {
+        World world(Context::from_env(), std::move(options));
+        return body(world);
+    });
+}
+
+}  // namespace ddp
