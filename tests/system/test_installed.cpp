@@ -28,6 +28,15 @@ using ::testing::StartsWith;
 
 /// The timeout of a compiler that hangs; a busy machine needs a minute.
 constexpr auto kPatience = std::chrono::minutes(15);
+/// The place of each program among those of docs/libddp.md.
+enum PageProgram : std::size_t {
+    kFirstProgram,
+    kStopping,
+    kSharding,
+    kCheckpoints,
+    kEigenProgram,
+    kMpiProgram
+};
 
 /// Installs what has this tag below `destination`.
 Outcome install(const std::string& tag, const std::string& destination) {
@@ -70,23 +79,42 @@ class Installed : public ::testing::Test {
         return run(command, options);
     }
     /// Compiles and links the source with pkg-config's flags, and runs it.
-    static Outcome run_user_program(const std::string& source, const std::string& package) {
+    static Outcome run_user_program(const std::string& source, const std::string& package,
+                                    const std::vector<std::string>& more = {}) {
         std::vector<std::string> command{path_of("CXX"),        "-Wall", "-Wextra", "-Werror", source, "-o",
                                          tree_->file("program")};
+        command.insert(command.end(), more.begin(), more.end());
         for (const char* which : {"--cflags", "--libs"}) {
             const std::vector<std::string> words = flags(which, package);
             command.insert(command.end(), words.begin(), words.end());
         }
         Outcome made = compile(std::move(command), {});
         if (made.status != 0) return made;
-        return run({tree_->file("program")});
+        return run({tree_->file("program")}, in_tree());
     }
-    /// The first such block of a page.
-    static std::string block_of(const std::string& name, const std::string& fence) {
+    /// All such blocks of a page, in order.
+    static std::vector<std::string> blocks_of(const std::string& name, const std::string& fence) {
         std::ifstream file(path_of("SOURCE_ROOT") + "/docs/" + name);
         const std::string page{std::istreambuf_iterator<char>(file), {}};
-        const std::size_t begin = page.find(fence) + fence.size();
-        return page.substr(begin, page.find("```", begin) - begin);
+        std::vector<std::string> blocks;
+        for (std::size_t at = page.find(fence); at != std::string::npos; at = page.find(fence, at)) {
+            at += fence.size();
+            blocks.push_back(page.substr(at, page.find("```", at) - at));
+            at += blocks.back().size() + 3;
+        }
+        return blocks;
+    }
+    static std::string block_of(const std::string& name, const std::string& fence) {
+        return blocks_of(name, fence).at(0);
+    }
+    static Outcome two_ranks() {
+        return run({path_of("BUILD_ROOT") + "/launcher/ddprun", "--nproc-per-node=2", tree_->file("program")},
+                   in_tree());
+    }
+    static RunOptions in_tree() {
+        RunOptions options;
+        options.directory = tree_->path();
+        return options;
     }
     static std::string write(const std::string& name, const std::string& text) {
         std::ofstream(tree_->file(name)) << text;
@@ -157,10 +185,112 @@ TEST_F(Installed, TheCompilerWarnsOfEveryIgnoredResult) {
 }
 
 TEST_F(Installed, TheProgramOfTheLibddpPageLinksAndPrintsTheSum) {
-    const std::string source = write("page.cpp", block_of("libddp.md", "```cpp\n"));
+    const std::string source = write("page.cpp", blocks_of("libddp.md", "```cpp\n").at(kFirstProgram));
     const Outcome outcome = run_user_program(source, "ddp");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "rank 0 of 1: the ranks' sum is 0\n");
+}
+
+/// What the fragments of the libddp page take from their reader.
+constexpr const char* kFrame = R"(
+    #include <ddp/checkpoint.h>
+    #include <ddp/lifeline.h>
+    #include <ddp/model.h>
+    #include <ddp/run.h>
+    #include <ddp/sampler.h>
+    #include <ddp/stop_vote.h>
+    #include <algorithm>
+    #include <cstdio>
+    struct Batch {};
+    const std::vector<Batch> batches(3);
+    void fill(std::span<float> one, std::span<float> two) {
+        std::fill(one.begin(), one.end(), 1.F), std::fill(two.begin(), two.end(), 2.F);
+    }
+    void backward(const Batch&, ddp::Model& model) {
+        for (std::size_t i = model.parameters().size(); i-- > 0; model.mark_ready(i))
+            std::fill(model.gradient_as<float>(i).begin(), model.gradient_as<float>(i).end(), 1.F);
+    }
+    void train_epoch(ddp::Model& model, ddp::Optimizer& optimizer, ddp::DistributedSampler& sampler) {
+        for (std::size_t i = 0; i < sampler.size(); ++i) backward({}, model), model.finish(), optimizer.step();
+    }
+    int main() {
+        return ddp::run([](ddp::World& world) {
+            ddp::ProcessGroup* const group = &world.group();
+            {
+                ddp::Lifeline& lifeline = world.lifeline();
+                ddp::Model model(*group, {{"weight", {1}}});
+                const auto optimizer = ddp::make_adamw(model, {});
+                const auto save = [] {};
+                STOPPING
+            }
+            SHARDING
+            ddp::DistributedSampler sampler(4, world.size(), world.rank());
+            CHECKPOINTS
+            std::printf("%d steps\n", static_cast<int>(optimizer->steps()));
+        });
+    }
+)";
+
+TEST_F(Installed, TheFragmentsOfTheLibddpPageMakeAProgram) {
+    const std::vector<std::string> blocks = blocks_of("libddp.md", "```cpp\n");
+    std::string program = kFrame;
+    for (const auto& [place, block] : {std::pair("STOPPING", kStopping), std::pair("SHARDING", kSharding),
+                                       std::pair("CHECKPOINTS", kCheckpoints)})
+        program.replace(program.find(place), std::string(place).size(), blocks.at(block));
+    const Outcome outcome = run_user_program(write("fragments.cpp", program), "ddp");
+    EXPECT_EQ(outcome.out, "15 steps\n") << outcome.err;  // 3, and 4 in each of 3 epochs
+    EXPECT_TRUE(fs::exists(tree_->file("run1/step-000015/model.safetensors")));
+    EXPECT_EQ(two_ranks().out, "[0]: 15 steps\n[1]: 15 steps\n") << "it resumes, and has no epoch left";
+}
+
+TEST_F(Installed, TheProgramOfEigenOnTheLibddpPageSharesMemoryWithACollectiveAndAModel) {
+    if (!fs::exists("/usr/include/eigen3")) GTEST_SKIP() << "there is no Eigen";
+    const std::string source = write("eigen.cpp", blocks_of("libddp.md", "```cpp\n").at(kEigenProgram));
+    const Outcome outcome = run_user_program(source, "ddp", {"-isystem", "/usr/include/eigen3"});
+    EXPECT_EQ(outcome.out, "4 2\n") << outcome.err;
+    EXPECT_EQ(two_ranks().out, "[0]: 8 2\n");
+}
+
+TEST_F(Installed, TheProgramOfMpiOnTheLibddpPageUsesBothAtOnce) {
+    const std::string source = write("mpi.cpp", blocks_of("libddp.md", "```cpp\n").at(kMpiProgram));
+    if (run({"sh", "-c", "command -v mpicxx mpiexec"}).status != 0) GTEST_SKIP() << "there is no MPI";
+    RunOptions with_mpicxx = with_environment({"OMPI_CXX=" + path_of("CXX"), "MPICH_CXX=" + path_of("CXX")});
+    std::vector<std::string> command{"mpicxx", source, "-o", tree_->file("program")};
+    for (const char* which : {"--cflags", "--libs"}) {
+        const std::vector<std::string> words = flags(which, "ddp");
+        command.insert(command.end(), words.begin(), words.end());
+    }
+    with_mpicxx.timeout = kPatience;
+    const Outcome made = run(command, with_mpicxx);
+    ASSERT_EQ(made.status, 0) << made.err;
+    const Outcome outcome =
+        run({"mpiexec", "-n", "2", tree_->file("program")},
+            with_environment({"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                              "OMPI_MCA_rmaps_base_oversubscribe=1"}));
+    EXPECT_EQ(outcome.out, "MPI counts 2, libddp 2\n") << outcome.err;
+}
+
+TEST_F(Installed, EveryStepOfTheTutorialCompilesAndFindsTheLine) {
+    const std::string line = "y = 3.00 x + -1.00\n", source = tree_->file("line.cpp");
+    const std::vector<std::string> programs = blocks_of("tutorial.md", "```cpp\n");
+    const std::vector<std::string> changes = blocks_of("tutorial.md", "```diff\n");
+    ASSERT_EQ(programs.size(), 2U);
+    ASSERT_EQ(changes.size(), 7U);
+    write("line.cpp", programs[0]);
+    EXPECT_EQ(run_user_program(source, "ddp").out, line);
+    for (const std::string& change : changes) {
+        const Outcome patched = run({"patch", "--fuzz=0", source, write("change", change)});
+        ASSERT_EQ(patched.status, 0) << patched.out << change;
+        const Outcome alone = run_user_program(source, "ddp");
+        EXPECT_EQ(alone.out, line) << alone.err << change;
+    }
+    const Outcome outcome = two_ranks();
+    EXPECT_EQ(outcome.out, "[0]: " + line) << outcome.err;
+
+    write("line.cpp", programs[1]);
+    const Outcome alone = run_user_program(source, "ddp");
+    EXPECT_THAT(alone.out, HasSubstr("epoch 30 of 30: loss ")) << alone.err;
+    EXPECT_THAT(two_ranks().out, HasSubstr("line-checkpoints holds the whole run: 30 epochs"));
 }
 
 TEST_F(Installed, TheChangeOfTheRecoveryPageMakesItsExampleRecover) {
@@ -194,33 +324,69 @@ TEST_F(Installed, PkgConfigFindsTheTreeWhereverItLiesAndRequiresNoFurtherPackage
     for (std::string path; paths >> path;) EXPECT_THAT(path.substr(2), StartsWith("/sysroot"));
 }
 
-TEST_F(Installed, CMakeFindsThePackageAndThePkgConfigFileAndLinksWithEither) {
-    if (path_of("CMAKE").empty()) GTEST_SKIP() << "there is no cmake";
-    const fs::path source = tree_->file("project");
-    fs::create_directory(source);
-    fs::copy(path_of("SOURCE_ROOT") + "/examples/sum_of_ranks.cpp", source / "sum.cpp");
-    write("project/CMakeLists.txt", R"(
-        cmake_minimum_required(VERSION 3.16)
-        project(sum CXX)
-        find_package(ddp 0.1 REQUIRED)
-        add_executable(by_package sum.cpp)
-        target_link_libraries(by_package PRIVATE ddp::testing)
-        find_package(PkgConfig REQUIRED)
-        pkg_check_modules(DDP REQUIRED IMPORTED_TARGET ddp)
-        add_executable(by_pkgconfig sum.cpp)
-        target_link_libraries(by_pkgconfig PRIVATE PkgConfig::DDP)
-    )");
-    RunOptions options =
-        with_environment({"PKG_CONFIG_PATH=" + pkgconfig_.string(), "CXX=" + path_of("CXX")});
+/// A project that finds the package of `prefix`; each of `programs` is built by `uses`. Returns their output.
+std::string cmake_project(const fs::path& source, const fs::path& prefix, const std::string& uses,
+                          const std::vector<std::string>& programs, const fs::path& pkgconfig) {
+    fs::create_directories(source);
+    fs::copy_file(path_of("SOURCE_ROOT") + "/examples/sum_of_ranks.cpp", source / "sum.cpp");
+    std::ofstream(source / "CMakeLists.txt") << "cmake_minimum_required(VERSION 3.16)\nproject(sum CXX)\n"
+                                             << uses;
+    RunOptions options = with_environment({"PKG_CONFIG_PATH=" + pkgconfig.string(), "CXX=" + path_of("CXX")});
     options.timeout = kPatience;
     const fs::path build = source / "build";
-    const Outcome configured = run(
-        {path_of("CMAKE"), "-S", source, "-B", build, "-DCMAKE_PREFIX_PATH=" + prefix_.string()}, options);
-    ASSERT_EQ(configured.status, 0) << configured.err;
+    const Outcome configured =
+        run({path_of("CMAKE"), "-S", source, "-B", build, "-DCMAKE_PREFIX_PATH=" + prefix.string()}, options);
+    EXPECT_EQ(configured.status, 0) << configured.err;
     const Outcome built = run({path_of("CMAKE"), "--build", build}, options);
-    ASSERT_EQ(built.status, 0) << built.out << built.err;
-    for (const char* name : {"by_package", "by_pkgconfig"})
-        EXPECT_EQ(run({build / name}).out, "1 workers, the sum of their ranks is 0\n") << name;
+    EXPECT_EQ(built.status, 0) << built.out << built.err;
+    std::string output;
+    for (const std::string& program : programs) output += run({build / program}).out;
+    return output;
+}
+
+constexpr const char* kByPackage = R"(
+    find_package(ddp 0.1 REQUIRED)
+    add_executable(by_package sum.cpp)
+    target_link_libraries(by_package PRIVATE ddp::testing)
+)";
+constexpr const char* kByPkgConfig = R"(
+    find_package(PkgConfig REQUIRED)
+    pkg_check_modules(DDP REQUIRED IMPORTED_TARGET ddp)
+    add_executable(by_pkgconfig sum.cpp)
+    target_link_libraries(by_pkgconfig PRIVATE PkgConfig::DDP)
+)";
+constexpr const char* kSum = "1 workers, the sum of their ranks is 0\n";
+
+TEST_F(Installed, CMakeFindsThePackageAndThePkgConfigFileAndLinksWithEither) {
+    if (path_of("CMAKE").empty()) GTEST_SKIP() << "there is no cmake";
+    EXPECT_EQ(cmake_project(tree_->file("static"), prefix_, std::string(kByPackage) + kByPkgConfig,
+                            {"by_package", "by_pkgconfig"}, pkgconfig_),
+              std::string(kSum) + kSum);
+}
+
+TEST_F(Installed, CMakeLinksWithTheSharedLibraryWhereItIsInstalled) {
+    if (path_of("CMAKE").empty()) GTEST_SKIP() << "there is no cmake";
+    const fs::path prefix = tree_->file("with_shared"), library = path_of("SHARED_LIBRARY");
+    fs::copy(prefix_, prefix, fs::copy_options::recursive);
+    const fs::path libraries = prefix / fs::relative(pkgconfig_.parent_path(), prefix_);
+    fs::copy_file(library, libraries / library.filename());
+    fs::create_symlink(library.filename(), libraries / "libddp.so.0");
+    fs::create_symlink(library.filename(), libraries / "libddp.so");
+    EXPECT_EQ(cmake_project(tree_->file("shared"), prefix, kByPackage, {"by_package"}, pkgconfig_), kSum);
+    RunOptions options;
+    options.unset = {"LD_LIBRARY_PATH"};
+    EXPECT_THAT(run({"ldd", tree_->file("shared/build/by_package")}, options).out,
+                HasSubstr("libddp.so.0 => " + libraries.string()));
+}
+
+TEST_F(Installed, TheSharedLibraryShowsTheNamesOfNamespaceDdpOnly) {
+    const Outcome names = run({"nm", "--dynamic", "--defined-only", "--demangle", path_of("SHARED_LIBRARY")});
+    EXPECT_THAT(names.out, HasSubstr(" T ddp::ProcessGroup::create(ddp::Context const&"));
+    std::istringstream lines(names.out);
+    for (std::string line; std::getline(lines, line);)
+        EXPECT_THAT(line,
+                    ContainsRegex("^[0-9a-f]+ . (ddp::|(typeinfo|typeinfo name|vtable|non-virtual thunk) "
+                                  "(for|to) ddp::)"));
 }
 
 TEST_F(Installed, AProgramThatCapturesGraphsAndTestsWithRanksAsThreadsLinksAndRuns) {
