@@ -6,14 +6,12 @@
 // Exits 0 when the small batches have found the same line as the large one and sent a quarter as often, 1
 // otherwise.
 
-#include <ddp/context.h>
 #include <ddp/ddp.h>
 #include <ddp/optimizer.h>
-#include <ddp/process_group.h>
+#include <ddp/run.h>
 
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <vector>
 
 namespace {
@@ -55,26 +53,23 @@ struct Line {
     ddp::DistributedDataParallel model;
 };
 
-}  // namespace
-
-int main() try {
-    const ddp::Context context = ddp::Context::from_env();
-    const auto group = ddp::ProcessGroup::create(context);
-    Line at_once(*group), in_parts(*group);
-    at_once.train(group->rank(), 1);
-    in_parts.train(group->rank(), kParts);
+int compare(ddp::World& world) {
+    Line at_once(world), in_parts(world);
+    at_once.train(world.rank(), 1);
+    in_parts.train(world.rank(), kParts);
 
     in_parts.model.verify_equal_parameters();  // throws when a single bit differs
     const bool is_same =
         std::abs(at_once.w[0] - in_parts.w[0]) < 1e-4F && std::abs(at_once.b[0] - in_parts.b[0]) < 1e-4F;
     const bool is_quiet = in_parts.model.statistics().steps == at_once.model.statistics().steps;
-    if (group->rank() == 0)
+    if (world.rank() == 0)
         std::printf(
             "%d workers: y = %.4f x + %.4f at once, y = %.4f x + %.4f in %d parts, %d averages each\n",
-            group->size(), at_once.w[0], at_once.b[0], in_parts.w[0], in_parts.b[0], kParts,
+            world.size(), at_once.w[0], at_once.b[0], in_parts.w[0], in_parts.b[0], kParts,
             static_cast<int>(in_parts.model.statistics().steps));
     return is_same && is_quiet ? 0 : 1;
-} catch (const std::exception& error) {
-    std::fprintf(stderr, "accumulation: %s\n", error.what());
-    return 1;
 }
+
+}  // namespace
+
+int main() { return ddp::run(compare); }

@@ -6,12 +6,10 @@
 //
 // Exits 0 when predictions and accuracy equal those of one worker with all samples, 1 otherwise.
 
-#include <ddp/context.h>
-#include <ddp/process_group.h>
+#include <ddp/run.h>
 
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <vector>
 
 namespace {
@@ -62,10 +60,6 @@ bool evaluate(ddp::ProcessGroup& group) {
 
 }  // namespace
 
-int main() try {
-    const auto group = ddp::ProcessGroup::create(ddp::Context::from_env());
-    return evaluate(*group) ? 0 : 1;
-} catch (const std::exception& error) {
-    std::fprintf(stderr, "evaluation: %s\n", error.what());
-    return 1;
+int main() {
+    return ddp::run([](ddp::World& world) { return evaluate(world) ? 0 : 1; });
 }

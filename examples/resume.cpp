@@ -6,18 +6,16 @@
 // Exits 0 when the resumed run ends with the same bits as an uninterrupted one, 1 otherwise.
 
 #include <ddp/checkpoint.h>
-#include <ddp/context.h>
 #include <ddp/loader.h>
 #include <ddp/model.h>
 #include <ddp/optimizer.h>
-#include <ddp/process_group.h>
+#include <ddp/run.h>
 #include <ddp/sampler.h>
 #include <ddp/schedule.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -105,19 +103,17 @@ bool run(ddp::ProcessGroup& group, const std::string& directory) {
     return !is_done && is_found && sum == whole.model.verify_equal_parameters();
 }
 
-}  // namespace
-
-int main() try {
-    const auto group = ddp::ProcessGroup::create(ddp::Context::from_env());
+int run_in_scratch(ddp::World& world) {
     std::string directory = "used by rank 0 only";
-    if (group->rank() == 0) {
+    if (world.rank() == 0) {
         directory = std::filesystem::temp_directory_path() / "ddp-resume-XXXXXX";
         if (::mkdtemp(directory.data()) == nullptr) throw ddp::FileError(directory + ": cannot be made");
     }
-    const bool is_right = run(*group, directory);
-    if (group->rank() == 0) std::filesystem::remove_all(directory);
+    const bool is_right = run(world, directory);
+    if (world.rank() == 0) std::filesystem::remove_all(directory);
     return is_right ? 0 : 1;
-} catch (const std::exception& error) {
-    std::fprintf(stderr, "resume: %s\n", error.what());
-    return 1;
 }
+
+}  // namespace
+
+int main() { return ddp::run(run_in_scratch); }

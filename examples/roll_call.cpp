@@ -5,11 +5,10 @@
 // Every worker writes a note, one worker is elected and reads them all. Exits 0 when no note is missing, 1
 // otherwise. Without ddprun there is no store, and the program ends at once.
 
-#include <ddp/context.h>
+#include <ddp/run.h>
 #include <ddp/store.h>
 
 #include <cstdio>
-#include <exception>
 #include <string>
 
 namespace {
@@ -25,22 +24,20 @@ int call_roll(ddp::Store& store, int ranks) {
     return missing;
 }
 
-}  // namespace
-
-int main() try {
-    const ddp::Context context = ddp::Context::from_env();
-    if (!context.has_store()) {
+int run(ddp::World& world) {
+    if (!world.context().has_store()) {
         std::printf("a world without a store\n");
         return 0;
     }
-    ddp::Store store(context);
-    store.set(note_of(context.rank()), "here is " + std::to_string(context.rank()));
-    const bool elected = store.compare_set("caller", std::nullopt, std::to_string(context.rank())).swapped;
-    const int missing = elected ? call_roll(store, context.world_size()) : 0;
+    ddp::Store store(world.context());
+    store.set(note_of(world.rank()), "here is " + std::to_string(world.rank()));
+    const bool elected = store.compare_set("caller", std::nullopt, std::to_string(world.rank())).swapped;
+    const int missing = elected ? call_roll(store, world.size()) : 0;
     store.barrier("called");
-    const bool all_done = store.add("done", 1) <= context.world_size();
+    const bool all_done = store.add("done", 1) <= world.size();
     return missing == 0 && all_done ? 0 : 1;
-} catch (const std::exception& error) {
-    std::fprintf(stderr, "roll_call: %s\n", error.what());
-    return 1;
 }
+
+}  // namespace
+
+int main() { return ddp::run(run); }
