@@ -40,16 +40,28 @@ class Collected {
     std::size_t bytes_ = 0;
 };
 
-class DeviceLoaderWithPrefetch : public testing::TestWithParam<std::size_t> {};
-INSTANTIATE_TEST_SUITE_P(Depths, DeviceLoaderWithPrefetch, testing::Values(1, 2, 7, 50));
+struct Reading {
+    std::size_t prefetch, num_workers;
+};
+class DeviceLoaderWithPrefetch : public testing::TestWithParam<Reading> {};
+INSTANTIATE_TEST_SUITE_P(Depths, DeviceLoaderWithPrefetch,
+                         testing::Values(Reading{1, 1}, Reading{2, 1}, Reading{7, 1}, Reading{50, 1},
+                                         Reading{1, 2}, Reading{7, 4}),
+                         [](const auto& test) {
+                             return "Prefetch" + std::to_string(test.param.prefetch) + "Workers" +
+                                    std::to_string(test.param.num_workers);
+                         });
 
 TEST_P(DeviceLoaderWithPrefetch, DeliversEveryBatchInOrderToAStreamThatLags) {
     const Numbers numbers(103);
     const std::vector<std::size_t> order = backwards(103);
     const OwnedStream stream(gpu());
-    DeviceLoader loader(
-        numbers, order,
-        {.batch_size = 10, .prefetch = GetParam(), .device = kDevice, .stream = stream.get()});
+    DeviceLoader loader(numbers, order,
+                        {.batch_size = 10,
+                         .prefetch = GetParam().prefetch,
+                         .num_workers = GetParam().num_workers,
+                         .device = kDevice,
+                         .stream = stream.get()});
     EXPECT_EQ(loader.batches(), 11U);
     Collected<float> pairs(206);
     Collected<std::int32_t> labels(103);
@@ -77,9 +89,12 @@ TEST_P(DeviceLoaderWithPrefetch, NeverWaitsForTheDeviceInNext) {
     if (blocking_calls == nullptr) GTEST_SKIP() << "only the fake CUDA counts the calls that wait";
     const Numbers numbers(100);
     const OwnedStream stream(gpu());
-    DeviceLoader loader(
-        numbers, backwards(100),
-        {.batch_size = 10, .prefetch = GetParam(), .device = kDevice, .stream = stream.get()});
+    DeviceLoader loader(numbers, backwards(100),
+                        {.batch_size = 10,
+                         .prefetch = GetParam().prefetch,
+                         .num_workers = GetParam().num_workers,
+                         .device = kDevice,
+                         .stream = stream.get()});
     const long before = blocking_calls();
     while (loader.next() != nullptr) {
     }
@@ -89,7 +104,10 @@ TEST_P(DeviceLoaderWithPrefetch, NeverWaitsForTheDeviceInNext) {
 TEST_P(DeviceLoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheDataSetsException) {
     const Numbers numbers(30, 14);
     DeviceLoader loader(numbers, {0, 1, 2, 3, 4, 14, 6, 7},
-                        {.batch_size = 2, .prefetch = GetParam(), .device = kDevice});
+                        {.batch_size = 2,
+                         .prefetch = GetParam().prefetch,
+                         .num_workers = GetParam().num_workers,
+                         .device = kDevice});
     ASSERT_NE(loader.next(), nullptr);
     ASSERT_NE(loader.next(), nullptr);
     for (int again = 0; again < 2; ++again) EXPECT_THROW(loader.next(), std::runtime_error);
@@ -98,7 +116,10 @@ TEST_P(DeviceLoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheDataSetsExcepti
 TEST_P(DeviceLoaderWithPrefetch, CanBeDestroyedBeforeItsEnd) {
     const Numbers numbers(1000);
     DeviceLoader loader(numbers, backwards(1000),
-                        {.batch_size = 2, .prefetch = GetParam(), .device = kDevice});
+                        {.batch_size = 2,
+                         .prefetch = GetParam().prefetch,
+                         .num_workers = GetParam().num_workers,
+                         .device = kDevice});
     ASSERT_NE(loader.next(), nullptr);
 }
 
@@ -112,6 +133,8 @@ TEST(DeviceLoader, RefusesInvalidOptions) {
     const Numbers numbers(5);
     EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 0, .device = kDevice}), ddp::InvalidInput);
     EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 1, .prefetch = 0, .device = kDevice}),
+                 ddp::InvalidInput);
+    EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 1, .num_workers = 0, .device = kDevice}),
                  ddp::InvalidInput);
     EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 1}), ddp::InvalidInput);
 }

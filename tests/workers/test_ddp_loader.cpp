@@ -2,9 +2,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <iterator>
 #include <numeric>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "ddp/loader.h"
@@ -25,13 +34,27 @@ std::vector<std::size_t> backwards(std::size_t n) {
     return order;
 }
 
-class LoaderWithPrefetch : public testing::TestWithParam<std::size_t> {};
-INSTANTIATE_TEST_SUITE_P(Depths, LoaderWithPrefetch, testing::Values(0, 1, 2, 7));
+struct Reading {
+    std::size_t prefetch, num_workers;
+};
+class LoaderWithPrefetch : public testing::TestWithParam<Reading> {};
+INSTANTIATE_TEST_SUITE_P(Depths, LoaderWithPrefetch,
+                         testing::Values(Reading{0, 1}, Reading{0, 0}, Reading{2, 0}, Reading{1, 1},
+                                         Reading{2, 1}, Reading{7, 1}, Reading{1, 2}, Reading{2, 3},
+                                         Reading{7, 4}, Reading{1, 64}),
+                         [](const auto& test) {
+                             return "Prefetch" + std::to_string(test.param.prefetch) + "Workers" +
+                                    std::to_string(test.param.num_workers);
+                         });
 
 TEST_P(LoaderWithPrefetch, DeliversEveryBatchInOrder) {
     const Numbers numbers(103);
     const std::vector<std::size_t> order = backwards(103);
-    Loader loader(numbers, order, {.batch_size = 10, .drop_last = false, .prefetch = GetParam()});
+    Loader loader(numbers, order,
+                  {.batch_size = 10,
+                   .drop_last = false,
+                   .prefetch = GetParam().prefetch,
+                   .num_workers = GetParam().num_workers});
     EXPECT_EQ(loader.batches(), 11U);
     std::size_t position = 0;
     while (const Batch* batch = loader.next()) {
@@ -49,7 +72,11 @@ TEST_P(LoaderWithPrefetch, DeliversEveryBatchInOrder) {
 
 TEST_P(LoaderWithPrefetch, OmitsAnIncompleteBatchOnRequest) {
     const Numbers numbers(19);
-    Loader loader(numbers, backwards(19), {.batch_size = 10, .drop_last = true, .prefetch = GetParam()});
+    Loader loader(numbers, backwards(19),
+                  {.batch_size = 10,
+                   .drop_last = true,
+                   .prefetch = GetParam().prefetch,
+                   .num_workers = GetParam().num_workers});
     EXPECT_EQ(loader.batches(), 1U);
     ASSERT_NE(loader.next(), nullptr);
     EXPECT_EQ(loader.next(), nullptr);
@@ -59,7 +86,10 @@ TEST_P(LoaderWithPrefetch, OmitsAnIncompleteBatchOnRequest) {
 TEST_P(LoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheDataSetsException) {
     const Numbers numbers(30, 14);
     Loader loader(numbers, {0, 1, 2, 3, 4, 14, 6, 7},
-                  {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
+                  {.batch_size = 2,
+                   .drop_last = false,
+                   .prefetch = GetParam().prefetch,
+                   .num_workers = GetParam().num_workers});
     ASSERT_NE(loader.next(), nullptr);
     const Batch* second = loader.next();
     ASSERT_NE(second, nullptr);
@@ -76,14 +106,22 @@ TEST_P(LoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheDataSetsException) {
 
 TEST_P(LoaderWithPrefetch, IsAtItsEndWithoutSamples) {
     const Numbers numbers(5);
-    Loader loader(numbers, {}, {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
+    Loader loader(numbers, {},
+                  {.batch_size = 2,
+                   .drop_last = false,
+                   .prefetch = GetParam().prefetch,
+                   .num_workers = GetParam().num_workers});
     EXPECT_EQ(loader.batches(), 0U);
     EXPECT_EQ(loader.next(), nullptr);
 }
 
 TEST_P(LoaderWithPrefetch, CanBeDestroyedBeforeItsEnd) {
     const Numbers numbers(1000);
-    Loader loader(numbers, backwards(1000), {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
+    Loader loader(numbers, backwards(1000),
+                  {.batch_size = 2,
+                   .drop_last = false,
+                   .prefetch = GetParam().prefetch,
+                   .num_workers = GetParam().num_workers});
     ASSERT_NE(loader.next(), nullptr);
 }
 
@@ -95,7 +133,11 @@ TEST_P(LoaderWithPrefetch, ResumesInMidEpochBehindTheLastDeliveredBatchInAWorldO
         for (int rank = 0; rank < world; ++rank) {
             ddp::DistributedSampler sampler(numbers.size(), world, rank, {.seed = 3});
             sampler.restore(place);
-            Loader loader(numbers, sampler, {.batch_size = 7, .drop_last = false, .prefetch = GetParam()});
+            Loader loader(numbers, sampler,
+                          {.batch_size = 7,
+                           .drop_last = false,
+                           .prefetch = GetParam().prefetch,
+                           .num_workers = GetParam().num_workers});
             for (std::size_t b = 0; b < batches; ++b) {
                 const Batch* batch = loader.next();
                 if (batch == nullptr) break;
@@ -122,6 +164,95 @@ TEST(Loader, NeverReadsFurtherAheadThanRequested) {
         EXPECT_LE(numbers.reads(), 10 * (taken + 2));
 }
 
+/// Calls `read` for each sample; a sample is its index.
+ddp::FunctionDataset indices_after(std::size_t samples, const std::function<void(std::size_t)>& read) {
+    return {samples, {sizeof(std::size_t)}, [read](std::size_t index, ddp::FunctionDataset::Fields fields) {
+                read(index);
+                std::memcpy(fields[0].data(), &index, sizeof index);
+            }};
+}
+
+TEST(Loader, SpreadsTheSamplesOfOneBatchOverItsWorkers) {
+    std::barrier both(2);  // a thread alone would wait for ever
+    const ddp::FunctionDataset meeting = indices_after(2, [&](std::size_t) { both.arrive_and_wait(); });
+    Loader loader(meeting, {0, 1}, {.batch_size = 2, .prefetch = 1, .num_workers = 2});
+    const Batch* const batch = loader.next();
+    ASSERT_NE(batch, nullptr);
+    EXPECT_EQ(batch->field<std::size_t>(0)[0], 0U);
+    EXPECT_EQ(batch->field<std::size_t>(0)[1], 1U);
+}
+
+TEST(Loader, ReadsOneSampleAtATimeWithOneWorker) {
+    std::atomic<int> inside = 0, most = 0;
+    const ddp::FunctionDataset counting = indices_after(500, [&](std::size_t) {
+        most = std::max(most.load(), ++inside);
+        std::this_thread::yield();
+        --inside;
+    });
+    Loader loader(counting, backwards(500), {.batch_size = 7, .prefetch = 3});
+    while (loader.next() != nullptr) {
+    }
+    EXPECT_EQ(most, 1);
+}
+
+TEST(Loader, DeliversTheEarlierBatchesAlthoughALaterOneHasFailedFirst) {
+    std::promise<void> failed;
+    const std::shared_future<void> has_failed = failed.get_future().share();
+    const ddp::FunctionDataset broken = indices_after(4, [&](std::size_t index) {
+        if (index == 0) has_failed.wait();
+        if (index != 2) return;
+        failed.set_value();
+        throw std::runtime_error("sample 2 is broken");
+    });
+    Loader loader(broken, {0, 1, 2, 3}, {.batch_size = 1, .prefetch = 3, .num_workers = 2});
+    ASSERT_NE(loader.next(), nullptr);
+    ASSERT_NE(loader.next(), nullptr);
+    EXPECT_THROW(loader.next(), std::runtime_error);
+    EXPECT_THROW(loader.next(), std::runtime_error);
+}
+
+TEST(Loader, ThrowsTheExceptionOfTheFirstBrokenSampleWhicheverThreadFailsFirst) {
+    std::promise<void> failed;
+    const std::shared_future<void> later_has_failed = failed.get_future().share();
+    const ddp::FunctionDataset broken = indices_after(2, [&](std::size_t index) {
+        if (index == 1) failed.set_value();
+        else later_has_failed.wait();
+        throw std::runtime_error("sample " + std::to_string(index));
+    });
+    Loader loader(broken, {0, 1}, {.batch_size = 2, .prefetch = 1, .num_workers = 2});
+    try {
+        loader.next();
+        FAIL();
+    } catch (const std::runtime_error& error) {
+        EXPECT_STREQ(error.what(), "sample 0");
+    }
+}
+
+std::size_t threads_of_this_process() {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+TEST(Loader, LeavesNoThreadAfterAFailure) {
+    const std::size_t before = threads_of_this_process();
+    {
+        const Numbers numbers(30, 14);
+        Loader loader(numbers, backwards(30), {.batch_size = 4, .prefetch = 2, .num_workers = 3});
+        EXPECT_THROW(while (loader.next() != nullptr){}, std::runtime_error);
+    }
+    EXPECT_EQ(threads_of_this_process(), before);
+}
+
+TEST(Loader, RefusesWorkersThatHaveNothingToReadAhead) {
+    const Numbers numbers(5);
+    EXPECT_THROW(Loader(numbers, {0}, {.prefetch = 0, .num_workers = 2}), ddp::InvalidInput);
+    EXPECT_THROW(Loader(numbers, {0}, {.num_workers = 1025}), ddp::InvalidInput);
+}
+
+TEST(FunctionDataset, RefusesAnEmptyFunction) {
+    EXPECT_THROW(ddp::FunctionDataset(1, {4}, nullptr), ddp::InvalidInput);
+}
+
 TEST(Loader, RefusesEmptyBatches) {
     const Numbers numbers(5);
     EXPECT_THROW(Loader(numbers, {0}, {.batch_size = 0}), ddp::InvalidInput);
@@ -142,7 +273,10 @@ TEST_P(LoaderWithPrefetch, TakesABatchSizeAboveTheNumberOfSamples) {
     const Numbers numbers(3);
     for (const std::size_t size : {std::size_t{4}, SIZE_MAX / 8 + 1, SIZE_MAX}) {
         Loader loader(numbers, backwards(3),
-                      {.batch_size = size, .drop_last = false, .prefetch = GetParam()});
+                      {.batch_size = size,
+                       .drop_last = false,
+                       .prefetch = GetParam().prefetch,
+                       .num_workers = GetParam().num_workers});
         EXPECT_EQ(loader.batches(), 1U);
         const Batch* const batch = loader.next();
         ASSERT_NE(batch, nullptr);

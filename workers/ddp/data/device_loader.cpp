@@ -23,7 +23,7 @@ std::size_t total_bytes(std::span<const std::size_t> field_bytes, std::size_t sa
 
 }  // namespace
 
-/// Slots for batches, each in page-locked and in device memory, and the thread that fills them.
+/// Slots for batches, each in page-locked and in device memory, and the threads that fill them.
 class DeviceLoader::Ring {
   public:
     Ring(const Dataset& dataset, const Batching& batching, const DeviceLoaderOptions& options)
@@ -37,8 +37,13 @@ class DeviceLoader::Ring {
         const std::size_t bytes = total_bytes(field_bytes_, batch_size_);
         for (std::size_t s = 0; s < batching.slots(options.prefetch); ++s)
             slots_.push_back(std::make_unique<Slot>(gpu_, bytes));
-        reader_ = make_owned<ReadAhead>(batching.batches(), slots_.size(),
-                                        [this](std::size_t batch) { make(batch); });
+        reader_ = make_owned<ReadAhead>(ReadAhead::Reading{
+            .batches = batching.batches(),
+            .slots = slots_.size(),
+            .threads = batching.threads(options.num_workers),
+            .size_of = [this](std::size_t batch) { return batching_.samples_of(batch).size(); },
+            .read = [this](const ReadAhead::Run& run) { fill(run); },
+            .complete = [this](std::size_t batch) { copy_to_device(batch); }});
     }
 
     const DeviceBatch* take(std::size_t batch) {
@@ -63,32 +68,39 @@ class DeviceLoader::Ring {
     };
     Slot& slot_of(std::size_t batch) { return *slots_[batch % slots_.size()]; }
 
-    // Runs on the thread. An event that was never recorded blocks no stream.
-    void make(std::size_t batch) {
-        if (batch == 0) {
-            gpu_->make_current();
-            cuda::leave_captures_alone();
-        }
-        Slot& slot = slot_of(batch);
+    // On a thread of the loader. An event that was never recorded blocks no stream.
+    void fill(const ReadAhead::Run& run) {
+        gpu_->make_current();
+        cuda::leave_captures_alone();
+        Slot& slot = slot_of(run.batch);
         slot.copied.synchronize();
-        fill(slot, batching_.samples_of(batch));
+        std::vector<FieldMemory> targets;
+        std::size_t offset = 0;
+        for (const std::size_t bytes : field_bytes_) {
+            targets.push_back({slot.pinned.get() + offset, bytes});
+            offset += round_up(bytes * batch_size_, kFieldAlignment);
+        }
+        read_samples(dataset_, batching_.samples_of(run.batch), run.begin, run.end, targets);
+    }
+
+    // On the thread that has read the last samples.
+    void copy_to_device(std::size_t batch) {
+        Slot& slot = slot_of(batch);
+        describe(slot, batching_.samples_of(batch).size());
         slot.used.block(copies_.get());
         // One copy of all fields: padding costs less than a second call.
         cuda::copy(slot.on_device.get(), slot.pinned.get(), slot.pinned.bytes(), copies_.get());
         slot.copied.record(copies_.get());
     }
 
-    void fill(Slot& slot, std::span<const std::size_t> samples) const {
-        slot.batch.size = samples.size();
+    void describe(Slot& slot, std::size_t samples) const {
+        slot.batch.size = samples;
         slot.batch.fields.clear();
-        std::vector<FieldMemory> targets;
         std::size_t offset = 0;
         for (const std::size_t bytes : field_bytes_) {
-            targets.push_back({slot.pinned.get() + offset, bytes});
-            slot.batch.fields.push_back({slot.on_device.get() + offset, bytes * samples.size()});
+            slot.batch.fields.push_back({slot.on_device.get() + offset, bytes * samples});
             offset += round_up(bytes * batch_size_, kFieldAlignment);
         }
-        read_samples(dataset_, samples, targets);
     }
 
     const Dataset& dataset_;
@@ -106,6 +118,8 @@ DeviceLoader::DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indi
                            DeviceLoaderOptions options) {
     check_batches("device loader", dataset, indices, options.batch_size);
     if (options.prefetch == 0) throw InvalidInput("device loader: a prefetch of 0 batches");
+    if (options.num_workers == 0) throw InvalidInput("device loader: 0 workers; a thread must read ahead");
+    check_workers("device loader", options.num_workers);
     if (options.device.kind != Device::Kind::Cuda)
         throw InvalidInput("device loader: the device is not a CUDA device; Loader is for host memory");
     batching_ = std::make_unique<const Batching>(
