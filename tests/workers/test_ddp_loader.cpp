@@ -249,6 +249,45 @@ TEST(Loader, RefusesWorkersThatHaveNothingToReadAhead) {
     EXPECT_THROW(Loader(numbers, {0}, {.num_workers = 1025}), ddp::InvalidInput);
 }
 
+/// What is printed on standard error by that many passes over one sampler, which a loader advances.
+std::string printed_by_passes(int passes, bool drop_last,
+                              const std::function<void(ddp::DistributedSampler&)>& between) {
+    const Numbers numbers(10);
+    ddp::DistributedSampler sampler(10, 1, 0);
+    ::testing::internal::CaptureStderr();
+    for (int pass = 0; pass < passes; ++pass, between(sampler)) {
+        Loader loader(numbers, sampler, {.batch_size = 4, .drop_last = drop_last});
+        while (loader.next() != nullptr) {
+        }
+    }
+    return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(Loader, TellsOnceThatItsSamplersEpochIsOver) {
+    for (const bool drop_last : {false, true}) {
+        EXPECT_EQ(
+            printed_by_passes(4, drop_last, [](ddp::DistributedSampler&) {}),
+            "ddp: sampler: epoch 0 has no samples left for another pass: call set_epoch(epoch) or next_epoch() "
+            "before each epoch\n");
+    }
+}
+
+TEST(Loader, IsSilentWhenItsSamplersEpochIsSetOrRestored) {
+    EXPECT_EQ(printed_by_passes(3, true, [](ddp::DistributedSampler& sampler) { sampler.next_epoch(); }), "");
+    EXPECT_EQ(printed_by_passes(3, false,
+                                [](ddp::DistributedSampler& sampler) { sampler.restore(sampler.state()); }),
+              "");
+}
+
+TEST(Loader, IsSilentWhenItIsMadeAgainBeforeItsFirstBatch) {
+    const Numbers numbers(10);
+    ddp::DistributedSampler sampler(10, 1, 0);
+    ::testing::internal::CaptureStderr();
+    static_cast<void>(sampler.indices());
+    for (int again = 0; again < 3; ++again) Loader(numbers, sampler, {.batch_size = 4});
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
 TEST(FunctionDataset, RefusesAnEmptyFunction) {
     EXPECT_THROW(ddp::FunctionDataset(1, {4}, nullptr), ddp::InvalidInput);
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <string>
 
 #include "ddp/sampler.h"
 #include "ddp/types.h"
@@ -20,8 +21,9 @@ using Indices = std::vector<std::size_t>;
 Indices indices(std::size_t n, int world, int rank, SamplerOptions options, std::uint64_t epoch = 0) {
     DistributedSampler sampler(n, world, rank, options);
     sampler.set_epoch(epoch);
-    EXPECT_EQ(sampler.size(), sampler.indices().size());
-    return sampler.indices();
+    const Indices mine = sampler.indices();
+    EXPECT_EQ(sampler.size(), mine.size());
+    return mine;
 }
 
 std::uint64_t fnv1a(const Indices& values) {
@@ -256,6 +258,79 @@ TEST(DistributedSampler, HasNothingLeftAtTheEndOfAPaddedEpoch) {
 TEST(DistributedSampler, RefusesAPositionFarBehindTheEnd) {
     DistributedSampler sampler(10, 3, 1);
     EXPECT_THROW(sampler.restore({0, 1000}), ddp::InvalidInput);
+}
+
+/// Everything that `use` prints on standard error.
+template <class Use>
+std::string printed_by(const Use& use) {
+    ::testing::internal::CaptureStderr();
+    use();
+    return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(DistributedSampler, TellsOnceThatAnEpochBeginsAgainInTheSameOrder) {
+    DistributedSampler sampler(10, 2, 0);
+    sampler.set_epoch(3);
+    EXPECT_EQ(
+        printed_by([&] {
+            for (int pass = 0; pass < 4; ++pass) static_cast<void>(sampler.indices());
+        }),
+        "ddp: sampler: epoch 3 begins again, in the same order: call set_epoch(epoch) or next_epoch() before "
+        "each epoch\n");
+}
+
+TEST(DistributedSampler, TellsOnceThatAnEpochHasNothingLeftForAnotherPass) {
+    for (const bool shuffle : {true, false}) {
+        DistributedSampler sampler(10, 2, 0, {.shuffle = shuffle});
+        EXPECT_EQ(
+            printed_by([&] {
+                for (int pass = 0; pass < 4; ++pass) sampler.advance(sampler.indices().size());
+            }),
+            "ddp: sampler: epoch 0 has no samples left for another pass: call set_epoch(epoch) or next_epoch() "
+            "before each epoch\n");
+    }
+}
+
+TEST(DistributedSampler, IsSilentOnOtherRanks) {
+    DistributedSampler sampler(10, 2, 1);
+    EXPECT_EQ(printed_by([&] {
+                  for (int pass = 0; pass < 4; ++pass) static_cast<void>(sampler.indices());
+                  for (int pass = 0; pass < 4; ++pass) sampler.advance(sampler.indices().size());
+              }),
+              "");
+}
+
+TEST(DistributedSampler, IsSilentWhenEveryEpochIsSetOrNotShuffled) {
+    DistributedSampler shuffled(10, 2, 0), in_order(10, 2, 0, kInOrder), of_one(1, 1, 0), of_none(0, 1, 0);
+    EXPECT_EQ(printed_by([&] {
+                  for (std::uint64_t epoch = 0; epoch < 3; ++epoch, shuffled.next_epoch())
+                      shuffled.advance(shuffled.indices().size());
+                  for (int pass = 0; pass < 3; ++pass) {
+                      static_cast<void>(in_order.indices());
+                      static_cast<void>(of_one.indices());
+                      of_none.advance(of_none.indices().size());
+                  }
+              }),
+              "");
+}
+
+TEST(DistributedSampler, IsSilentWhenAnEpochIsRepeatedOrResumed) {
+    DistributedSampler sampler(10, 2, 0);
+    EXPECT_EQ(printed_by([&] {
+                  const ddp::SamplerState begin = sampler.state();
+                  static_cast<void>(sampler.indices());
+                  sampler.restore(begin);
+                  static_cast<void>(sampler.indices());
+                  sampler.set_world(1, 0);
+                  static_cast<void>(sampler.indices());
+                  sampler.advance(4);
+                  static_cast<void>(sampler.indices());
+                  static_cast<void>(sampler.indices());
+                  sampler.advance(6);
+                  sampler.restore(sampler.state());
+                  static_cast<void>(sampler.indices());
+              }),
+              "");
 }
 
 }  // namespace

@@ -35,8 +35,12 @@ struct SamplerState {
 };
 
 /// Decides which samples of a data set this rank sees in an epoch: the same indices as PyTorch's
-/// DistributedSampler for the same seed, epoch, world size, rank, shuffle and drop_last. Pure: no clock, no
-/// global generator.
+/// DistributedSampler for the same seed, epoch, world size, rank, shuffle and drop_last. No clock, no global
+/// generator. One thread at a time.
+///
+/// A program that begins an epoch twice without set_epoch or next_epoch gets one line on standard error, once
+/// for each sampler of rank 0: it trains every epoch in the same order, or on nothing. restore and set_world
+/// begin anew, so a resumed or repeated epoch gets none.
 class DistributedSampler {
   public:
     /// Throws InvalidInput unless 0 <= rank < world_size.
@@ -47,7 +51,7 @@ class DistributedSampler {
     void set_world(int world_size, int rank);
 
     /// Starts an epoch at its beginning. Without this call every epoch has the same order.
-    void set_epoch(std::uint64_t epoch) { state_ = {epoch, 0}; }
+    void set_epoch(std::uint64_t epoch) { move_to({epoch, 0}); }
     void next_epoch() { set_epoch(state_.epoch + 1); }
     [[nodiscard]] std::uint64_t epoch() const { return state_.epoch; }
     /// The number of samples per rank from here to the end of the epoch; equal on all ranks.
@@ -67,6 +71,17 @@ class DistributedSampler {
     void restore(const SamplerState& state);
 
   private:
+    friend class Loader;
+    friend class DeviceLoader;
+    [[nodiscard]] std::vector<std::size_t> rest_of_epoch() const;
+    /// Tells the user that a loader, or indices(), finds an epoch at its end, if this sampler has led it
+    /// there.
+    void note_nothing_left() const;
+    void print_once(const char* what) const;
+    void move_to(const SamplerState& place) {
+        state_ = place;
+        listed_ = advanced_ = false;
+    }
     [[nodiscard]] std::size_t remaining() const;
     [[nodiscard]] SamplerState::Order order() const {
         return {dataset_size_, options_.shuffle, options_.seed};
@@ -77,6 +92,9 @@ class DistributedSampler {
     std::size_t rank_ = 0;
     SamplerOptions options_;
     SamplerState state_;
+    mutable bool listed_ = false;   ///< indices() has listed this epoch from its beginning
+    bool advanced_ = false;         ///< advance() has moved the position in this epoch
+    mutable bool printed_ = false;  ///< the line about an epoch that begins twice
 };
 
 /// torch.randperm(n, generator=torch.Generator().manual_seed(seed)) on a CPU.

@@ -128,8 +128,9 @@ DeviceLoader::DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indi
 }
 
 DeviceLoader::DeviceLoader(const Dataset& dataset, DistributedSampler& sampler, DeviceLoaderOptions options)
-    : DeviceLoader(dataset, sampler.indices(), std::move(options)) {
+    : DeviceLoader(dataset, sampler.rest_of_epoch(), std::move(options)) {
     sampler_ = &sampler;
+    if (batches() == 0) sampler.note_nothing_left();
 }
 
 DeviceLoader::~DeviceLoader() = default;

@@ -108,8 +108,9 @@ Loader::Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderO
 }
 
 Loader::Loader(const Dataset& dataset, DistributedSampler& sampler, LoaderOptions options)
-    : Loader(dataset, sampler.indices(), options) {
+    : Loader(dataset, sampler.rest_of_epoch(), options) {
     sampler_ = &sampler;
+    if (batches() == 0) sampler.note_nothing_left();
 }
 
 Loader::~Loader() = default;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ddp/types.h"
+#include "env/print.h"
 
 namespace ddp {
 
@@ -74,6 +75,7 @@ void DistributedSampler::set_world(int world_size, int rank) {
         throw InvalidInput(fmt::format("sampler: rank {} is not in a world of {}", rank, world_size));
     world_size_ = static_cast<std::size_t>(world_size);
     rank_ = static_cast<std::size_t>(rank);
+    move_to(state_);
 }
 
 std::size_t DistributedSampler::remaining() const {
@@ -86,6 +88,25 @@ std::size_t DistributedSampler::size() const {
 }
 
 std::vector<std::size_t> DistributedSampler::indices() const {
+    std::vector<std::size_t> rest = rest_of_epoch();
+    if (rest.empty()) note_nothing_left();
+    if (state_.consumed == 0 && std::exchange(listed_, true) && options_.shuffle && dataset_size_ > 1)
+        print_once("begins again, in the same order");
+    return rest;
+}
+
+void DistributedSampler::note_nothing_left() const {
+    if (advanced_) print_once("has no samples left for another pass");
+}
+
+void DistributedSampler::print_once(const char* what) const {
+    if (rank_ != 0 || std::exchange(printed_, true)) return;
+    ddprun::print(stderr,
+                  "ddp: sampler: epoch {} {}: call set_epoch(epoch) or next_epoch() before each epoch\n",
+                  state_.epoch, what);
+}
+
+std::vector<std::size_t> DistributedSampler::rest_of_epoch() const {
     std::vector<std::size_t> order;
     if (options_.shuffle) {
         order = random_permutation(dataset_size_, options_.seed + state_.epoch);
@@ -103,6 +124,7 @@ std::vector<std::size_t> DistributedSampler::indices() const {
 
 void DistributedSampler::advance(std::size_t samples) {
     state_.consumed += std::min<std::uint64_t>(samples * world_size_, remaining());
+    advanced_ = advanced_ || samples > 0;
 }
 
 // A position between epochs fits any order; in the middle of one, samples would be lost or seen twice.
@@ -117,7 +139,7 @@ void DistributedSampler::restore(const SamplerState& state) {
     if (state.consumed > 2 * std::max<std::uint64_t>(dataset_size_, 1) + world_size_)
         throw InvalidInput(fmt::format("sampler: position {} lies behind the end of a data set of {} samples",
                                        state.consumed, dataset_size_));
-    state_ = {state.epoch, std::min<std::uint64_t>(state.consumed, dataset_size_)};
+    move_to({state.epoch, std::min<std::uint64_t>(state.consumed, dataset_size_)});
 }
 
 }  // namespace ddp
