@@ -86,8 +86,9 @@ class ProcessGroup {
   public:
     /// Joins the world that `context` describes; blocks until every rank has joined or the timeout passes.
     /// Throws TimeoutError naming the missing ranks, MismatchError when world sizes disagree, InvalidInput
-    /// for the 17th group of a process: nodes with several ranks have room for 16 in a generation, and a
-    /// destroyed group does not give its room back. split() makes more.
+    /// for the 17th group of a process that live at one time (split() makes more). A group's room is free
+    /// again once all ranks of the node have destroyed it, so any number may follow each other; a rank that
+    /// makes the next one meanwhile waits for that room.
     [[nodiscard]] static std::unique_ptr<ProcessGroup> create(const Context& context,
                                                               ProcessGroupOptions options = {});
     virtual ~ProcessGroup() = default;
@@ -179,7 +180,7 @@ class ProcessGroup {
     /// The memory that one call of allocate_shared gave to all ranks, by rank; `mine` is what it gave to this
     /// one, a multiple of 4096 bytes. Empty where a rank cannot access it all: on several nodes, on a GPU,
     /// over MPI. Ranks must agree on who writes where, and meet (barrier) between a write and another rank's
-    /// read. It is freed when all ranks have ended.
+    /// read. It is freed when all ranks have destroyed the group.
     [[nodiscard]] virtual std::span<std::byte> shared_by_all(std::span<std::byte> /*mine*/) { return {}; }
 
     /// Collective: `launch` launches, on the group's stream, a CUDA graph in which collectives of this group

@@ -6,16 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "ddp/worker/call.h"
 #include "ddp/worker/segment_map.h"
+#include "env/clock.h"
 
 /// The layout of the CPU backend's part of the segment. Private to libddp.
 ///
-///   arena      ArenaHead (the number of groups that each local rank has made, the shares of splits)
-///              the first half: group 0, group 1, ... of the whole node; the second: sub-groups.
+///   arena      ArenaHead (the shares in use, the numbers of the groups that have them)
+///              the first half: groups of the whole node; the second: sub-groups.
 ///              Each has an equal share of its half of the (sparse) arena, laid out for its n ranks:
 ///                Control | Identity[n] | RankLine[n] | MessageLine[n] | Slot[n][2] | staging[n][2] |
 ///                results[n][2] | Channel[n][n] (mapped when used) | allocate_shared regions
@@ -27,7 +27,7 @@ namespace ddp::cpu {
 
 inline constexpr std::size_t kTinyBytes = 4096;         ///< longest message that fits in one step
 inline constexpr std::size_t kAreaBytes = 1024 * 1024;  ///< staging per rank and copy
-inline constexpr std::uint64_t kMaxGroups = 16;         ///< process groups per rank and generation
+inline constexpr std::uint64_t kMaxGroups = 16;         ///< groups of the whole node that live at one time
 inline constexpr std::uint64_t kMaxSplits = 48;         ///< sub-groups of a node that live at one time
 inline constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
 
@@ -91,7 +91,7 @@ struct Channel {
 };
 
 struct Control {
-    std::atomic<std::uint32_t> left;  ///< ranks that have left a sub-group; the last one frees its share
+    std::atomic<std::uint32_t> left;  ///< ranks that have left the group; the last one frees its share
     alignas(128) std::atomic<std::uint32_t> joined;  ///< ranks that have joined; futex word
     std::atomic<std::uint64_t> foreign_claim;        ///< packed sizes of a process that fits no slot; 0 none
     /// A failure that one rank saw and that all waiting ranks must throw. 0 none, 1 being written, 2
@@ -109,9 +109,12 @@ class Arena {
     /// because sequence numbers differ between groups.
     enum class Lines : std::uint8_t { OfTheNode, Private };
 
-    /// A group of all ranks of the node: the next one of this local rank. Throws InvalidInput past
-    /// kMaxGroups.
-    Arena(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, Lines lines);
+    /// A group of all ranks of the node: the next one of this local rank, which makes its groups in the order
+    /// of the other ranks. Throws InvalidInput when kMaxGroups of this rank live. Until `deadline` it waits
+    /// for a share where other ranks have yet to destroy a group that this one has destroyed, then throws
+    /// TimeoutError; PeerLostError when the generation has ended.
+    Arena(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, Lines lines,
+          ddprun::TimePoint deadline = {});
     /// A sub-group: `members` are local ranks, by rank in the group; all members use the same `share`.
     Arena(std::shared_ptr<SegmentMap> segment, std::vector<std::uint32_t> members, std::uint32_t rank,
           std::uint32_t share);
@@ -163,12 +166,15 @@ class Arena {
 
   private:
     struct Layout;
+    void require_room(std::uint64_t share_bytes) const;
+    void clear_line() const;
     void lay_out(std::uint64_t base, std::uint64_t share_bytes, Lines lines);
 
     std::shared_ptr<SegmentMap> segment_;
     std::vector<std::uint32_t> members_;
     std::uint32_t rank_;
-    std::optional<std::uint32_t> split_;  ///< share of a sub-group
+    bool is_split_ = false;
+    std::uint32_t share_ = 0;
     std::uint64_t base_ = 0, channels_ = 0, next_ = 0, end_ = 0;
     Control* control_ = nullptr;
     Identity* identities_ = nullptr;

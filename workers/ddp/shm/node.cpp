@@ -39,7 +39,8 @@ Node::Node(std::shared_ptr<SegmentMap> map, const ddprun::WorkerEnv& environment
            std::chrono::nanoseconds timeout, Arena::Lines lines, const Kernels& kernels)
     : env(environment),
       segment(checked(std::move(map), env)),
-      arena(segment, static_cast<std::uint32_t>(env.local_rank), lines),
+      arena(segment, static_cast<std::uint32_t>(env.local_rank), lines,
+            ddprun::deadline_after(ddprun::MonotonicClock::now(), timeout)),
       rank(arena.rank()),
       size(arena.ranks()),
       cpus(read_node_cpus(joined(arena, env, timeout))),
@@ -63,7 +64,7 @@ Node::Node(const Node& parent, const std::vector<std::uint32_t>& members, std::u
 // have left before that step: a slower peer can still sum what is in its buffer, and complete the collective.
 Node::~Node() {
     const bool has_failed = steps.is_broken() || segment->header().aborted.load() != 0;
-    if (has_failed) return;  // the memory ends with the segment
+    if (has_failed) return;  // the memory is freed when all ranks have left
     for (const Region& region : regions_) {
         if (!region.others_use_it) segment->discard(region.offset + rank * region.stride, region.stride);
     }

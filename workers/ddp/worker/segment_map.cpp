@@ -121,9 +121,9 @@ std::byte* SegmentMap::map(std::uint64_t offset, std::uint64_t bytes) {
     return static_cast<std::byte*>(address);
 }
 
-void SegmentMap::discard(std::uint64_t offset, std::uint64_t bytes) {
-    ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                static_cast<off_t>(bytes));
+bool SegmentMap::discard(std::uint64_t offset, std::uint64_t bytes) {
+    return ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                       static_cast<off_t>(bytes)) == 0;
 }
 
 namespace {

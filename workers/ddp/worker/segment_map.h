@@ -41,8 +41,8 @@ class SegmentMap {
     /// request returns the same mapping. Throws Error with the kernel's reason.
     std::byte* map(std::uint64_t offset, std::uint64_t bytes);
     /// Gives the memory behind a page-aligned piece back to the kernel, for all processes; it reads as zero
-    /// after.
-    void discard(std::uint64_t offset, std::uint64_t bytes);
+    /// after. False: the kernel cannot do it.
+    bool discard(std::uint64_t offset, std::uint64_t bytes);
 
     /// Sets a mark for a rank of this process. It stays until this object or the process ends, and while
     /// children that the process forked run no other program. False: the kernel cannot do it, or there is no
