@@ -34,6 +34,7 @@ class SegmentMap {
     SegmentMap(const SegmentMap&) = delete;
     SegmentMap& operator=(const SegmentMap&) = delete;
 
+    [[nodiscard]] int descriptor() const { return fd_.get(); }
     [[nodiscard]] ddprun::SegmentHeader& header() const { return *header_; }
     [[nodiscard]] ddprun::RankLine& line(std::uint32_t local_rank) const { return lines_[local_rank]; }
 
