@@ -1,5 +1,13 @@
 #pragma once
 
+// The standard library says which ABI it is; LibTorch's headers come after the check.
+#include <string>
+#if defined(_GLIBCXX_USE_CXX11_ABI) && _GLIBCXX_USE_CXX11_ABI == 0
+#error \
+    "libddp has the C++11 ABI of std::string, and this program is compiled for the old one: \
+take a LibTorch built with the C++11 ABI, and compile with -D_GLIBCXX_USE_CXX11_ABI=1"
+#endif
+
 #include <torch/csrc/autograd/engine.h>
 #include <torch/data/samplers/base.h>
 #include <torch/nn/module.h>
@@ -16,23 +24,19 @@
 #include <set>
 #include <span>
 #include <sstream>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "ddp/checkpoint.h"
+#include "ddp/context.h"
 #include "ddp/model.h"
 #include "ddp/optimizer.h"
 #include "ddp/process_group.h"
+#include "ddp/recovery.h"
 #include "ddp/sampler.h"
 #include "ddp/types.h"
-
-#if defined(_GLIBCXX_USE_CXX11_ABI) && _GLIBCXX_USE_CXX11_ABI == 0
-#error \
-    "libddp has the C++11 ABI of std::string, and this program is compiled for the old one: \
-take a LibTorch built with the C++11 ABI, and compile with -D_GLIBCXX_USE_CXX11_ABI=1"
-#endif
 
 /// LibTorch (1.13 to 2.15, on CPUs) over libddp: docs/libtorch.md. Only programs that include this header
 /// need LibTorch.
@@ -148,6 +152,16 @@ class Wrapped : private HasModuleTensors, public Model {
             if (broadcast) broadcast_frozen();
         }
         view_gradients();
+    }
+    /// Keeps parameters as Committed, and buffers as Own: the backward pass calls recovery.prepare() where
+    /// there are some. A model without buffers can be kept as any other. Borrows the recovery.
+    void keep_in(Recovery& recovery, const std::string& name = "model") {
+        std::vector<Tensor> weights{parameters().begin(), parameters().end()};
+        weights.insert(weights.end(), tensors_.frozen.begin(), tensors_.frozen.end());
+        recovery.keep(name, std::move(weights));
+        if (tensors_.buffers.empty()) return;
+        recovery.keep(name + " buffers", tensors_.buffers, Recovery::Kind::Own);
+        recovery_ = &recovery;
     }
     /// Forgets the gradients, which costs nothing: the next backward pass overwrites them. The same as
     /// zero_grad() of a torch::optim optimizer of LibTorch 2, and faster than that of 1.13.
@@ -290,6 +304,7 @@ class Wrapped : private HasModuleTensors, public Model {
 
     void begin_backward() {
         if (std::exchange(is_in_backward_, true)) return;
+        if (recovery_ != nullptr && !is_accumulating()) recovery_->prepare();
         torch::autograd::Engine::get_default_engine().queue_callback([self = std::weak_ptr(self_)] {
             if (const auto wrapped = self.lock()) (*wrapped)->end_backward();
         });
@@ -316,9 +331,12 @@ class Wrapped : private HasModuleTensors, public Model {
         is_in_backward_ = false;
         if (std::exchange(taken_, 0) == 0 || views_.empty()) return;
         finish();
+        if (is_accumulating()) return;
+        // Of a sharded model no rank has whole averages, with which an optimizer of torch::optim would step.
+        if (shard() != Shard::None) return zero_grad();
         for (std::size_t i = 0; i < views_.size(); ++i) {
             torch::Tensor& grad = tensors_.trained[i].tensor.mutable_grad();
-            if (!grad.defined() && !is_accumulating() && is_used(i)) grad = views_[i];
+            if (!grad.defined() && is_used(i)) grad = views_[i];
         }
     }
 
@@ -326,8 +344,9 @@ class Wrapped : private HasModuleTensors, public Model {
     bool is_adopted_ = false;           ///< the parameters are in the model's memory
     std::vector<torch::Tensor> views_;  ///< of the gradients in the buckets; empty without a group
     std::vector<Accumulator> accumulators_;
-    bool is_in_backward_ = false;                                        ///< end_backward() will be called
-    std::size_t taken_ = 0;                                              ///< gradients in this backward pass
+    bool is_in_backward_ = false;   ///< end_backward() will be called
+    Recovery* recovery_ = nullptr;  ///< that wants to know when buffers are final for a unit
+    std::size_t taken_ = 0;         ///< gradients in this backward pass
     std::shared_ptr<Wrapped*> self_ = std::make_shared<Wrapped*>(this);  ///< null once this is destroyed
 };
 
@@ -427,8 +446,15 @@ class Optimizer final : public ddp::Optimizer {
     }
     [[nodiscard]] std::vector<Tensor> state() const override {
         std::vector<Tensor> all;
+        std::set<const void*> seen;
         for (const auto& group : optimizer_.param_groups()) {
-            for (const torch::Tensor& parameter : group.params()) append(group, parameter, all);
+            for (const torch::Tensor& parameter : group.params()) {
+                append(group, parameter, all);
+                if (!seen.insert(parameter.unsafeGetTensorImpl()).second)
+                    throw InvalidInput("the optimizer lists '" + name_of(parameter) +
+                                       "', which layers share, twice, and would step it twice: make it over "
+                                       "model.torch_parameters()");
+            }
         }
         all.push_back({std::string(kStepsName), {}, {&steps_, 1, DType::I64, {}}});
         return all;
