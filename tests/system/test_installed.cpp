@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -307,6 +308,38 @@ TEST_F(Installed, TheChangeOfTheRecoveryPageMakesItsExampleRecover) {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("3 workers found y = 3.000 x + -1.000"));
     EXPECT_THAT(outcome.err, HasSubstr("all ranks let go and met again"));
+}
+
+/// The folder of the package torch of the Python in PYTHON_EXEC; "" unless it has the headers of LibTorch.
+std::string torch_of_python() {
+    const char* const python = std::getenv("PYTHON_EXEC");
+    if (python == nullptr) return "";
+    std::string place = run({python, "-c", "import torch; print(torch.__path__[0], end='')"}).out;
+    return fs::exists(place + "/include/torch/csrc/api/include") ? place : "";
+}
+
+TEST_F(Installed, AProgramOfPyPisLibTorchHasTheLossesOfItsPyTorch) {
+    const std::string torch = torch_of_python();
+    if (torch.empty()) GTEST_SKIP() << "PYTHON_EXEC names no Python with PyTorch's wheel";
+    const std::string source = path_of("SOURCE_ROOT") + "/tests/torch/torch_ranks";
+    std::vector<std::string> command{path_of("CXX"),  "-Wall", "-Werror",
+                                     source + ".cpp", "-o",    tree_->file("ranks")};
+    for (const char* which : {"--cflags", "--libs"}) {
+        const std::vector<std::string> words = flags(which, "ddp");
+        command.insert(command.end(), words.begin(), words.end());
+    }
+    const Outcome made =
+        compile(std::move(command),
+                {"-isystem", torch + "/include", "-isystem", torch + "/include/torch/csrc/api/include",
+                 "-L" + torch + "/lib", "-Wl,-rpath," + torch + "/lib", "-ltorch", "-ltorch_cpu", "-lc10"});
+    ASSERT_EQ(made.status, 0) << made.err;
+    const fs::path place = tree_->file("losses");
+    fs::create_directory(place);
+    for (const std::string& program : {tree_->file("ranks"), source + ".py"}) {
+        const Outcome outcome =
+            run({path_of("BUILD_ROOT") + "/launcher/ddprun", "--nproc-per-node=2", program, place, "resume"});
+        EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+    }
 }
 
 TEST_F(Installed, PkgConfigFindsTheTreeWhereverItLiesAndRequiresNoFurtherPackage) {
