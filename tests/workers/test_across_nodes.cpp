@@ -15,6 +15,7 @@
 #include "ddp/worker/encoded_failure.h"
 #include "failures.h"
 #include "fake_link.h"
+#include "forked_child.h"
 #include "reference_reduction.h"
 #include "several_nodes.h"
 #include "tests/support/half_float.h"
@@ -722,6 +723,18 @@ TEST(AcrossNodesFailure, AnEndedGenerationEndsTheWaitForAnotherNode) {
     for (const int rank : {0, 1})
         EXPECT_THAT(message_of(failures[static_cast<std::size_t>(rank)]), HasSubstr("rank 2 was lost"));
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
+}
+
+TEST(AcrossNodes, RefusesAForkedChildThatExitsWithOrWithoutDestroyingTheGroup) {
+    SeveralNodes({1, 1}).run([](ProcessGroup& group) {
+        for (const auto what : {ddp::testing::InChild::DestroysGroup, ddp::testing::InChild::LeavesGroup}) {
+            group.barrier().wait();
+            if (group.rank() == 0) {
+                EXPECT_EQ(ddp::testing::misdeeds_of_child(group, what), "");
+            }
+            group.barrier().wait();
+        }
+    });
 }
 
 }  // namespace

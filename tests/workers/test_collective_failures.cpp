@@ -13,6 +13,7 @@
 #include "env/clock.h"
 #include "env/worker_env.h"
 #include "tests/workers/failures.h"
+#include "tests/workers/forked_child.h"
 #include "tests/workers/forked_ranks.h"
 #include "tests/workers/on_nodes.h"
 
@@ -22,9 +23,12 @@ using namespace ddp;
 using ddp::testing::environment_of;
 using ddp::testing::failures_of_ranks;
 using ddp::testing::ForkedRanks;
+using ddp::testing::InChild;
 using ddp::testing::is;
+using ddp::testing::is_refused_in_child;
 using ddp::testing::kRight;
 using ddp::testing::message_of;
+using ddp::testing::misdeeds_of_child;
 using ddp::testing::Pipe;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -384,20 +388,32 @@ int reduce_until_peer_lost(ProcessGroup& group, int reached) {
 
 /// Runs in a child of rank 0 that was forked while `pending` was in flight; it must not wait.
 int as_forked_child(std::unique_ptr<ProcessGroup> group, std::unique_ptr<ProcessGroup> part, Work pending) {
-    const auto refuses = [](const std::function<void()>& call) {
-        try {
-            call();
-        } catch (const Error& error) {
-            return static_cast<bool>(says(error.what(), {"in a forked child"}));
-        }
-        return false;
-    };
-    if (!refuses([&] { reduce_floats(*group, 3); })) return 4;
-    if (!refuses([&] { barrier(*part); })) return 5;
-    if (!refuses([&] { pending.wait(); })) return 6;
+    if (!is_refused_in_child([&] { reduce_floats(*group, 3); })) return 4;
+    if (!is_refused_in_child([&] { barrier(*part); })) return 5;
+    if (!is_refused_in_child([&] { pending.wait(); })) return 6;
     part.reset();
     group.reset();
     return kRight;
+}
+
+TEST(ForkedChild, CanExitWithOrWithoutDestroyingItsParentsGroup) {
+    using Progress = ProcessGroupOptions::Progress;
+    for (const Progress progress : {Progress::Inline, Progress::Thread}) {
+        ddprun::UniqueFd fd = make_segment({.local_world_size = 2, .world_size = 2});
+        ForkedRanks ranks(2, [&](int rank) {
+            ddprun::WorkerEnv env = environment_of(rank, 2);
+            env.segment_fd = fd.get();
+            auto group = ProcessGroup::create(Context(env), {.timeout = seconds(60), .progress = progress});
+            barrier(*group);
+            for (const InChild what : {InChild::DestroysGroup, InChild::LeavesGroup}) {
+                const std::string misdeeds = misdeeds_of_child(*group, what);
+                if (!misdeeds.empty()) throw Error(misdeeds);
+                barrier(*group);
+            }
+            return kRight;
+        });
+        for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(ranks.wait(rank), kRight);
+    }
 }
 
 TEST(ForkedChild, IsRefusedEveryCallAndDestroysNothingThatTheRankUses) {

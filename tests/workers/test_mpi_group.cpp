@@ -13,6 +13,7 @@
 #include "env/worker_env.h"
 #include "fake_mpi.h"
 #include "tests/support/environment_variable.h"
+#include "tests/workers/forked_child.h"
 
 namespace ddp {
 namespace {
@@ -49,6 +50,15 @@ TEST(MpiGroup, KeepsTheMemoryOfAbandonedRequests) {
         group.reduce_scatter(buffer_of(std::span(floats)), buffer_of(std::span(both))).wait();
     }));
     EXPECT_FALSE(gives_memory_back(16, [](ProcessGroup& group) { group.all_gather_bytes("word"); }));
+}
+
+TEST(MpiGroup, RefusesAForkedChildThatExitsWithOrWithoutDestroyingTheGroup) {
+    const testing::Variable chosen("DDP_MPI_MODULE", std::getenv("FAKE_MPI_MODULE"));
+    ddprun::WorkerEnv env;
+    env.world_size = env.local_world_size = 2;
+    const auto group = ProcessGroup::create(Context(env), {.backend = "mpi"});
+    for (const auto what : {testing::InChild::DestroysGroup, testing::InChild::LeavesGroup})
+        EXPECT_EQ(testing::misdeeds_of_child(*group, what), "");
 }
 
 }  // namespace

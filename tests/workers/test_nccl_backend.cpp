@@ -8,6 +8,7 @@
 
 #include "ddp/worker/device_error.h"
 #include "tests/support/environment_variable.h"
+#include "tests/workers/forked_child.h"
 #include "tests/workers/nccl_world.h"
 
 namespace {
@@ -403,6 +404,18 @@ TEST(NcclLeaving, PrintsNothingOnSuccess) {
     ::testing::internal::CaptureStderr();
     expect_all_well(failures_of(2, reduce_once));
     EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(Nccl, RefusesAForkedChildThatExitsWithOrWithoutDestroyingTheGroup) {
+    expect_all_well(failures_of(2, [](NcclRank& rank) {
+        for (const InChild what : {InChild::DestroysGroup, InChild::LeavesGroup}) {
+            rank.group.barrier().synchronize();
+            if (rank.group.rank() == 0) {
+                EXPECT_EQ(misdeeds_of_child(rank.group, what), "");
+            }
+            rank.group.barrier().synchronize();
+        }
+    }));
 }
 
 }  // namespace

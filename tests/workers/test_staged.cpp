@@ -15,6 +15,7 @@
 #include "ddp/testing.h"
 #include "env/worker_env.h"
 #include "tests/support/environment_variable.h"
+#include "tests/workers/forked_child.h"
 #include "tests/workers/nccl_world.h"
 #include "tests/workers/reference_reduction.h"
 #include "tests/workers/staged_world.h"
@@ -408,6 +409,18 @@ TEST(Staged, SurvivorsLearnOfAKilledRankLongBeforeTheTimeOut) {
     }
     EXPECT_LT(Clock::now() - killed, std::chrono::seconds(10));
     ::close(ends[0]);
+}
+
+TEST(Staged, RefusesAForkedChildThatExitsWithOrWithoutDestroyingTheGroup) {
+    expect_all_well(staged_failures_of(2, [](ProcessGroup& group) {
+        for (const InChild what : {InChild::DestroysGroup, InChild::LeavesGroup}) {
+            group.barrier().synchronize();
+            if (group.rank() == 0) {
+                EXPECT_EQ(misdeeds_of_child(group, what), "");
+            }
+            group.barrier().synchronize();
+        }
+    }));
 }
 
 }  // namespace

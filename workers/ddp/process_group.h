@@ -80,8 +80,8 @@ struct ProcessGroupOptions {
 /// another thread is inside one (before it has its Work) throws Error. Independent threads use one group
 /// each: see split.
 ///
-/// A forked child may destroy the group, call exec or exit; every call on the group in the child throws
-/// Error.
+/// A forked child may destroy the group, call exec or exit; every call on the group in the child that needs
+/// other ranks or the device throws Error.
 class ProcessGroup {
   public:
     /// Joins the world that `context` describes; blocks until every rank has joined or the timeout passes.
@@ -228,6 +228,8 @@ class ProcessGroup {
     /// True in a forked child: threads, connections and memory belong to the parent, so destroy nothing it
     /// uses.
     [[nodiscard]] bool is_in_forked_child() const;
+    /// Throws Error, naming the call, in a forked child.
+    void require_own_process(const char* call) const;
 
     /// The backend's part of a collective or of messages (worker/operation.h), or of several coalesced
     /// collectives, within timeout(). Borrowed for the call; never empty.

@@ -36,9 +36,7 @@ bool waits_for_all(SegmentOp operation) {
 class ProcessGroup::Entry {
   public:
     Entry(ProcessGroup& group, const char* call) : group_(group), call_(call) {
-        if (group.is_in_forked_child())
-            require_same_process(group.made_in_,
-                                 fmt::format("rank {}: {}", group.identity_.world_rank, call));
+        group.require_own_process(call);
         if (is_in_commit_)
             throw Error(fmt::format(
                 "rank {}: {} was called inside Recovery::commit; call it before: no rank may wait for another there",
@@ -175,6 +173,11 @@ constinit thread_local bool ProcessGroup::is_in_commit_ = false;
 ProcessGroup::ProcessGroup() : made_in_(fork_count()) {}
 
 bool ProcessGroup::is_in_forked_child() const { return made_in_ != fork_count(); }
+
+void ProcessGroup::require_own_process(const char* call) const {
+    if (is_in_forked_child())
+        require_same_process(made_in_, fmt::format("rank {}: {}", identity_.world_rank, call));
+}
 
 Work ProcessGroup::submit(Operation&& operation) {
     if (waits_for_all(operation.call.operation)) ++all_rank_calls_;
@@ -426,6 +429,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::do_create_part(const std::vector<std
 }
 
 Work ProcessGroup::launch_graph(const std::function<void()>& launch) {
+    require_own_process("launch_graph");
     launch();
     return {};
 }

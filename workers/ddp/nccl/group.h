@@ -24,6 +24,7 @@ class Group final : public ProcessGroup {
     void report_progress(std::uint64_t step, std::uint64_t samples) override;
 
     Work launch_graph(const std::function<void()>& launch) override {
+        require_own_process("launch_graph");
         refuse_recovery("CUDA graphs hold the communicator that they were captured with");
         return session_->launch_graph(timeout(), launch);
     }
