@@ -106,6 +106,15 @@ TEST_P(OverMpi, CallsInTheGroupsOwnThreadOverlapWithTheProgram) {
     EXPECT_THAT(outcome.out, HasSubstr("all is well"));
 }
 
+TEST_P(OverMpi, AForkedChildOfARankIsRefusedAndExits) {
+    for (const std::vector<std::string>& mode : {std::vector<std::string>{}, {"thread"}}) {
+        const Outcome outcome = run(launch(2, join_words({path_of("MPI_RANKS"), "forked"}, mode)),
+                                    with_environment(with_modules()));
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("all is well"));
+    }
+}
+
 TEST_P(OverMpi, RanksThatCountSlicesDifferentlyAreBothNamed) {
     const Outcome outcome =
         run(launch(2, {path_of("MPI_RANKS"), "uneven"}), with_environment(with_modules()));

@@ -4,6 +4,7 @@
 //   mpi_ranks            everything that must work
 //   mpi_ranks thread     the same, in the group's own thread
 //   mpi_ranks progress FIFO  a test of that thread: calls proceed while the program computes
+//   mpi_ranks forked [thread]  a forked child of each rank is refused every call, and exits
 //   mpi_ranks uneven     rank 1 counts slices otherwise; all end with the exit code 1
 //   mpi_ranks alone      rank 1 does not come to a barrier; the others end with the exit code 1
 //   mpi_ranks killed     rank 1 kills itself while the others wait for it
@@ -20,6 +21,7 @@
 
 #include "ddp/context.h"
 #include "ddp/process_group.h"
+#include "forked_child.h"
 #include "reference_reduction.h"
 #include "tests/support/half_float.h"
 
@@ -243,13 +245,21 @@ int wait_for_one_that_never_comes(ProcessGroup& group) {
     return 1;
 }
 
+void fork_children(ProcessGroup& group) {
+    for (const auto what : {testing::InChild::DestroysGroup, testing::InChild::LeavesGroup}) {
+        const std::string misdeeds = testing::misdeeds_of_child(group, what);
+        expect(misdeeds.empty(), misdeeds);
+        group.barrier().wait();
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     try {
         const Context context = Context::from_env();
         const std::string act = argc > 1 ? argv[1] : "";
-        const bool has_thread = act == "thread" || act == "progress";
+        const bool has_thread = act == "thread" || act == "progress" || argc > 2;
         const auto group =
             ProcessGroup::create(context, {.timeout = std::chrono::seconds(60),
                                            .backend = "mpi",
@@ -262,7 +272,9 @@ int main(int argc, char** argv) {
             group->barrier().wait();
         }
         if (act == "uneven") return count_otherwise(*group);
-        act == "progress" ? go_on_by_itself(*group, argv[2]) : run_everything(*group);
+        if (act == "forked") fork_children(*group);
+        else if (act == "progress") go_on_by_itself(*group, argv[2]);
+        else run_everything(*group);
         std::vector<std::int32_t> all_wrong(1, wrong);
         group->all_reduce(buffer_of(all_wrong)).wait();
         if (group->rank() == 0 && all_wrong[0] == 0)

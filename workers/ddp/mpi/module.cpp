@@ -5,6 +5,7 @@
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -62,8 +63,12 @@ MPI_Op op_of(ReduceOp op) {
     return MPI_SUM;
 }
 
+pid_t begun_by = 0;  ///< the process that called MPI_Init
+
+/// Called at the end of a forked child too, which would wait for the other ranks or break their connections.
 void finalize() {
     int ended = 0;
+    if (::getpid() != begun_by) return;
     if (!is_abandoned && MPI_Finalized(&ended) == MPI_SUCCESS && ended == 0) MPI_Finalize();
 }
 
@@ -90,6 +95,7 @@ const char* open(Communicator** world, About* about) {
         if (const char* why =
                 error_text("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level)))
             return why;
+        begun_by = ::getpid();
         std::atexit(finalize);
     }
     if (const char* why = error_text("MPI_Query_thread", MPI_Query_thread(&level))) return why;
