@@ -4,6 +4,9 @@
 
 #include <cstdlib>
 
+#include "env/io/file.h"
+#include "env/text.h"
+
 namespace ddprun {
 namespace {
 
@@ -26,6 +29,10 @@ const std::string& own_proc() {
 pid_t own_number_in_proc() {
     const pid_t number = number_in_proc();
     return number > 0 ? number : ::getpid();
+}
+
+std::string boot_id() {
+    return std::string(trim(read_file("/proc/sys/kernel/random/boot_id", 128).value_or("")));
 }
 
 }  // namespace ddprun

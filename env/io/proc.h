@@ -20,4 +20,8 @@ bool has_own_proc();
 /// tell.
 pid_t own_number_in_proc();
 
+/// The kernel's id of this boot: equal for all processes of a running host, also in containers. "" when /proc
+/// does not tell.
+std::string boot_id();
+
 }  // namespace ddprun

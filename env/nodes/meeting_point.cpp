@@ -11,6 +11,7 @@
 
 #include "env/hmac.h"
 #include "env/io/file.h"
+#include "env/io/proc.h"
 #include "env/nodes/exchange.h"
 #include "env/text.h"
 
@@ -210,9 +211,8 @@ std::vector<InterfaceAddress> list_interfaces() {
 }
 
 std::string host_identity() {
-    const std::string boot = read_file("/proc/sys/kernel/random/boot_id", 128).value_or("");
     // Encode in hexadecimal: a name may have characters that no word allows.
-    return as_hex(host_name()) + "." + as_hex(trim(boot));
+    return as_hex(host_name()) + "." + as_hex(boot_id());
 }
 
 }  // namespace ddprun

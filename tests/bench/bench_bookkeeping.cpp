@@ -1,18 +1,23 @@
 // The cost of a collective's bookkeeping (sequence number, the lines that the launcher reads, the clock,
 // comparing the call with the other ranks') as a share of a training step of the perceptron
 // 784-1024-1024-1024-10 on the CPU (batch 128, one rank: more ranks make a step longer). Bar: 1 %.
+// The cost of a trace likewise, of the step's collectives and six spans. Bar: 1 %.
 #include <fcntl.h>
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "collective_loop.h"
 #include "ddp/shm/lockstep.h"
+#include "ddp/span.h"
 #include "ddp/testing.h"
+#include "ddp/trace/trace.h"
 #include "env/worker_env.h"
+#include "tests/support/temporary_directory.h"
 #include "train/learner.h"
 #include "train/matrix.h"
 #include "train/samples/data.h"
@@ -95,6 +100,27 @@ double measure_call() {
            kCalls;
 }
 
+double measure_span() {
+    return median_us(kRounds,
+                     [] {
+                         for (std::size_t i = 0; i < kCalls; ++i) const ddp::Span span("forward");
+                     }) /
+           kCalls;
+}
+
+/// Measures the same with a trace, which lasts to the end of the program.
+void measure_trace(const Step& step, double call_us) {
+    const double off_us = measure_span();
+    const ddprun::test::TemporaryDirectory directory;
+    ::setenv("DDP_TRACE", directory.path().c_str(), 1);
+    ddp::trace::enter(ddp::testing::environment_of(0, 1));
+    const double span_us = measure_span(), traced_us = measure_call();
+    const double share = (step.calls * (traced_us - call_us) + 6 * span_us) / step.us;
+    fmt::print("a span takes {:.4f} us without a trace, {:.4f} us with one, a collective {:.3f} us more\n",
+               off_us, span_us, traced_us - call_us);
+    fmt::print("{:.5f} % of a step (bar 1 %: {})\n", 100 * share, share < 0.01 ? "met" : "NOT MET");
+}
+
 }  // namespace
 
 int main() {
@@ -104,5 +130,6 @@ int main() {
         "a step takes {:.0f} us and makes {:.1f} calls; numbers, lines and comparison take {:.3f} us of each\n",
         step.us, step.calls, call_us);
     fmt::print("{:.5f} % of a step (bar 1 %: {})\n", 100 * share, share < 0.01 ? "met" : "NOT MET");
+    measure_trace(step, call_us);
     return 0;
 }

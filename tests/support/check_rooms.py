@@ -51,7 +51,7 @@ NOT_KNOWN = [
     (BELOW_ASK, ["launcher/ask/", "launcher/cli/", "launcher/doctor/", "launcher/head/head", "launcher/node/node", "launcher/launch"]),
     (["env/", "pbs/", "rendezvous/"], ["launcher/", "workers/"]),
     (["launcher/"], ["workers/"]),
-    ([DDP["worker"]], ddp_but("worker")),
+    ([DDP["worker"], "workers/ddp/trace/"], ddp_but("worker")),
     ([DDP["shm"]], ddp_but("shm", "worker")),  # builds without a header of CUDA, and meets nccl in group only
     ([DDP["net"]], ddp_but("net", "shm", "worker")),
     ([DDP["cuda"]], ddp_but("cuda", "worker")),

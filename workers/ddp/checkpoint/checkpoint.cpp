@@ -24,6 +24,7 @@
 #include "ddp/checkpoint/save.h"
 #include "ddp/checkpoint/shards.h"
 #include "ddp/cuda/host_copies.h"
+#include "ddp/trace/trace.h"
 #include "ddp/worker/error_text.h"
 #include "env/io/background_call.h"
 #include "env/io/file.h"
@@ -223,6 +224,7 @@ void CheckpointDirectory::publish(const CheckpointSave& save, const std::functio
 
 void CheckpointDirectory::write_in_background(std::unique_ptr<CheckpointSave> save) {
     const auto task = std::make_shared<std::packaged_task<void()>>([this, given = std::move(save)]() mutable {
+        const trace::Scope traced(trace::TraceKind::Checkpoint, "write in the background");
         const std::unique_ptr<CheckpointSave> own = std::move(given);
         own->write(copies_);
         if (!own->publishes) return;

@@ -12,6 +12,7 @@
 #include "ddp/checkpoint/save.h"
 #include "ddp/checkpoint/shards.h"
 #include "ddp/optimizer.h"
+#include "ddp/trace/trace.h"
 #include "ddp/worker/stacks.h"
 #include "env/text.h"
 
@@ -237,6 +238,7 @@ void add_files(ProcessGroup& group, std::span<const CheckpointPart> parts, std::
 
 std::string CheckpointDirectory::save(ProcessGroup& group, const Training& training,
                                       const std::map<std::string, std::string>& notes) {
+    const trace::Scope traced(trace::TraceKind::Checkpoint, "save");
     finish(group);
     training.model.prepare_to_save(group);
     training.optimizer.prepare_to_save(group);
@@ -300,6 +302,7 @@ void CheckpointDirectory::finish(ProcessGroup& group) {
 }
 
 std::optional<TrainingState> CheckpointDirectory::load(ProcessGroup& group, const Training& training) {
+    const trace::Scope traced(trace::TraceKind::Checkpoint, "load");
     finish(group);
     const std::string newest = run_on_rank_zero(group, [&] { return latest().value_or(""); });
     if (newest.empty()) return std::nullopt;
@@ -307,6 +310,7 @@ std::optional<TrainingState> CheckpointDirectory::load(ProcessGroup& group, cons
 }
 
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training) {
+    const trace::Scope traced(trace::TraceKind::Checkpoint, "load");
     return load_agreed(group, run_on_rank_zero(group, [&] { return checkpoint; }), training);
 }
 

@@ -6,6 +6,7 @@
 #include "ddp/data/read_ahead.h"
 #include "ddp/loader.h"
 #include "ddp/sampler.h"
+#include "ddp/trace/trace.h"
 #include "ddp/types.h"
 #include "ddp/worker/slices.h"
 
@@ -139,6 +140,7 @@ std::size_t DeviceLoader::batches() const { return batching_->batches(); }
 
 const DeviceBatch* DeviceLoader::next() {
     if (delivered_ == batches()) return nullptr;
+    const trace::Scope traced(trace::TraceKind::Loader, "next batch");
     const DeviceBatch* const batch = ring_->take(delivered_);
     ++delivered_;
     if (sampler_ != nullptr) sampler_->advance(batch->size);

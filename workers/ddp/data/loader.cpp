@@ -7,6 +7,7 @@
 #include "ddp/data/batching.h"
 #include "ddp/data/read_ahead.h"
 #include "ddp/sampler.h"
+#include "ddp/trace/trace.h"
 #include "ddp/types.h"
 #include "ddp/worker/private_memory.h"
 
@@ -120,6 +121,7 @@ std::size_t Loader::batches() const { return batching_->batches(); }
 const Batch* Loader::next() {
     if (delivered_ == batches()) return nullptr;
     const Batch* batch = nullptr;
+    const trace::Scope traced(trace::TraceKind::Loader, "next batch");
     if (ring_) {
         batch = ring_->take(delivered_);
     } else {

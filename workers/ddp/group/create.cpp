@@ -17,6 +17,7 @@
 #include "ddp/net/node_rendezvous.h"
 #include "ddp/shm/cpu_backend.h"
 #include "ddp/shm/segment.h"
+#include "ddp/trace/trace.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/job_store.h"
 #include "env/print.h"
@@ -244,6 +245,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, Proce
     if (options.timeout <= options.timeout.zero())
         throw InvalidInput(fmt::format("rank {}: a time-out of {} ns; it must be positive", context.rank(),
                                        options.timeout.count()));
+    trace::enter(context.env());
     // A program on host memory does not load the libraries.
     if (is_for_devices(options.backend, options.device)) {
         MadeGroup made = create_on_devices(context.env(), options);

@@ -13,6 +13,7 @@
 
 #include "ddp/cuda/cast.h"
 #include "ddp/mpi/load.h"
+#include "ddp/trace/trace.h"
 #include "ddp/worker/operation.h"
 #include "ddp/worker/private_memory.h"
 #include "ddp/worker/work.h"
@@ -272,7 +273,12 @@ class Group final : public ProcessGroup {
         try {
             if (broken_) std::rethrow_exception(broken_);
             write_start(call, began);
+            trace::Begun traced;
+            if (trace::is_on())
+                traced =
+                    trace::begin_collective(call, has_line(call) ? traced_group_ : std::uint16_t{0}, began);
             carry_out(call);
+            trace::end(traced);
             write_end(call, began);
         } catch (...) {
             if (!broken_) module_.abandon();
@@ -368,6 +374,7 @@ class Group final : public ProcessGroup {
     std::uint64_t seq_ = 0, collectives_ = 0;
     std::atomic<std::int64_t> inside_ns_ = 0;
     std::exception_ptr broken_;
+    const std::uint16_t traced_group_ = trace::current_group();
     std::vector<std::shared_ptr<void>> temporaries_;  ///< of the current call
     std::chrono::nanoseconds limit_{};                ///< of the current call
     OwnedByProcess<ProgressThread> progress_;

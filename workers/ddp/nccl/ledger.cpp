@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ddp/trace/trace.h"
 #include "ddp/worker/device_error.h"
 #include "env/io/ras_dialogue.h"
 #include "env/print.h"
@@ -38,21 +39,29 @@ bool send_line(int socket, std::string_view line) {
 Ledger::Ledger(const SessionParts& parts)
     : line_(parts.lines == SessionParts::Lines::Private
                 ? private_line_
-                : parts.segment->line(static_cast<std::uint32_t>(parts.env.local_rank))) {}
+                : parts.segment->line(static_cast<std::uint32_t>(parts.env.local_rank))),
+      traced_group_(&line_ == &private_line_ ? std::uint16_t{0} : trace::current_group()) {}
 
 std::uint64_t Ledger::next_number(const Call& call) {
     return is_message(call) ? ++messages_[{call.operation, call.root}] : ++seq_;
 }
 
-void Ledger::begin(const Call& call, ddprun::TimePoint now) {
-    if (is_message(call)) return;
+trace::Begun Ledger::begin(const Call& call, ddprun::TimePoint now) {
+    trace::Begun traced;
+    if (trace::is_on())
+        traced = trace::begin_collective(call, is_message(call) ? std::uint16_t{0} : traced_group_,
+                                         now.time_since_epoch().count());
+    if (is_message(call)) return traced;
     line_.bytes.store(call.bytes, std::memory_order_relaxed);
     line_.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
     line_.started_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
     line_.started_seq.store(call.seq, std::memory_order_release);
+    return traced;
 }
 
-void Ledger::end(const Call& call, ddprun::TimePoint begun, ddprun::TimePoint now) {
+void Ledger::end(const Call& call, ddprun::TimePoint begun, ddprun::TimePoint now,
+                 const trace::Begun& traced) {
+    trace::end_at(traced, now.time_since_epoch().count());
     // Collectives overlap: time with several in flight counts once.
     const ddprun::TimePoint counted_from = std::max(begun, counted_until_);
     if (now > counted_from) inside_ns_.fetch_add((now - counted_from).count(), std::memory_order_relaxed);

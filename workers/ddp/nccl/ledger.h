@@ -11,6 +11,7 @@
 
 #include "ddp/cuda/cuda_api.h"
 #include "ddp/nccl/api.h"
+#include "ddp/span.h"
 #include "ddp/worker/call.h"
 #include "env/clock.h"
 #include "env/io/socket.h"
@@ -45,9 +46,11 @@ class Ledger {
 
     /// The number of the next call; send and recv count among those with the same peer.
     std::uint64_t next_number(const Call& call);
-    void begin(const Call& call, ddprun::TimePoint now);
+    /// Returns the call in the trace, for end().
+    trace::Begun begin(const Call& call, ddprun::TimePoint now);
     /// One thread at a time, in the order of the calls.
-    void end(const Call& call, ddprun::TimePoint begun, ddprun::TimePoint now);
+    void end(const Call& call, ddprun::TimePoint begun, ddprun::TimePoint now,
+             const trace::Begun& traced = {});
     /// The time with at least one collective in flight.
     [[nodiscard]] double communication_seconds() const {
         return static_cast<double>(inside_ns_.load(std::memory_order_relaxed)) * 1e-9;
@@ -60,6 +63,7 @@ class Ledger {
     std::map<std::pair<ddprun::SegmentOp, int>, std::uint64_t> messages_;  ///< by direction and peer
     ddprun::TimePoint counted_until_{};
     std::atomic<std::int64_t> inside_ns_ = 0;
+    const std::uint16_t traced_group_;  ///< trace::current_group(); 0 of a sub-group
 };
 
 /// "rank 3: all_reduce #812 (...)", the beginning of errors.

@@ -243,8 +243,8 @@ Work Session::launch_graph(std::chrono::nanoseconds timeout, const std::function
 Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, const Queue& queue) {
     const cuda::DeviceScope here(parts_.device);
     call.seq = ledger_.next_number(call);
-    InFlight operation{call,    timeout, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(),
-                       captured};
+    InFlight operation{call,     timeout, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(),
+                       captured, {}};
     const std::shared_ptr<Work::State> work = operation.work;
     work->captured = captured;
     work->poll = [link = link_] {
@@ -280,7 +280,7 @@ Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, 
 
 std::exception_ptr Session::try_start(InFlight& operation, const Queue& queue) {
     try {
-        if (!operation.captured) ledger_.begin(operation.call, operation.started);
+        if (!operation.captured) operation.traced = ledger_.begin(operation.call, operation.started);
         operation.end = std::make_shared<End>();
         operation.end->event = take_event(operation.captured);
         queue(operation);
@@ -485,7 +485,7 @@ bool Session::retire_finished() {
         if (in_flight_.empty() || broken_) return false;
         if (in_flight_.front().work != oldest.work) return true;  // another thread was quicker
         in_flight_.pop_front();
-        ledger_.end(oldest.call, oldest.started, MonotonicClock::now());
+        ledger_.end(oldest.call, oldest.started, MonotonicClock::now(), oldest.traced);
     }
     oldest.work->finish(nullptr);
     return true;

@@ -114,6 +114,7 @@ class Session {
         std::shared_ptr<End> end;
         std::shared_ptr<Work::State> work;
         bool captured = false;
+        trace::Begun traced = {};
     };
     std::exception_ptr broken() const;
     using Queue = std::function<void(const InFlight& operation)>;

@@ -23,6 +23,7 @@
 #include "ddp/recovery/kept.h"
 #include "ddp/recovery/transfer.h"
 #include "ddp/reduce/model_optimizer.h"
+#include "ddp/trace/trace.h"
 #include "ddp/worker/error_text.h"
 #include "ddp/worker/lifeline_socket.h"
 #include "env/clock.h"
@@ -243,6 +244,7 @@ class Recovery::Impl {
 
     /// Brings all ranks to the newest state.
     Start begin() {
+        const trace::Scope traced(trace::TraceKind::Recovery, "agree on the state");
         const std::vector<Introduction> all = exchange();
         std::vector<Holder> holders;
         for (const Introduction& one : all) holders.push_back(one.holder);
@@ -321,6 +323,7 @@ class Recovery::Impl {
     }
 
     void transfer(const std::vector<TransferRound>& rounds, std::uint64_t newest) {
+        const trace::Scope traced(trace::TraceKind::Recovery, "transfer the state");
         const int first = static_cast<int>(rounds.front().front().from);
         const Device device = group->device();
         const std::vector<Tensor> tensors = state.tensors(device);
@@ -453,6 +456,7 @@ class Recovery::Impl {
     /// Says that this process has let go of its group, and waits for the next generation; throws `failure`
     /// where none comes.
     void await_generation(const std::exception_ptr& failure) {
+        const trace::Scope traced(trace::TraceKind::Recovery, "wait for the next generation");
         std::string why;
         try {
             std::rethrow_exception(failure);

@@ -13,6 +13,7 @@
 #include "ddp/cuda/device_average.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/reduce/loops.h"
+#include "ddp/trace/trace.h"
 #include "env/clock.h"
 
 namespace ddp {
@@ -239,6 +240,7 @@ void Reducer::begin_step() {
     }
     std::fill(ready_.begin(), ready_.end(), false);
     marked_ = next_ = finished_ = 0;
+    if (trace::is_on()) step_began_ns_ = now_ns();
 }
 
 void Reducer::mark_ready(std::size_t parameter) {
@@ -387,6 +389,7 @@ void Reducer::complete_step() {
         if (must_find_unused()) reduce_used();
     }
     ++statistics_.steps;
+    if (trace::is_on()) trace::add_step(statistics_.steps, step_began_ns_, now_ns());
     std::fill(locally_used_.begin(), locally_used_.end(), 0);
     begin_step();
 }

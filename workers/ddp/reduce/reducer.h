@@ -124,6 +124,7 @@ class Reducer {
     bool stop_requested_ = false;  ///< a rank has asked in a finished step
     std::atomic<bool> is_marking_ = false;
     ReducerStatistics statistics_;
+    std::int64_t step_began_ns_ = 0;  ///< for the trace
 };
 
 }  // namespace ddp

@@ -143,6 +143,8 @@ class Arena {
     [[nodiscard]] ddprun::RankLine& line(std::uint32_t rank) const {
         return own_lines_ != nullptr ? own_lines_[rank] : segment_->line(members_[rank]);
     }
+    /// False for a sub-group, whose lines the launcher does not see.
+    [[nodiscard]] bool has_lines_of_the_node() const { return own_lines_ == nullptr; }
     [[nodiscard]] MessageLine& message_line(std::uint32_t rank) const { return message_lines_[rank]; }
     [[nodiscard]] Control& control() const { return *control_; }
     [[nodiscard]] Identity& identity(std::uint32_t rank) const { return identities_[rank]; }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ddp/shm/cpu_backend.h"
+#include "ddp/trace/trace.h"
 #include "ddp/worker/work.h"
 
 namespace ddp::cpu {
@@ -66,7 +67,13 @@ class CpuGroup final : public ProcessGroup {
     Work start(std::span<const Operation> operations) override {
         const auto run_all = [this](const auto& all) {
             try {
-                for (const Operation& operation : all) backend_->run(operation);
+                for (const Operation& operation : all) {
+                    trace::Begun message;  // Lockstep traces collectives
+                    if (trace::is_on() && operation.is_message())
+                        message = trace::begin_collective(operation.call, 0, now_ns());
+                    backend_->run(operation);
+                    trace::end(message);
+                }
             } catch (...) {
                 outstanding_->fail(std::current_exception());
                 throw;

@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "ddp/trace/trace.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/encoded_failure.h"
 #include "env/text.h"
@@ -26,7 +28,12 @@ constexpr std::chrono::nanoseconds kQuick{100};
 
 Lockstep::Lockstep(Arena& arena, const NodeCpus& node_cpus, std::chrono::nanoseconds timeout,
                    std::uint32_t steps_so_far)
-    : arena_(arena), rank_(arena.rank()), node_cpus_(node_cpus), timeout_(timeout), step_(steps_so_far) {}
+    : arena_(arena),
+      rank_(arena.rank()),
+      node_cpus_(node_cpus),
+      timeout_(timeout),
+      step_(steps_so_far),
+      traced_group_(arena.has_lines_of_the_node() ? trace::current_group() : std::uint16_t{0}) {}
 
 void Lockstep::mark_broken(std::exception_ptr why) {
     if (!broken_) broken_ = std::move(why);
@@ -43,6 +50,7 @@ void Lockstep::begin(Call call) {
     line.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
     line.bytes.store(call.bytes, std::memory_order_relaxed);
     if (call.bytes > kTinyBytes) note_start(now_ns());
+    if (trace::is_on()) trace_begin();
     line.started_seq.store(seq_, std::memory_order_relaxed);
     if (arena_.segment().header().aborted.load(std::memory_order_relaxed) != 0) throw_if_failed();
 }
@@ -69,6 +77,14 @@ void Lockstep::end() {
     line.finished_ns.store(now, std::memory_order_relaxed);
     line.comm_ns.store(inside_ns_, std::memory_order_relaxed);
     line.finished_seq.store(seq_, std::memory_order_relaxed);
+    if (traced_.record != nullptr)
+        trace::end_at(std::exchange(traced_, {}), now, waiting_ns_ - waited_before_ns_);
+}
+
+void Lockstep::trace_begin() {
+    note_start(now_ns());
+    traced_ = trace::begin_collective(call_, traced_group_, began_ns_);
+    waited_before_ns_ = waiting_ns_;
 }
 
 double Lockstep::communication_seconds() const {

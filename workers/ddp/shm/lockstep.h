@@ -9,6 +9,7 @@
 #include "ddp/shm/arena.h"
 #include "ddp/shm/joining.h"
 #include "ddp/shm/waiting.h"
+#include "ddp/span.h"
 
 namespace ddp::cpu {
 
@@ -74,6 +75,7 @@ class Lockstep {
     void wait_together();
     void note_start(std::int64_t now);
     void note_wait();
+    void trace_begin();
     static bool spin_eagerly(const std::atomic<std::uint32_t>& word, std::uint32_t value);
     void sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value);
     void compare_calls();
@@ -99,6 +101,9 @@ class Lockstep {
     std::int64_t wait_began_ns_ = 0;  ///< in the first step; 0: no rank was late
     std::atomic<std::int64_t> waiting_ns_ = 0;
     std::exception_ptr broken_;
+    const std::uint16_t traced_group_;  ///< trace::current_group(); 0 of a sub-group
+    trace::Begun traced_;               ///< this collective in the trace; empty without one
+    std::int64_t waited_before_ns_ = 0;
 };
 
 }  // namespace ddp::cpu
