@@ -232,6 +232,7 @@ struct JobSpec {
     std::string events_file;
     std::optional<Endpoint> metrics_at;  ///< --metrics-port; host "" is all interfaces
     std::string tensorboard;             ///< directory of the job's curves; "": none are written
+    std::string trace;                   ///< directory of the job's trace, absolute; "": none is written
     bool dry_run = false;
     bool quiet = false;  ///< ddprun writes no lines of its own but errors
 };

@@ -64,8 +64,7 @@ void EventFile::append(std::string_view line) {
                                 : fmt::format("write {}: only {} of {} bytes", path_, written, text.size());
     // After a part of a line, the next write begins with a newline.
     if (written > 0) torn_ = true;
-    if (++lost_ == 1)
-        warn_(fmt::format("--events: {}; this and further lines may be lost, the job goes on", why));
+    if (++lost_ == 1) warn_(fmt::format("{}; this and further lines may be lost, the job goes on", why));
 }
 
 }  // namespace ddprun

@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "env/io/file.h"
+#include "env/io/proc.h"
 #include "env/io/proc_stat.h"
 #include "env/io/socket.h"
 #include "env/os/keepalive.h"
 #include "env/text.h"
+#include "env/trace_file.h"
 #include "launcher/head/control/in_place.h"
 #include "launcher/signals.h"
 
@@ -76,10 +79,11 @@ Status Observation::open(ControlHandler questions) {
         };
         Result<std::unique_ptr<EventFile>> events =
             EventFile::open(parts_.spec.events_file, origin, console_at,
-                            [this](std::string_view why) { parts_.log.warning("{}", why); });
+                            [this](std::string_view why) { parts_.log.warning("--events: {}", why); });
         if (!events) return Error{Errc::InvalidArgument, "--events: " + events.error().what, 0};
         events_ = std::move(*events);
     }
+    if (const Status traced = open_trace(origin); !traced) return traced.error().with("--trace");
     if (parts_.spec.metrics_at) {
         Result<Listener> listener = listen_tcp(*parts_.spec.metrics_at);
         if (!listener) {
@@ -102,6 +106,21 @@ Status Observation::open(ControlHandler questions) {
         parts_.log.warning("{}; 'ddprun ps' will not see this job", control.error().what);
     }
     write("job_started", {{"program", parts_.program}, {"pid", static_cast<std::int64_t>(::getpid())}});
+    return {};
+}
+
+Status Observation::open_trace(const EventOrigin& origin) {
+    const std::string& directory = parts_.spec.trace;
+    if (directory.empty()) return {};
+    const Status made = make_directories(directory);
+    if (!made) return Error{Errc::InvalidArgument, made.error().what, 0};
+    const std::int64_t now = MonotonicClock::now().time_since_epoch().count();
+    Result<std::unique_ptr<EventFile>> file = EventFile::open(
+        fmt::format("{}/ddprun-{}-{}{}", directory, parts_.host, ::getpid(), kTraceEventsSuffix), origin,
+        nullptr, [this](std::string_view why) { parts_.log.warning("--trace: {}", why); });
+    if (!file) return Error{Errc::InvalidArgument, file.error().what, 0};
+    traced_ = std::move(*file);
+    clock_ = {{"clock", boot_id()}, {"clock_zero_ns", static_cast<std::int64_t>(wall_clock() * 1e9) - now}};
     return {};
 }
 
@@ -183,9 +202,14 @@ void add_job(JobStatus& status, const JobState& state, const JobTime& time, Dura
 // ---- events
 
 void Observation::write(std::string event, Fields fields, std::optional<std::uint64_t> generation) {
-    if (!events_) return;
+    if (!events_ && !traced_) return;
     const os::BlockingCall writes_file(parts_.loop.keepalive());
-    events_->write({std::move(event), generation.value_or(order_.generation), std::move(fields)});
+    JobEventLine line{std::move(event), generation.value_or(order_.generation), std::move(fields)};
+    if (events_) events_->write(line);
+    if (!traced_) return;
+    line.fields.insert(line.fields.end(), clock_.begin(), clock_.end());
+    line.fields.emplace_back("monotonic_ns", MonotonicClock::now().time_since_epoch().count());
+    traced_->write(line);
 }
 
 void Observation::generation_started(const rdzv::StartGeneration& order) {
@@ -202,7 +226,7 @@ void Observation::generation_started(const rdzv::StartGeneration& order) {
 }
 
 void Observation::workers_started() {
-    if (!events_) return;
+    if (!events_ && !traced_) return;
     const std::vector<AgentState::Worker>& workers = parts_.agent.state().workers;
     started_.resize(workers.size());
     for (std::size_t i = 0; i < workers.size(); ++i) {

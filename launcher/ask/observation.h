@@ -18,8 +18,8 @@
 
 namespace ddprun {
 
-/// Shows a running job to the outside: control socket, --events, --metrics-port. Reads its parts and changes
-/// nothing. A handler (Inquiry) answers the socket's requests. Borrows all parts for its whole life.
+/// Shows a running job to the outside: control socket, --events, --trace, --metrics-port. Reads its parts and
+/// changes nothing. A handler (Inquiry) answers the socket's requests. Borrows all parts for its whole life.
 class Observation {
   public:
     struct Parts {
@@ -38,7 +38,7 @@ class Observation {
     explicit Observation(Parts parts) : parts_(std::move(parts)) { order_.world_size = 0; }
 
     /// Opens what the command line asks for, before any worker starts. Without a control socket it only
-    /// warns. Error: InvalidArgument (--events), System (--metrics-port).
+    /// warns. Error: InvalidArgument (--events, --trace), System (--metrics-port).
     Status open(ControlHandler questions);
 
     /// The status of this node; on the head with the facts about the job.
@@ -63,6 +63,7 @@ class Observation {
 
   private:
     using Fields = std::vector<std::pair<std::string, JobEventLine::Value>>;
+    Status open_trace(const EventOrigin& origin);
     /// Writes an event; nullopt is the current generation.
     void write(std::string event, Fields fields, std::optional<std::uint64_t> generation = std::nullopt);
     [[nodiscard]] WorkerStatus worker_status(int local_rank) const;
@@ -73,6 +74,8 @@ class Observation {
     std::vector<pid_t> started_;   ///< workers whose start has been written, by local rank
     std::unique_ptr<RequestServer> control_;
     std::unique_ptr<EventFile> events_;
+    std::unique_ptr<EventFile> traced_;  ///< null unless --trace
+    Fields clock_;                       ///< of the trace's lines
     std::unique_ptr<RequestServer> metrics_;
 };
 

@@ -514,6 +514,12 @@ void observation_options(OptionList& options, OptionDraft& draft) {
             "Write curves of the job for TensorBoard below DIR/RUN, where RUN is --rdzv-id, else the batch job's id or the "
             "one that ddprun ps shows: steps per second, communication, CPU, memory, GPUs, restarts.")
         ->option_text("@directory");
+    options
+        .value(
+            "--trace", "DIR", into(spec.trace, parse_text),
+            "Workers that use libddp record steps, collectives and their own spans there, ddprun its events: 'ddprun "
+            "trace DIR' merges them.")
+        ->option_text("@directory");
 }
 
 void other_options(OptionList& options, OptionDraft& draft) {

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "env/print.h"
 #include "env/text.h"
@@ -10,6 +11,7 @@
 #include "launcher/cli/option_list.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/signals.h"
+#include "launcher/trace/trace_json.h"
 
 namespace ddprun {
 namespace {
@@ -54,6 +56,9 @@ const std::vector<SubcommandRow>& subcommands() {
         {"clean", "[--dry-run] [--user NAME]",
          "End what killed ddpruns of this user have left on this host: processes, cgroups, job directories; --dry-run only "
          "shows it. Root ends another user's with --user. A job that runs is not touched."},
+        {"trace", "DIR",
+         "Merge the trace files of a job's --trace DIR and print them for ui.perfetto.dev: ddprun trace DIR > job.json. "
+         "Asks no job, and works while one runs."},
         {"gpus", "[--json]",
          "The NVIDIA GPUs of this host: how busy they are, their memory. Asks the driver, no job."},
         {"env", "[options]",
@@ -79,7 +84,7 @@ std::vector<std::string> options_of(const SubcommandRow& row) {
         const std::string_view option = word.substr(word.starts_with('[') ? 1 : 0);
         if (option.starts_with('-')) options.emplace_back(option.substr(0, option.find(']')));
     }
-    if (row.name != "gpus" && row.name != "clean") options.emplace_back("--job");
+    if (row.name != "gpus" && row.name != "clean" && row.name != "trace") options.emplace_back("--job");
     options.emplace_back("--help");
     return options;
 }
@@ -136,6 +141,34 @@ Result<CleanOptions> parse_clean_options(const std::vector<std::string>& argumen
     return options;
 }
 
+namespace {
+
+int show_trace(const std::vector<std::string>& words) {
+    OptionList list;
+    bool help = false;
+    list.flag("-h,--help", help, "");
+    const Result<std::vector<std::string>> directories = list.read(words);
+    if (!directories) return complain("trace", directories.error());
+    if (help) {
+        ddprun::print("{}", render_subcommands());
+        return 0;
+    }
+    if (directories->size() != 1)
+        return complain("trace", invalid("expected one directory, as in: ddprun trace DIR > job.json"));
+    const Result<TraceFiles> files = read_trace_files(directories->front());
+    if (!files) return complain("trace", files.error());
+    const MergedTrace merged = merge_trace(*files);
+    for (const auto* remarks : {&files->remarks, &merged.remarks}) {
+        for (const std::string& remark : *remarks)
+            ddprun::print(stderr, "ddprun trace: {}\n", printable(remark));
+    }
+    const bool written = std::fwrite(merged.json.data(), 1, merged.json.size(), stdout) == merged.json.size();
+    if (written && std::fflush(stdout) == 0) return 0;
+    return complain("trace", Error::system("write to standard output"));
+}
+
+}  // namespace
+
 int run_subcommand(const std::vector<std::string>& arguments) {
     const std::string& name = arguments.front();
     const std::vector<std::string> words(arguments.begin() + 1, arguments.end());
@@ -143,6 +176,7 @@ int run_subcommand(const std::vector<std::string>& arguments) {
     if (name == "env") return show_environment(words);
     if (name == "pbs") return run_batch_command(Scheduler::Pbs, words);
     if (name == "slurm") return run_batch_command(Scheduler::Slurm, words);
+    if (name == "trace") return show_trace(words);
     if (name == "doctor") {
         const Result<DoctorOptions> options = parse_doctor_options(words);
         return options ? run_doctor(*options) : complain(name, options.error());

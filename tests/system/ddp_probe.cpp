@@ -6,6 +6,7 @@
 //   join     creates a group with a timeout of 2 s
 //   throw    rank 1 throws in a named function
 //   segv     rank 1 crashes
+//   spans    makes 2,000 collectives, each after a span in a span
 #include <unistd.h>
 
 #include <array>
@@ -17,6 +18,7 @@
 
 #include "ddp/error_report.h"
 #include "ddp/process_group.h"
+#include "ddp/span.h"
 #include "ddp/store.h"
 #include "env/clock.h"
 #include "env/worker_env.h"
@@ -69,6 +71,18 @@ int await_key(const ddp::Context& context) {
     for (;;) ::pause();
 }
 
+int make_spans(ddp::ProcessGroup& group) {
+    std::array<float, 4> values = {};
+    for (int i = 0; i < 2000; ++i) {
+        {
+            const ddp::Span outer("forward");
+            const ddp::Span inner("inner");
+        }
+        group.all_reduce(ddp::buffer_of(std::span<float>(values))).wait();
+    }
+    return 0;
+}
+
 int run(std::string_view act) {
     const ddp::Context context = ddp::Context::from_env();
     if (act == "place") return say_place(context);
@@ -77,7 +91,9 @@ int run(std::string_view act) {
     if (act == "join") options.timeout = std::chrono::seconds(2);
     const auto group = ddp::ProcessGroup::create(context, options);
     std::array<float, 4> values = {};
-    for (int i = 0; i < 3; ++i) group->all_reduce(ddp::buffer_of(std::span<float>(values))).wait();
+    for (int i = 0; act != "spans" && i < 3; ++i)
+        group->all_reduce(ddp::buffer_of(std::span<float>(values))).wait();
+    if (act == "spans") return make_spans(*group);
     if (group->rank() == 1) {
         if (act == "throw") return probe::throw_in_a_named_function();
         if (act == "segv") return ::raise(SIGSEGV);

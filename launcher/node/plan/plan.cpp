@@ -271,6 +271,7 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
         if (sets_threads) plan.env.omp_num_threads = binding.cores;
         plan.environment.emplace_back("TORCHELASTIC_SIGNALS_TO_HANDLE", spec.signals_to_handle);
         if (sets_nccl) plan.environment.emplace_back("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+        if (!spec.trace.empty()) plan.environment.emplace_back("DDP_TRACE", spec.trace);
         for (const FabricSetting& one : fabric) plan.environment.emplace_back(one.name, one.value);
         plan.asks_network =
             share.first + plan.local_index == 0 && asks_for_network(machine.fabric, inherited);
