@@ -145,8 +145,8 @@ class Wrapped : private HasModuleTensors, public Model {
         forget_gradients();
         if (!is_adopted_) {
             Model::attach(group, false);
-            adopt(group.rank() == 0 || !is_shared_);
-            if (broadcast || !is_outliving_) broadcast_all();
+            adopt(group.rank() == 0 || !shares_weights_);
+            if (broadcast || !outlives_group_) broadcast_all();
         } else {
             Model::attach(group, broadcast);
             if (broadcast) broadcast_frozen();
@@ -182,18 +182,18 @@ class Wrapped : private HasModuleTensors, public Model {
     Wrapped(const torch::nn::Module* module, const ModelOptions& options)
         : HasModuleTensors{ModuleTensors(module)},
           Model(tensors_.specs, tensors_.with_buffers(options)),
-          is_shared_(options.share_weights),
-          is_outliving_(options.shard == Shard::None) {
-        if (is_outliving_) adopt(true);
+          shares_weights_(options.share_weights),
+          outlives_group_(options.shard == Shard::None) {
+        if (outlives_group_) adopt(true);
         hook_gradients();
     }
     Wrapped(ProcessGroup& group, const torch::nn::Module* module, const ModelOptions& options)
         : HasModuleTensors{ModuleTensors(module)},
           Model(group, tensors_.specs, tensors_.with_buffers(options)),
-          is_shared_(options.share_weights),
-          is_outliving_(options.shard == Shard::None) {
+          shares_weights_(options.share_weights),
+          outlives_group_(options.shard == Shard::None) {
         verify_same_tensors(group, tensors_.frozen);
-        adopt(group.rank() == 0 || !is_shared_);
+        adopt(group.rank() == 0 || !shares_weights_);
         broadcast_all();
         hook_gradients();
         view_gradients();
@@ -206,8 +206,10 @@ class Wrapped : private HasModuleTensors, public Model {
         const torch::NoGradGuard plain;
         for (const Place& one : tensors_.trained) {
             // The group's memory may be gone.
-            const bool lives = is_outliving_ || has_group();
-            if (one.holds()) one.tensor.set_data(lives ? one.tensor.detach().clone() : torch::empty({0}));
+            const bool lives = outlives_group_ || has_group();
+            if (one.holds())
+                one.tensor.set_data(lives ? one.tensor.detach().clone()
+                                          : torch::empty({0}, one.tensor.options()));
         }
     }
 
@@ -340,7 +342,7 @@ class Wrapped : private HasModuleTensors, public Model {
         }
     }
 
-    const bool is_shared_, is_outliving_;
+    const bool shares_weights_, outlives_group_;
     bool is_adopted_ = false;           ///< the parameters are in the model's memory
     std::vector<torch::Tensor> views_;  ///< of the gradients in the buckets; empty without a group
     std::vector<Accumulator> accumulators_;
