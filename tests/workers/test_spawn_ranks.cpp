@@ -216,6 +216,16 @@ TEST(Spawn, MakesAWorldOfItsOwnInTheOnlyRankOfAnother) {
     EXPECT_THAT(sums.all(), Each(2.0));
 }
 
+TEST(Spawn, KnowsItsFailuresWhereTheProgramIgnoresTheEndsOfChildren) {
+    ::signal(SIGCHLD, SIG_IGN);
+    EXPECT_EQ(failure_of_spawn(2, [](const Context&) {}), "none");
+    EXPECT_EQ(failure_of_spawn(1, [](const Context&) { throw std::runtime_error("failed"); }),
+              "0|rank 0: failed");
+    EXPECT_EQ(failure_of_spawn(1, [](const Context&) { ::_exit(3); }),
+              "0|rank 0 ended before its function returned (this process ignores SIGCHLD)");
+    ::signal(SIGCHLD, SIG_DFL);
+}
+
 TEST(Spawn, WritesBufferedOutputOnce) {
     std::FILE* const file = std::tmpfile();
     ASSERT_NE(file, nullptr);

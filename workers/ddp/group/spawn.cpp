@@ -43,8 +43,6 @@ constexpr std::chrono::milliseconds kLookAgain{100}, kLookAgainSoon{5};
 /// The first byte of a rank's report. A lost peer is the consequence of another rank's failure.
 constexpr char kDone = 'd', kFailed = 'f', kLostPeer = 'l';
 
-// ---- in the rank's process
-
 void flush_streams() {
     std::cout.flush(), std::cerr.flush(), std::clog.flush();
     std::fflush(nullptr);
@@ -92,8 +90,6 @@ void set_environment(const WorkerEnv& env) {
     write_all(report, text);
     ::_exit(text.front() == kDone ? 0 : 1);
 }
-
-// ---- in the process that spawns
 
 struct Failure {
     int rank = 0;
