@@ -14,6 +14,9 @@
 
 #include "ddp/process_group.h"
 
+/// Of LeakSanitizer, where a program is linked with it: test code is compiled alike for every build.
+extern "C" [[gnu::weak]] void __lsan_do_leak_check();  // NOLINT(bugprone-reserved-identifier)
+
 /// A child that a rank forks, which has the rank's group in its memory.
 namespace ddp::testing {
 
@@ -68,11 +71,9 @@ inline std::string calls_not_refused(ProcessGroup& group) {
 
 /// Ends as a program does whose main returns.
 [[noreturn]] inline void end_like_main(int code) {
-#ifdef __SANITIZE_ADDRESS__
-    ::_exit(code);  // the leak check would find what only the parent may free
-#else
+    // The leak check would find what only the parent may free.
+    if (__lsan_do_leak_check != nullptr) ::_exit(code);
     std::exit(code);
-#endif
 }
 
 enum class InChild : std::uint8_t { DestroysGroup, LeavesGroup };
