@@ -161,6 +161,8 @@ def main():
         sys.exit(77)
     version, torch = found.stdout.split()
     os.environ["OMP_NUM_THREADS"] = "1"
+    # glibc keeps freed memory, on both sides alike.
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
         gpt = Gpt(options, link_with(options, version, torch, options.gpt), folder)
