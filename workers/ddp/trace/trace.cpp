@@ -47,7 +47,7 @@ namespace {
 template <std::size_t kSize>
 void copy_text(char (&to)[kSize], std::string_view text) {
     const std::size_t length = std::min(text.size(), kSize - 1);
-    std::memcpy(to, text.data(), length);
+    text.copy(to, length);
     to[length] = '\0';
 }
 
@@ -111,8 +111,7 @@ Begun add(const Facts& facts, std::int64_t begin_ns, std::int64_t end_ns = 0) no
     if (to == nullptr) return {};
     const std::uint64_t index = to->header->begun.fetch_add(1, std::memory_order_relaxed);
     TraceRecord& record = to->records[index % ddprun::kTraceRecords];
-    record.number.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);
+    record.number.exchange(0, std::memory_order_acq_rel);  // before the stores below
     record.begin_ns = begin_ns;
     record.end_ns.store(end_ns, std::memory_order_relaxed);
     record.waiting_ns.store(0, std::memory_order_relaxed);
