@@ -394,13 +394,8 @@ TEST_F(Installed, PkgConfigFindsTheTreeWhereverItLiesAndRequiresNoFurtherPackage
     for (std::string path; paths >> path;) EXPECT_THAT(path.substr(2), StartsWith("/sysroot"));
 }
 
-/// A project that finds the package of `prefix`; each of `programs` is built by `uses`. Returns their output.
-std::string cmake_project(const fs::path& source, const fs::path& prefix, const std::string& uses,
-                          const std::vector<std::string>& programs, const fs::path& pkgconfig) {
-    fs::create_directories(source);
-    fs::copy_file(path_of("SOURCE_ROOT") + "/examples/sum_of_ranks.cpp", source / "sum.cpp");
-    std::ofstream(source / "CMakeLists.txt") << "cmake_minimum_required(VERSION 3.16)\nproject(sum CXX)\n"
-                                             << uses;
+/// Builds the project of CMakeLists.txt in `source` with the package of `prefix`. Returns the build folder.
+fs::path cmake_build(const fs::path& source, const fs::path& prefix, const fs::path& pkgconfig) {
     RunOptions options = with_environment({"PKG_CONFIG_PATH=" + pkgconfig.string(), "CXX=" + path_of("CXX")});
     options.timeout = kPatience;
     const fs::path build = source / "build";
@@ -409,6 +404,17 @@ std::string cmake_project(const fs::path& source, const fs::path& prefix, const 
     EXPECT_EQ(configured.status, 0) << configured.err;
     const Outcome built = run({path_of("CMAKE"), "--build", build}, options);
     EXPECT_EQ(built.status, 0) << built.out << built.err;
+    return build;
+}
+
+/// A project of examples/sum_of_ranks.cpp, which each of `programs` is built from. Returns their output.
+std::string cmake_project(const fs::path& source, const fs::path& prefix, const std::string& uses,
+                          const std::vector<std::string>& programs, const fs::path& pkgconfig) {
+    fs::create_directories(source);
+    fs::copy_file(path_of("SOURCE_ROOT") + "/examples/sum_of_ranks.cpp", source / "sum.cpp");
+    std::ofstream(source / "CMakeLists.txt") << "cmake_minimum_required(VERSION 3.16)\nproject(sum CXX)\n"
+                                             << uses;
+    const fs::path build = cmake_build(source, prefix, pkgconfig);
     std::string output;
     for (const std::string& program : programs) output += run({build / program}).out;
     return output;
@@ -432,6 +438,27 @@ TEST_F(Installed, CMakeFindsThePackageAndThePkgConfigFileAndLinksWithEither) {
     EXPECT_EQ(cmake_project(tree_->file("static"), prefix_, std::string(kByPackage) + kByPkgConfig,
                             {"by_package", "by_pkgconfig"}, pkgconfig_),
               std::string(kSum) + kSum);
+}
+
+TEST_F(Installed, TheCMakeLinesOfTheLibddpPageBuildAProgram) {
+    if (path_of("CMAKE").empty()) GTEST_SKIP() << "there is no cmake";
+    const fs::path source = tree_->file("page");
+    fs::create_directories(source);
+    fs::copy_file(path_of("SOURCE_ROOT") + "/examples/sum_of_ranks.cpp", source / "sum.cpp");
+    write("page/CMakeLists.txt", block_of("libddp.md", "```cmake\n"));
+    EXPECT_EQ(run({cmake_build(source, prefix_, pkgconfig_) / "sum"}).out, kSum);
+}
+
+TEST_F(Installed, TheCMakeLinesOfTheLibtorchPageBuildItsExample) {
+    if (path_of("CMAKE").empty() || !fs::exists("/usr/include/torch")) GTEST_SKIP() << "no cmake or LibTorch";
+    const fs::path source = tree_->file("torch");
+    fs::create_directories(source);
+    for (const char* file : {"mnist.cpp", "idx.h"})
+        fs::copy_file(path_of("SOURCE_ROOT") + "/examples/torch/" + file, source / file);
+    write("torch/CMakeLists.txt", block_of("libtorch.md", "```cmake\n"));
+    const Outcome outcome = run(
+        {cmake_build(source, prefix_, pkgconfig_) / "mnist", path_of("SOURCE_ROOT") + "/workers/train/data"});
+    EXPECT_THAT(outcome.out, HasSubstr("% of the digits held out are right")) << outcome.err;
 }
 
 TEST_F(Installed, CMakeLinksWithTheSharedLibraryWhereItIsInstalled) {
