@@ -110,6 +110,24 @@ TEST(Epochs, ResumeInTheMiddleOfAnEpochToTheBitsOfAnUndisturbedRun) {
     EXPECT_EQ(complete.slope(), whole.slope());
 }
 
+TEST(Epochs, KeepTheScheduleWhereTwoRanksResumeTheRunOfOne) {
+    const ddprun::test::TemporaryDirectory directory;
+    EpochsOptions options{.epochs = 4, .batch_size = 2, .checkpoints = directory.file("run")};
+    options.schedule = Schedule{.shape = Schedule::Shape::Cosine};
+    {
+        World world = alone();
+        Line line(world);
+        train(world, line, options, 20);  // two epochs of ten steps
+    }
+    expect_right_on_two([&](World& world) {
+        Line line(world);
+        Epochs epochs(world, line.model, *line.optimizer, kSamples, options);
+        const Schedule of_two{.shape = Schedule::Shape::Cosine, .total_steps = 20};  // five steps an epoch
+        const double expected = rate_at(of_two, 0.1, 10);
+        return epochs.steps_done() == 20 && line.optimizer->learning_rate() == expected ? kRight : 1;
+    });
+}
+
 TEST(Epochs, ReportTheMeanLossAndTheLastRateOfTheSchedule) {
     World world = alone();
     Line line(world);

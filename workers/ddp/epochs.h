@@ -29,7 +29,7 @@ struct EpochReport {
     /// The mean over all samples of the steps since the epoch began, or since this process resumed in it; NaN
     /// where finish() was given none.
     double loss = std::numeric_limits<double>::quiet_NaN();
-    double samples_per_second = 0;  ///< of all ranks together, padding included
+    double samples_per_second = 0;  ///< of all ranks together; padding counts, saves between epochs do not
     double learning_rate = 0;       ///< of the next step
 };
 /// "epoch 3 of 20: loss 0.1234, 51200 samples/s, learning rate 0.001".
@@ -44,7 +44,8 @@ struct EpochsOptions {
     std::uint64_t save_every = 0;
     CheckpointOptions checkpoint = {};
     std::optional<double> clip_norm = std::nullopt;  ///< for host memory: see clip_grad_norm
-    /// Total steps of 0 mean all steps of this run.
+    /// Total steps of 0 mean all steps of this run. A run that resumes with another number of ranks goes on
+    /// at the same part of it.
     std::optional<Schedule> schedule = std::nullopt;
     std::vector<TrainingPart> parts = {};  ///< further state for the checkpoints
     LoaderOptions loader = {};             ///< with a Dataset; batch_size is the one above

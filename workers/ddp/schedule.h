@@ -48,6 +48,8 @@ class ScheduledRate final : public Stateful {
     /// Called once after each step of the optimizer: sets the rates of the next step.
     void step();
     [[nodiscard]] std::uint64_t steps() const { return steps_; }
+    /// Goes on as after so many steps: a world of another size divides an epoch into other steps.
+    void set_steps(std::uint64_t steps);
     /// Goes on after as many steps with another schedule and this initial rate for all groups: those of a
     /// world of another size. Throws the errors of rate_at.
     void replace(Schedule schedule, double initial_rate);

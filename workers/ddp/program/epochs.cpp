@@ -103,11 +103,19 @@ struct Epochs::Parts {
         const std::optional<TrainingState> found = checkpoints->load(group, training());
         if (!found) return 0;
         saved_step = found->step;
+        if (rate) rate->set_steps(steps_of_this_world());
         print(sampler.epoch() >= options.epochs
-                  ? fmt::format("{} holds the whole run: {} epochs", options.checkpoints, sampler.epoch())
+                  ? fmt::format("{} holds the whole run: {} epochs, {} were asked for", options.checkpoints,
+                                sampler.epoch(), options.epochs)
                   : fmt::format("resuming from {} after {} steps, in epoch {} of {}", options.checkpoints,
                                 found->step, sampler.epoch() + 1, options.epochs));
         return found->step;
+    }
+    /// The steps to the sampler's position, had this world made them all: the schedule is one of the samples.
+    [[nodiscard]] std::uint64_t steps_of_this_world() const {
+        const std::uint64_t in_step = options.batch_size * static_cast<std::uint64_t>(group.size());
+        return sampler.epoch() * steps_per_epoch(sampler, options.batch_size) +
+               sampler.state().consumed / in_step;
     }
     void save(std::uint64_t steps) {
         if (!checkpoints || saved_step == steps) return;
@@ -155,6 +163,11 @@ struct Epochs::Parts {
         sampler.next_epoch();
         is_in_epoch = false;
         if (options.save_every == 0) save(steps);
+    }
+    void print_stop(std::uint64_t steps) const {
+        const std::string& reason = world.lifeline().reason();
+        print(fmt::format("stopped after {} steps{}{}; {}", steps, reason.empty() ? "" : ": ", reason,
+                          checkpoints ? "the state is in " + options.checkpoints : "nothing was saved"));
     }
     void end_run(std::uint64_t steps) {
         save(steps);
@@ -219,9 +232,6 @@ void Epochs::advance() {
     while (run.sampler.epoch() < run.options.epochs) {
         if (run.must_stop(step_.steps_done_)) {
             run.stopped = true;
-            run.print(fmt::format("stopping after {} steps{}{}", step_.steps_done_,
-                                  run.world.lifeline().reason().empty() ? "" : ": ",
-                                  run.world.lifeline().reason()));
             break;
         }
         if (!run.is_in_epoch) run.begin_epoch();
@@ -235,6 +245,7 @@ void Epochs::advance() {
         run.end_epoch(step_.steps_done_);
     }
     run.end_run(step_.steps_done_);
+    if (run.stopped) run.print_stop(step_.steps_done_);
     is_over_ = true;
 }
 

@@ -69,6 +69,11 @@ void ScheduledRate::step() {
     set_rates();
 }
 
+void ScheduledRate::set_steps(std::uint64_t steps) {
+    steps_ = steps;
+    set_rates();
+}
+
 void ScheduledRate::replace(Schedule schedule, double initial_rate) {
     schedule_ = schedule;
     initial_rate_ = initial_rate;
