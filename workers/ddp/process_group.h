@@ -4,12 +4,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "ddp/context.h"
@@ -192,6 +194,10 @@ class ProcessGroup {
 
     /// Collective, blocking: gathers bytes, of any length per rank; returns every rank's bytes by rank.
     std::vector<std::string> all_gather_bytes(std::string_view mine);
+    /// The same with a value as its bytes, in host memory whatever the group's device. Throws MismatchError
+    /// when a rank's value has another size.
+    template <class T>
+    requires std::is_trivially_copyable_v<T> std::vector<T> all_gather_values(const T& mine);
 
     /// Seconds this rank has spent inside collectives since the group was made.
     [[nodiscard]] virtual double communication_seconds() const = 0;
@@ -275,6 +281,19 @@ class ProcessGroup {
     const std::shared_ptr<const bool> life_ =
         std::make_shared<const bool>(true);  ///< expires with this group
 };
+
+template <class T>
+requires std::is_trivially_copyable_v<T> std::vector<T> ProcessGroup::all_gather_values(const T& mine) {
+    std::vector<T> all;
+    for (const std::string& theirs : all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+        if (theirs.size() != sizeof mine)
+            throw MismatchError("rank " + std::to_string(rank()) + ": rank " + std::to_string(all.size()) +
+                                " gives a value of " + std::to_string(theirs.size()) + " bytes, not of " +
+                                std::to_string(sizeof mine) + ": ranks run different builds");
+        std::memcpy(&all.emplace_back(), theirs.data(), sizeof mine);
+    }
+    return all;
+}
 
 /// A reference to another owner's group, kept beyond one call. Each use after the group's end throws Error.
 class BorrowedGroup {

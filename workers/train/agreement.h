@@ -1,12 +1,9 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "ddp/ddp.h"
@@ -47,19 +44,6 @@ struct CommonSettings {
 /// prints the reason, with its rank when others have none. Ranks whose `common` differs have an error too.
 std::optional<AgreedError> agree(ddp::ProcessGroup& group, const std::optional<StartupError>& mine,
                                  const CommonSettings& common);
-
-/// Collective: every rank's numbers, by rank. They travel as bytes, so the group's device does not matter.
-template <std::size_t N>
-std::vector<std::array<double, N>> gather_numbers(ddp::ProcessGroup& group,
-                                                  const std::array<double, N>& mine) {
-    // With one rank there is no other, and on a GPU the exchange would wait for the device.
-    if (group.size() == 1 && group.device() != ddp::Device{}) return {mine};
-    std::vector<std::array<double, N>> all;
-    const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), sizeof(mine));
-    for (const std::string& theirs : group.all_gather_bytes(bytes))
-        std::memcpy(all.emplace_back().data(), theirs.data(), sizeof(mine));
-    return all;
-}
 
 /// How a rank learns that it should stop; both are set on all ranks or on none.
 struct StopRequest {

@@ -235,8 +235,10 @@ std::string Trainer::save(const std::string& run_id) {
 }
 
 Trainer::Sums Trainer::sum_over_ranks(Sums mine) {
+    // With one rank there is no other, and on a GPU the exchange would wait for the device.
+    if (group_->size() == 1 && group_->device() != ddp::Device{}) return mine;
     Sums sums = {};
-    for (const Sums& theirs : gather_numbers(*group_, mine)) {
+    for (const Sums& theirs : group_->all_gather_values(mine)) {
         for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
     }
     return sums;

@@ -2,10 +2,9 @@
 
 #include <fmt/core.h>
 
-#include <array>
+#include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "ddp/stop_vote.h"
@@ -52,10 +51,7 @@ struct Progress {
 
 Progress sum_over_ranks(ProcessGroup& group, const Progress& mine) {
     Progress sum;
-    for (const std::string& theirs :
-         group.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
-        Progress one;
-        std::memcpy(&one, theirs.data(), sizeof one);
+    for (const Progress& one : group.all_gather_values(mine)) {
         sum.loss_sum += one.loss_sum;
         sum.samples += one.samples;
     }
@@ -65,8 +61,7 @@ Progress sum_over_ranks(ProcessGroup& group, const Progress& mine) {
 }  // namespace
 
 std::string describe(const EpochReport& report) {
-    const std::string loss =
-        std::isnan(report.loss) ? "" : fmt::format("loss {:.4g}, ", report.loss);  // or none was given
+    const std::string loss = std::isnan(report.loss) ? "" : fmt::format("loss {:.4g}, ", report.loss);
     return fmt::format("epoch {} of {}: {}{:.0f} samples/s, learning rate {:.4g}", report.epoch,
                        report.epochs, loss, report.samples_per_second, report.learning_rate);
 }

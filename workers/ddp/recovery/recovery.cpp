@@ -276,13 +276,7 @@ class Recovery::Impl {
                                 .world_size = world_size,
                                 .is_used = is_used,
                                 .is_torn = is_torn};
-        std::vector<Introduction> all;
-        for (const std::string& message :
-             group->all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
-            if (message.size() != sizeof mine)
-                throw MismatchError("recovery: ranks run different builds of libddp");
-            std::memcpy(&all.emplace_back(), message.data(), sizeof mine);
-        }
+        const std::vector<Introduction> all = group->all_gather_values(mine);
         for (const Introduction& one : all) {
             if (one.layout != mine.layout) throw_layouts(layout);
         }

@@ -1,8 +1,6 @@
 #include "ddp/stop_vote.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string>
 #include <vector>
 
 namespace ddp {
@@ -19,12 +17,7 @@ struct Vote {
 
 std::vector<Vote> gather(ProcessGroup& group, const Vote& mine) {
     // With one rank there is no other, and on a GPU the exchange would wait for the device.
-    if (group.size() == 1) return {mine};
-    std::vector<Vote> all;
-    for (const std::string& theirs :
-         group.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}))
-        std::memcpy(&all.emplace_back(), theirs.data(), sizeof mine);
-    return all;
+    return group.size() == 1 ? std::vector{mine} : group.all_gather_values(mine);
 }
 
 }  // namespace
