@@ -1,7 +1,6 @@
 #pragma once
 
-#include <torch/data/datasets/base.h>
-#include <torch/types.h>
+#include <torch/torch.h>
 
 #include <cstdint>
 #include <fstream>
@@ -56,3 +55,27 @@ class IdxImages : public torch::data::datasets::Dataset<IdxImages> {
 
     torch::Tensor images_, labels_;
 };
+
+/// A small convolutional network that reads them.
+struct NetImpl : torch::nn::Module {
+    torch::nn::Conv2d first = register_module("first", torch::nn::Conv2d(1, 16, 3));
+    torch::nn::Conv2d second = register_module("second", torch::nn::Conv2d(16, 32, 3));
+    torch::nn::Linear hidden = register_module("hidden", torch::nn::Linear(32 * 4 * 4, 64));
+    torch::nn::Dropout dropout = register_module("dropout", torch::nn::Dropout(0.25));
+    torch::nn::Linear output = register_module("output", torch::nn::Linear(64, 10));
+
+    torch::Tensor forward(torch::Tensor x) {
+        x = torch::relu(second(torch::relu(first(x))));
+        x = torch::adaptive_avg_pool2d(x, {4, 4}).flatten(1);
+        return output(dropout(torch::relu(hidden(x))));
+    }
+};
+TORCH_MODULE(Net);
+
+/// The part of the images that the network reads right.
+inline double right_part(Net& net, const IdxImages& digits) {
+    const torch::NoGradGuard plain;
+    net->eval();
+    const torch::Tensor right = net(digits.images()).argmax(1) == digits.labels();
+    return right.to(torch::kDouble).mean().item<double>();
+}

@@ -11,26 +11,11 @@
 #include <cstdio>
 #include <exception>
 
-#include "idx.h"
+#include "digits.h"
 
 namespace {
 
 constexpr std::uint64_t kEpochs = 6;
-
-struct NetImpl : torch::nn::Module {
-    torch::nn::Conv2d first = register_module("first", torch::nn::Conv2d(1, 16, 3));
-    torch::nn::Conv2d second = register_module("second", torch::nn::Conv2d(16, 32, 3));
-    torch::nn::Linear hidden = register_module("hidden", torch::nn::Linear(32 * 4 * 4, 64));
-    torch::nn::Dropout dropout = register_module("dropout", torch::nn::Dropout(0.25));
-    torch::nn::Linear output = register_module("output", torch::nn::Linear(64, 10));
-
-    torch::Tensor forward(torch::Tensor x) {
-        x = torch::relu(second(torch::relu(first(x))));
-        x = torch::adaptive_avg_pool2d(x, {4, 4}).flatten(1);
-        return output(dropout(torch::relu(hidden(x))));
-    }
-};
-TORCH_MODULE(Net);
 
 struct Trainer {
     explicit Trainer(const char* directory) : digits(directory, IdxImages::Part::Training) {}
@@ -55,13 +40,6 @@ struct Trainer {
     torch::optim::SGD optimizer{net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9)};
     ddp::pytorch::DistributedSampler sampler{*digits.size(), *group};
 };
-
-double right_part(Net& net, const IdxImages& digits) {
-    const torch::NoGradGuard plain;
-    net->eval();
-    const torch::Tensor right = net(digits.images()).argmax(1) == digits.labels();
-    return right.to(torch::kDouble).mean().item<double>();
-}
 
 }  // namespace
 

@@ -15,27 +15,13 @@
 #include <iterator>
 #include <vector>
 
+#include "examples/torch/digits.h"
+
 namespace {
 
 using torch::Tensor;
 
 constexpr std::int64_t kBatch = 32;
-
-/// That of examples/torch/mnist.cpp.
-struct NetImpl : torch::nn::Module {
-    torch::nn::Conv2d first = register_module("first", torch::nn::Conv2d(1, 16, 3));
-    torch::nn::Conv2d second = register_module("second", torch::nn::Conv2d(16, 32, 3));
-    torch::nn::Linear hidden = register_module("hidden", torch::nn::Linear(32 * 4 * 4, 64));
-    torch::nn::Dropout dropout = register_module("dropout", torch::nn::Dropout(0.25));
-    torch::nn::Linear output = register_module("output", torch::nn::Linear(64, 10));
-
-    Tensor forward(Tensor x) {
-        x = torch::relu(second(torch::relu(first(x))));
-        x = torch::adaptive_avg_pool2d(x, {4, 4}).flatten(1);
-        return output(dropout(torch::relu(hidden(x))));
-    }
-};
-TORCH_MODULE(Net);
 
 void train(ddp::ProcessGroup& group, int steps) {
     Net net;

@@ -454,7 +454,7 @@ TEST_F(Installed, TheCMakeLinesOfTheLibtorchPageBuildItsExample) {
     if (path_of("CMAKE").empty() || !fs::exists("/usr/include/torch")) GTEST_SKIP() << "no cmake or LibTorch";
     const fs::path source = tree_->file("torch");
     fs::create_directories(source);
-    for (const char* file : {"mnist.cpp", "idx.h"})
+    for (const char* file : {"mnist.cpp", "digits.h"})
         fs::copy_file(path_of("SOURCE_ROOT") + "/examples/torch/" + file, source / file);
     write("torch/CMakeLists.txt", block_of("libtorch.md", "```cmake\n"));
     const Outcome outcome = run(
