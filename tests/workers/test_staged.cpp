@@ -284,6 +284,21 @@ TEST(Staged, EndsAtTheTimeOutWithoutAPeer) {
                 AllOf(HasSubstr("rank 0: all_reduce #2"), HasSubstr("rank 1 finished #1")));
 }
 
+TEST(Staged, LeavesNoCopyInFlightWhenAPeerIsLost) {
+    const auto slow_copies =
+        reinterpret_cast<long (*)(long)>(fake_library().resolve("fake_cuda_slow_copies"));
+    ASSERT_NE(slow_copies, nullptr);
+    const auto segment = std::make_shared<SegmentMap>(make_segment({.local_world_size = 1, .world_size = 1}));
+    const auto group = make_staged_group({.segment = segment, .device = 0}, environment_of(0, 1), {});
+    const Buffer buffer = device_copy(*group, Bytes(80), DType::U8);
+    slow_copies(200);
+    Work work = group->all_reduce(buffer);
+    while (slow_copies(200) == 0) std::this_thread::yield();
+    segment->header().aborted = 2;  // rank 1, plus one
+    EXPECT_THROW(work.synchronize(), PeerLostError);
+    EXPECT_EQ(slow_copies(0), 0);
+}
+
 TEST(Staged, NamesADeviceFaultAndEndsTheGroup) {
     const auto failures = staged_failures_of(
         1,

@@ -11,6 +11,8 @@
 //     every later call returns that error, as after an illegal access; 0 ends it
 // void fake_cuda_blind(thread)
 //     threads of that name never see an event reached; null ends it
+// long fake_cuda_slow_copies(milliseconds)
+//     every later copy takes that long; returns how many copies are queued or run
 // long fake_cuda_blocking_calls()
 //     how often the calling thread has waited for a device
 // long fake_cuda_launches(), fake_cuda_copies()
@@ -191,13 +193,23 @@ int elapsed(float* milliseconds, Event& from, Event& to) {
     return 0;
 }
 
+std::atomic<long> copy_milliseconds{0};
+/// Each copy that is queued or runs holds a reference.
+const std::shared_ptr<const char>& unfinished_copies() {
+    static const auto token = std::make_shared<const char>();
+    return token;
+}
+
 // The call blocks until the copy is done where host memory is not page-locked.
 int copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
     ++this_thread().copies;
     const bool waits = !kind_of(to) || !kind_of(from);
     if (waits && stream.capture()) return refuse_in_capture(stream);
     if (bytes == 0) return 0;
-    stream.post([=] { std::memcpy(to, from, bytes); });
+    stream.post([=, takes = std::chrono::milliseconds(copy_milliseconds), counted = unfinished_copies()] {
+        std::this_thread::sleep_for(takes);
+        std::memcpy(to, from, bytes);
+    });
     if (!waits) return 0;
     count_blocking_call();
     return drain(stream);
@@ -286,6 +298,9 @@ extern "C" {
 int fake_cuda_fail(void* stream, int code) { return stream_of(stream)->error = code, 0; }
 void fake_cuda_blind(const char* thread) { blind_thread = thread; }
 int fake_cuda_lose_device(int code) { return lose_device(code), 0; }
+long fake_cuda_slow_copies(long milliseconds) {
+    return copy_milliseconds = milliseconds, unfinished_copies().use_count() - 1;
+}
 long fake_cuda_blocking_calls() { return this_thread().blocking_calls; }
 long fake_cuda_launches() { return this_thread().launches; }
 long fake_cuda_copies() { return this_thread().copies; }

@@ -152,7 +152,7 @@ class StagedGroup final : public ProcessGroup {
                        attempt = Attempt{fmt::format("rank {}: {}", env_.rank, call), timeout()}] {
             std::exception_ptr failure;
             try {
-                wait_for(*ready, attempt);
+                wait_for_program(*ready, attempt);
                 backend_.node().set_timeout(attempt.limit);
                 task(attempt);
             } catch (...) {
@@ -214,18 +214,23 @@ class StagedGroup final : public ProcessGroup {
         }
         return staging->get();
     }
+    /// A lost peer does not end this wait: the copies need no peer, and the group's end unmaps their memory.
     void wait_for_copies(const Attempt& attempt) const {
         copied_->record(copies_->get());
-        wait_for(*copied_, attempt);
+        poll(*copied_, attempt, [] {});
     }
-    /// Polls instead of blocking: a device that hangs must not keep this rank past its time-out, nor from
-    /// learning that a peer is lost.
-    void wait_for(const cuda::Event& event, const Attempt& attempt) const {
+    void wait_for_program(const cuda::Event& ready, const Attempt& attempt) const {
+        poll(ready, attempt,
+             [&] { throw_if_lost(parts_.segment->header(), attempt.name + ": waiting for the device"); });
+    }
+    /// Polls instead of blocking: a device that hangs must not keep this rank past its time-out.
+    template <class Check>
+    void poll(const cuda::Event& event, const Attempt& attempt, Check between) const {
         constexpr std::chrono::microseconds kPoll{20};
         const auto deadline = ddprun::deadline_after(MonotonicClock::now(), attempt.limit);
         for (cudaError_t code; (code = event.query()) != cudaSuccess; std::this_thread::sleep_for(kPoll)) {
             if (code != cudaErrorNotReady) cuda::check(code, attempt.name.c_str());
-            throw_if_lost(parts_.segment->header(), attempt.name + ": waiting for the device");
+            between();
             if (MonotonicClock::now() >= deadline)
                 throw TimeoutError(fmt::format("{}: the device did not reach it within {}", attempt.name,
                                                ddprun::format_duration(attempt.limit)));
