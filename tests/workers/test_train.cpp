@@ -747,6 +747,19 @@ TEST(Trainer, ResumesToTheSameBits) {
     EXPECT_EQ(resumed.summary.digest, whole.summary.digest);
 }
 
+TEST(Trainer, KeepsItsPlaceInTheScheduleWhereFourRanksResumeTheRunOfOne) {
+    const TemporaryDirectory temporary;
+    Options options = options_for(temporary, 3, 4);
+    options.schedule = ddp::Schedule::Shape::Linear;
+    options.epochs = 2;
+    const Outcome half = train_with(1, options);  // more steps than four ranks make in all four epochs
+    options.epochs = 4;
+    options.resume = true;
+    const Outcome rest = train_with(4, options);
+    EXPECT_EQ(rest.summary.epochs.size(), 2U);
+    EXPECT_NE(rest.summary.digest, half.summary.digest) << "the learning rate is 0 at the schedule's end";
+}
+
 TEST(Trainer, HasTheSameBitsWithEveryShardAndResumesAnotherOne) {
     using enum ddp::Shard;
     const auto with = [](const TemporaryDirectory& directory, ddp::Shard shard, std::uint64_t epochs) {

@@ -45,6 +45,8 @@ class Learner {
     /// Collective: the first group of a learner that has none, or the next one, of a run of `steps` steps.
     /// See ddp::Model::attach().
     void attach(ddp::ProcessGroup& group, bool broadcast, std::uint64_t steps);
+    /// The next step has the learning rate that follows so many steps.
+    void place_in_schedule(std::uint64_t steps) { rate_.set_steps(steps); }
 
     /// Begins this rank's next batch. With --cuda-graph all batches must have the same size: after the first
     /// steps the captured one is replayed, all of it in backward().

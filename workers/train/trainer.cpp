@@ -41,9 +41,13 @@ std::vector<std::size_t> widths_of(const Options& options, const Samples& sample
 /// For one rank.
 std::size_t samples_per_step(const Options& options) { return options.batch_size * options.accumulate; }
 
-/// Optimizer steps of the whole run over `samples` training samples.
+/// Optimizer steps of an epoch over `samples` training samples.
+std::uint64_t steps_per_epoch(const Options& options, std::size_t samples, int ranks) {
+    return samples / static_cast<std::size_t>(ranks) / samples_per_step(options);
+}
+/// Optimizer steps of the whole run.
 std::uint64_t steps_in_all(const Options& options, std::size_t samples, int ranks) {
-    return options.epochs * (samples / static_cast<std::size_t>(ranks) / samples_per_step(options));
+    return options.epochs * steps_per_epoch(options, samples, ranks);
 }
 
 std::string describe_learning_rate(const Options& options, int world_size) {
@@ -142,10 +146,16 @@ void Trainer::attach(ddp::ProcessGroup& group, bool is_new) {
     world_ = World(group.rank(), group.size());
     summary_.world_size = world_.size;
     learner_.attach(group, is_new, steps_in_all(options_, training_.size(), world_.size));
+    learner_.place_in_schedule(steps_of_this_world());
     group_ = group;
     vote_.emplace(group);
     order_ahead_.reset();  // of the ranks of the last group
     is_new_ = is_new;
+}
+
+std::uint64_t Trainer::steps_of_this_world() const {
+    return epoch() * steps_per_epoch(options_, training_.size(), world_.size) +
+           sampler_.state().consumed / (samples_per_step(options_) * static_cast<std::size_t>(world_.size));
 }
 
 void Trainer::commit(const std::function<void()>& change) {
@@ -216,6 +226,7 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
     }
     const ddp::TrainingState state = ddp::load_checkpoint(*group_, path, training());
     steps_ = state.step;
+    learner_.place_in_schedule(steps_of_this_world());
     saved_epoch_ = epoch();
     const bool is_inside = state.sampler.consumed > 0;
     print(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after",
