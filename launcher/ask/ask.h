@@ -16,7 +16,6 @@ struct AskOptions {
     std::optional<int> rank;         ///< -r, --rank
     bool follow = false;             ///< -f, --follow
     bool json = false;               ///< --json
-    bool help = false;               ///< -h, --help
     std::vector<std::string> words;  ///< the other arguments
 };
 

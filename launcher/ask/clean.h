@@ -12,7 +12,6 @@ namespace ddprun {
 /// The options of `ddprun clean`.
 struct CleanOptions {
     bool dry_run = false;
-    bool help = false;
     std::string user;  ///< --user: a name or number; "" this user
 };
 

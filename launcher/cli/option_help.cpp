@@ -75,7 +75,7 @@ std::string cases_of_subcommands(std::string_view before, std::string_view after
     return cases;
 }
 
-/// The subcommands that take a job's options: "env|doctor".
+/// The subcommands that take a job's options: "env".
 std::string job_subcommands(char separator) {
     std::vector<std::string> names;
     for (const SubcommandRow& row : subcommands()) {

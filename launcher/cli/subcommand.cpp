@@ -43,48 +43,60 @@ Status read_all(OptionList& list, const std::vector<std::string>& arguments, std
 }  // namespace
 
 const std::vector<SubcommandRow>& subcommands() {
+    using enum SubcommandRow::Takes;
     static const std::vector<SubcommandRow> rows = {
-        {"ps", "[--json]", "The jobs of this user that run on this host, and their workers on all nodes."},
-        {"top", "", "The same, live; q or Ctrl-C ends it. One look when standard output is no terminal."},
-        {"signal", "NAME [--rank R]", "Send a signal to all workers, or to one."},
-        {"stacks", "[--rank R]",
+        {"ps", OwnAndJob, "[--json]",
+         "The jobs of this user that run on this host, and their workers on all nodes."},
+        {"top", OwnAndJob, "",
+         "The same, live; q or Ctrl-C ends it. One look when standard output is no terminal."},
+        {"signal", OwnAndJob, "NAME [--rank R]", "Send a signal to all workers, or to one."},
+        {"stacks", OwnAndJob, "[--rank R]",
          "Print the stacks of all workers of all nodes, or of one: by libddp's own handler, py-spy, gdb or "
          "eu-stack, whichever there is; without any, what the kernel says."},
-        {"drain", "", "Preempt the job: notice and SIGTERM to the workers, --preempt-grace, exit code 75."},
-        {"logs", "[-r RANK] [-f]",
+        {"drain", OwnAndJob, "",
+         "Preempt the job: notice and SIGTERM to the workers, --preempt-grace, exit code 75."},
+        {"logs", OwnAndJob, "[-r RANK] [-f]",
          "Print the log files of this attempt; -f follows them, across restarts, to the end of the job."},
-        {"clean", "[--dry-run] [--user NAME]",
+        {"clean", Own, "[--dry-run] [--user NAME]",
          "End what killed ddpruns of this user have left on this host: processes, cgroups, job directories; --dry-run only "
          "shows it. Root ends another user's with --user. A job that runs is not touched."},
-        {"trace", "DIR",
+        {"trace", Own, "DIR",
          "Merge the trace files of a job's --trace DIR and print them for ui.perfetto.dev: ddprun trace DIR > job.json. "
          "Asks no job, and works while one runs."},
-        {"gpus", "[--json]",
+        {"gpus", Own, "[--json]",
          "The NVIDIA GPUs of this host: how busy they are, their memory. Asks the driver, no job."},
-        {"env", "[options]",
+        {"env", OfAJob, "[options]",
          "What was detected here: CPUs, GPUs, allocation; and where each option's value comes from."},
-        {"doctor", "[options]",
+        {"doctor", Own, "[--json] [--no-run] [--seconds S] [--bytes SIZE]",
          "Look for what is wrong with this machine: driver, GPUs, network, limits; with a short all-reduce."},
-        {"pbs", "script|submit|status ...",
+        {"pbs", OfABatchJob, "script|submit|status ...",
          "A job script for PBS from few options; submit it and follow the job; follow it again (ddprun pbs --help)."},
-        {"slurm", "script|submit|status ...", "The same for Slurm."}};
+        {"slurm", OfABatchJob, "script|submit|status ...", "The same for Slurm."}};
     return rows;
 }
 
-bool is_subcommand(std::string_view word) {
-    return std::any_of(subcommands().begin(), subcommands().end(),
-                       [word](const SubcommandRow& row) { return row.name == word; });
+namespace {
+
+/// nullptr: there is none of that name.
+const SubcommandRow* find_subcommand(std::string_view name) {
+    const auto found = std::ranges::find(subcommands(), name, &SubcommandRow::name);
+    return found == subcommands().end() ? nullptr : &*found;
 }
 
+}  // namespace
+
+bool is_subcommand(std::string_view word) { return find_subcommand(word) != nullptr; }
+
 std::vector<std::string> options_of(const SubcommandRow& row) {
-    if (row.arguments == "[options]") return {};
-    if (row.name == "pbs" || row.name == "slurm") return batch_words();
+    using enum SubcommandRow::Takes;
+    if (row.takes == OfAJob) return {};
+    if (row.takes == OfABatchJob) return batch_words();
     std::vector<std::string> options;
     for (const std::string_view word : split(row.arguments, ' ')) {
         const std::string_view option = word.substr(word.starts_with('[') ? 1 : 0);
         if (option.starts_with('-')) options.emplace_back(option.substr(0, option.find(']')));
     }
-    if (row.name != "gpus" && row.name != "clean" && row.name != "trace") options.emplace_back("--job");
+    if (row.takes == OwnAndJob) options.emplace_back("--job");
     options.emplace_back("--help");
     return options;
 }
@@ -109,7 +121,6 @@ Result<AskOptions> parse_ask_options(const std::vector<std::string>& arguments) 
     list.value("-r,--rank", "RANK", into(options.rank, parse_rank), "");
     list.flag("-f,--follow", options.follow, "");
     list.flag("--json", options.json, "");
-    list.flag("-h,--help", options.help, "");
     Result<std::vector<std::string>> words = list.read(arguments);
     if (!words) return words.error();
     options.words = *std::move(words);
@@ -136,7 +147,6 @@ Result<CleanOptions> parse_clean_options(const std::vector<std::string>& argumen
     OptionList list;
     list.value("--user", "NAME", into(options.user, parse_text), "");
     list.flag("--dry-run", options.dry_run, "");
-    list.flag("-h,--help", options.help, "");
     if (const Status read = read_all(list, arguments, "--dry-run or --user NAME"); !read) return read.error();
     return options;
 }
@@ -144,15 +154,8 @@ Result<CleanOptions> parse_clean_options(const std::vector<std::string>& argumen
 namespace {
 
 int show_trace(const std::vector<std::string>& words) {
-    OptionList list;
-    bool help = false;
-    list.flag("-h,--help", help, "");
-    const Result<std::vector<std::string>> directories = list.read(words);
+    const Result<std::vector<std::string>> directories = OptionList().read(words);
     if (!directories) return complain("trace", directories.error());
-    if (help) {
-        ddprun::print("{}", render_subcommands());
-        return 0;
-    }
     if (directories->size() != 1)
         return complain("trace", invalid("expected one directory, as in: ddprun trace DIR > job.json"));
     const Result<TraceFiles> files = read_trace_files(directories->front());
@@ -176,24 +179,21 @@ int run_subcommand(const std::vector<std::string>& arguments) {
     if (name == "env") return show_environment(words);
     if (name == "pbs") return run_batch_command(Scheduler::Pbs, words);
     if (name == "slurm") return run_batch_command(Scheduler::Slurm, words);
-    if (name == "trace") return show_trace(words);
     if (name == "doctor") {
         const Result<DoctorOptions> options = parse_doctor_options(words);
         return options ? run_doctor(*options) : complain(name, options.error());
     }
-    if (name == "clean") {
-        const Result<CleanOptions> options = parse_clean_options(words);
-        if (!options) return complain(name, options.error());
-        if (!options->help) return clean(*options);
+    if (std::ranges::any_of(words, [](const auto& word) { return word == "-h" || word == "--help"; })) {
         ddprun::print("{}", render_subcommands());
         return 0;
+    }
+    if (name == "trace") return show_trace(words);
+    if (name == "clean") {
+        const Result<CleanOptions> options = parse_clean_options(words);
+        return options ? clean(*options) : complain(name, options.error());
     }
     const Result<AskOptions> options = parse_ask_options(words);
     if (!options) return complain(name, options.error());
-    if (options->help) {
-        ddprun::print("{}", render_subcommands());
-        return 0;
-    }
     if (name == "signal") return send_signal(*options);
     if (name == "logs") return show_logs(*options);
     if (!options->words.empty())

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,7 +16,11 @@ namespace ddprun {
 /// A subcommand of ddprun, such as `ps`. Its name must be exactly the first word of the command line; `ddprun
 /// -- ps`, or any option before it, runs a program of that name.
 struct SubcommandRow {
+    /// The options that it takes: those of `arguments`, these and --job, those of a job, those of a batch
+    /// job.
+    enum class Takes : std::uint8_t { Own, OwnAndJob, OfAJob, OfABatchJob };
     std::string_view name;
+    Takes takes;
     std::string_view arguments;  ///< as --help shows them
     std::string_view help;
 };

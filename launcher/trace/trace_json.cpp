@@ -143,30 +143,25 @@ class Events {
         }
     }
     void instant(std::size_t process, const std::string& name, std::int64_t at, const std::string& args) {
-        begin_event();
-        fmt::format_to(end(),
-                       R"({{"ph":"i","s":"p","name":{},"cat":"ddprun","pid":{},"tid":{},"ts":{},"args":{}}})",
-                       as_json_text(name), process, process * kTracksOfProcess, micros(at - zero_), args);
+        event(fmt::format(
+            R"({{"ph":"i","s":"p","name":{},"cat":"ddprun","pid":{},"tid":{},"ts":{},"args":{}}})",
+            as_json_text(name), process, process * kTracksOfProcess, micros(at - zero_), args));
     }
     [[nodiscard]] const std::string& text() const { return text_; }
 
   private:
-    void begin_event() { text_ += text_.empty() ? "\n" : ",\n"; }
-    std::back_insert_iterator<std::string> end() { return std::back_inserter(text_); }
+    void event(const std::string& json) { text_ += (text_.empty() ? "\n" : ",\n") + json; }
     static std::string micros(std::int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
     void metadata(const char* what, std::size_t process, std::size_t thread, const char* key,
                   const std::string& value) {
-        begin_event();
-        fmt::format_to(end(), R"({{"ph":"M","name":"{}","pid":{},"tid":{},"args":{{"{}":{}}}}})", what,
-                       process, thread, key, value);
+        event(fmt::format(R"({{"ph":"M","name":"{}","pid":{},"tid":{},"args":{{"{}":{}}}}})", what, process,
+                          thread, key, value));
     }
     void add(const Piece& piece, std::size_t process, std::size_t thread) {
         const auto write = [&](const std::string& name, std::int64_t duration, const std::string& args) {
-            begin_event();
-            fmt::format_to(
-                end(),
+            event(fmt::format(
                 R"({{"ph":"X","name":{},"cat":"ddp","pid":{},"tid":{},"ts":{},"dur":{},"args":{{{}}}}})",
-                as_json_text(name), process, thread, micros(piece.begin - zero_), micros(duration), args);
+                as_json_text(name), process, thread, micros(piece.begin - zero_), micros(duration), args));
         };
         write(piece.name, piece.end - piece.begin, piece.args);
         if (piece.waiting > 0) write("wait", std::min(piece.waiting, piece.end - piece.begin), "");

@@ -96,6 +96,7 @@ TEST_F(Completion, FishOffersOptionsValuesSubcommandsAndTheirs) {
                 UnorderedElementsAre("--numa-binding=node", "--numa-binding=none"));
     EXPECT_THAT(fish("ddprun stac"), Contains("stacks"));
     EXPECT_THAT(fish("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
+    EXPECT_THAT(fish("ddprun doctor --no"), ElementsAre("--no-run"));
     EXPECT_THAT(fish("ddprun env --nno"), ElementsAre("--nnodes"));
     EXPECT_THAT(fish("ddprun --nnodes 2 --qui"), ElementsAre("--quiet"));
     EXPECT_THAT(fish("ddprun --nnodes 2 train --"), IsEmpty()) << "what follows the program is the program's";
@@ -108,6 +109,7 @@ TEST_F(Completion, ZshOffersOptionsValuesSubcommandsAndTheirs) {
     EXPECT_THAT(zsh("ddprun --numa-binding no"), UnorderedElementsAre("none", "node"));
     EXPECT_THAT(zsh("ddprun stac"), Contains("stacks"));
     EXPECT_THAT(zsh("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
+    EXPECT_THAT(zsh("ddprun doctor --no"), ElementsAre("--no-run"));
     EXPECT_THAT(zsh("ddprun env --nno"), ElementsAre("--nnodes"));
     EXPECT_THAT(zsh("ddprun train --nno"), IsEmpty()) << "what follows the program is the program's";
 }
