@@ -1,6 +1,6 @@
-// A complete training program: it resumes from its checkpoints, stops in good order when it is asked to,
-// clips gradients, lowers the learning rate and reports each epoch. The model is a softmax regression on
-// 1,797 images of handwritten digits.
+// A complete training program: it resumes from its checkpoints, loses no step when a process is killed, stops
+// in good order when it is asked to, clips gradients, lowers the learning rate and reports each epoch. The
+// model is a softmax regression on 1,797 images of handwritten digits.
 //
 //     ddprun --nproc-per-node=4 ./digits workers/train/data run1
 //
@@ -51,14 +51,14 @@ class Digits {
 int main(int argc, char** argv) {
     return ddp::run([&](ddp::World& world) {
         const Digits data(argc > 1 ? argv[1] : "workers/train/data");
-        ddp::Model model(world, {{"weights", {10, 65}}});
-        const std::span<float> weights = model.weights<float>(0), gradient = model.gradient_as<float>(0);
+        ddp::Model model({{"weights", {10, 65}}});
         const auto optimizer = ddp::make_adamw(model, {.learning_rate = 0.1});
         ddp::EpochsOptions options{.epochs = 10, .batch_size = 16, .clip_norm = 5};
         options.schedule = {.shape = ddp::Schedule::Shape::Cosine, .warmup_steps = 20};
         options.checkpoints = argc > 2 ? argv[2] : "";
         ddp::Epochs epochs(world, model, *optimizer, data.size(), options);
-        for (ddp::Epochs::Step& step : epochs) {
+        epochs.run([&](ddp::Epochs::Step& step) {
+            const std::span<float> weights = model.weights<float>(0), gradient = model.gradient_as<float>(0);
             double loss = 0;
             for (const std::size_t row : step.rows()) {
                 const std::array<float, 65> image = data.image(row);
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
                     gradient[i] += part[i / 65] / sum * image[i % 65] * share;
             }
             step.finish(loss);
-        }
+        });
         return epochs.last_report().loss > 0.75 ? 1 : 0;
     });
 }

@@ -17,6 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
@@ -135,6 +136,22 @@ TEST(Examples, CommBenchMeasuresBothCollectivesInEverySizeAndKeepsALog) {
     EXPECT_THAT(lines, Contains("# NCCL_DEBUG=WARN"));
     EXPECT_THAT(lines[2], StartsWith("unix_time,host,world_size,"));
     EXPECT_THAT(lines.back(), HasSubstr(",all_reduce,100000,400000,"));
+}
+
+TEST(Examples, DigitsHasTheSameBitsWhereRanksMeetAgainInTheMiddleOfTheRun) {
+    const TemporaryDirectory directory;
+    const auto weights_with = [&](const std::string& option, const std::string& said) {
+        const std::string checkpoints = directory.file(option);
+        const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=3", option, path_of("DIGITS"),
+                                     path_of("SOURCE_ROOT") + "/workers/train/data", checkpoints});
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out + outcome.err, HasSubstr(said));
+        std::ifstream file(checkpoints + "/step-000380/model.safetensors", std::ios::binary);
+        return std::string{std::istreambuf_iterator<char>(file), {}};
+    };
+    const std::string undisturbed = weights_with("--recover=restart", "epoch 10 of 10: loss 0.466,");
+    EXPECT_THAT(undisturbed, Not(IsEmpty()));
+    EXPECT_EQ(weights_with("--rehearse=10", "rehearsals: all ranks let go and met again"), undisturbed);
 }
 
 /// The nodes have one worker and two, and are two ddpruns.

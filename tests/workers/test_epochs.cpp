@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ constexpr std::size_t kSamples = 20;
 /// A line through the points of y = 2 x, trained by the program's own loop.
 struct Line {
     explicit Line(World& world) : model(world, {{"slope", {1}}}) {}
+    Line() : model({{"slope", {1}}}) {}  // for Epochs::run
 
     /// The mean loss of the rows; adds to the gradient.
     double backward(std::span<const std::size_t> rows, float share) {
@@ -198,6 +200,123 @@ TEST(Epochs, RefuseRanksWithOtherNumbersOfSamples) {
             thrown_by([&] { Epochs(world, line.model, *line.optimizer, samples, EpochsOptions{}); });
         return what == "Error: number of samples is 21 on rank 1, 20 on rank 0" ? kRight : 1;
     });
+}
+
+/// State of the program's own.
+struct Counter final : Stateful {
+    mutable std::int64_t n = 0;
+    [[nodiscard]] std::vector<Tensor> state() const override { return {{"n", {}, {&n, 1, DType::I64, {}}}}; }
+};
+
+/// Where a rank is lost in the first generation.
+struct Loss {
+    enum class In { Nothing, Step, AfterStep, Report } in = In::Nothing;
+    int rank = 0;
+    std::uint64_t at = 0;  ///< steps done, or the epoch of the report
+};
+
+struct Recovered {
+    float slope = 0;
+    std::vector<std::size_t> rows;  ///< of rank 0, in finished steps
+    EpochReport report;
+    std::int64_t counted_steps = 0;
+    int generations = 0;
+};
+
+/// Trains three ranks by Epochs::run, of which one may be lost.
+Recovered train_recovering(const Loss& loss, const EpochsOptions& of_all, const Dataset* dataset = nullptr) {
+    Recovered result;
+    result.generations = testing::run_recovering(3, [&](const Context& context) {
+        World world(context, {.timeout = std::chrono::seconds(20)});
+        const auto lose = [&](Loss::In in, std::uint64_t at) {
+            if (in == loss.in && at == loss.at && world.rank() == loss.rank &&
+                world.context().generation() == 1)
+                throw Error("lost");
+        };
+        EpochsOptions options = of_all;
+        options.report = [&](const EpochReport& report) { lose(Loss::In::Report, report.epoch); };
+        Line line;
+        Counter counter;
+        options.parts = {{"counter", &counter}};
+        std::optional<Epochs> epochs;
+        if (dataset != nullptr) epochs.emplace(world, line.model, *line.optimizer, *dataset, options);
+        else epochs.emplace(world, line.model, *line.optimizer, kSamples, options);
+        std::vector<std::size_t> rows;
+        epochs->run([&](Epochs::Step& step) {
+            rows.assign(step.rows().begin(), step.rows().end());
+            if (dataset != nullptr) {
+                const auto values = step.batch().field<float>(0);
+                rows.assign(values.begin(), values.end());
+            }
+            const double mean = line.backward(rows, step.share());
+            ++counter.n;
+            lose(Loss::In::Step, step.steps_done());
+            world.group().barrier().wait();  // of the generation
+            step.finish(mean);
+            lose(Loss::In::AfterStep, step.steps_done());
+            if (world.rank() == 0) result.rows.insert(result.rows.end(), rows.begin(), rows.end());
+        });
+        if (world.rank() == 0) {
+            result.slope = line.slope();
+            result.report = epochs->last_report();
+            result.counted_steps = counter.n;
+        }
+    });
+    return result;
+}
+
+TEST(Epochs, LoseNoStepWhereverARankIsLost) {
+    const Indices dataset;
+    for (const Dataset* source :
+         {static_cast<const Dataset*>(nullptr), static_cast<const Dataset*>(&dataset)}) {
+        const auto with = [&](const Loss& loss) {
+            const ddprun::test::TemporaryDirectory directory;
+            EpochsOptions options{.epochs = 3, .batch_size = 2, .save_every = 3, .clip_norm = 0.5};
+            options.schedule = Schedule{.shape = Schedule::Shape::Cosine, .warmup_steps = 3};
+            options.checkpoints = directory.file("run");
+            return train_recovering(loss, options, source);
+        };
+        const Recovered whole = with({});
+        EXPECT_EQ(whole.generations, 1);
+        EXPECT_EQ(whole.report.steps, 12U);  // seven rows a rank are four steps
+        using enum Loss::In;
+        for (const Loss& loss : {Loss{Step, 1, 0},
+                                 {Step, 0, 2},
+                                 {Step, 2, 3},
+                                 {Step, 1, 4},
+                                 {Step, 0, 11},
+                                 {AfterStep, 1, 4},
+                                 {AfterStep, 2, 8},
+                                 {Report, 1, 1},
+                                 {Report, 0, 3}}) {
+            const Recovered disturbed = with(loss);
+            const std::string where =
+                std::to_string(static_cast<int>(loss.in)) + " at " + std::to_string(loss.at);
+            EXPECT_EQ(disturbed.generations, 2) << where;
+            EXPECT_EQ(disturbed.slope, whole.slope) << where;
+            EXPECT_EQ(disturbed.rows, whole.rows) << where;
+            EXPECT_EQ(disturbed.report.steps, whole.report.steps) << where;
+            EXPECT_EQ(disturbed.counted_steps, 12) << where;
+            EXPECT_EQ(disturbed.report.learning_rate, whole.report.learning_rate) << where;
+            // The mean of the epoch in which a process was lost may lack this process's last step.
+            const bool is_earlier = loss.in == Step ? loss.at < 8 : loss.at < 3;
+            if (is_earlier) {
+                EXPECT_EQ(disturbed.report.loss, whole.report.loss) << where;
+            }
+        }
+    }
+}
+
+TEST(Epochs, RunOnlyWithAWholeModelThatHasNoGroupYet) {
+    World world = alone();
+    Line grouped(world), line;
+    Epochs with_group(world, grouped.model, *grouped.optimizer, kSamples, EpochsOptions{});
+    EXPECT_THAT(thrown_by([&] { with_group.run([](Epochs::Step&) {}); }),
+                HasSubstr("InvalidInput: epochs: run() makes the groups: make the model without the world"));
+    Epochs without(world, line.model, *line.optimizer, kSamples, EpochsOptions{});
+    EXPECT_THAT(
+        thrown_by([&] { without.begin(); }),
+        HasSubstr("InvalidInput: epochs: the model has no group: make it with the world, or call run()"));
 }
 
 TEST(Epochs, StopAndSaveOnAllRanksAfterTheSameStepWhenOneGetsSigterm) {

@@ -21,6 +21,7 @@
 
 #include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
+#include "ddp/epochs.h"
 #include "ddp/loader.h"
 #include "ddp/model.h"
 #include "ddp/objects.h"
@@ -754,6 +755,35 @@ TEST_P(RecoveryOverNodes, WithoutASpareFewerRanksGoOnAsAfterAStopAndResume) {
     const std::string resumed = weights_of_parts({{2, 5}, {1, -1}});
     for (const int rank : {0, 3}) {
         EXPECT_EQ(load(rank).digests, std::vector(2, resumed + ", 2 ranks in generation 2")) << rank;
+    }
+}
+
+TEST_P(RecoveryOverNodes, EpochsGoOnWithFewerRanksAtTheSameSampleAndPartOfTheSchedule) {
+    const Schedule schedule{.shape = Schedule::Shape::Linear};
+    for (const int lost_rank : {0, 3}) {
+        const Outcome outcome = run_processes(ranks(), on_nodes(), [&](const Context& context, int& rank) {
+            World world(context, {.timeout = std::chrono::seconds(20)});
+            Model model({{"w", {1}}});
+            const auto optimizer = make_sgd(model, {.learning_rate = 0.01});
+            Epochs epochs(
+                world, model, *optimizer, 96,
+                {.epochs = 2, .batch_size = 4, .schedule = schedule, .report = [](const EpochReport&) {}});
+            double last_rate = 0;
+            epochs.run([&](Epochs::Step& step) {
+                if (world.size() == 4 && world.rank() == lost_rank && step.steps_done() == 4) lose_node();
+                for (const std::size_t row : step.rows())
+                    model.gradient_as<float>(0)[0] += static_cast<float>(row) * step.share();
+                last_rate = optimizer->learning_rate();
+                step.finish();
+            });
+            rank = world.rank();
+            return fmt::format("{} ranks, {} steps, last rate {}", world.size(), epochs.steps_done(),
+                               last_rate);
+        });
+        // Four steps of four ranks leave 32 of 96 samples: four steps of two ranks, then an epoch of twelve.
+        const double last_rate = rate_at({.shape = schedule.shape, .total_steps = 24}, 0.01, 23);
+        EXPECT_EQ(outcome.digests, std::vector(2, fmt::format("2 ranks, 20 steps, last rate {}", last_rate)))
+            << lost_rank;
     }
 }
 

@@ -26,8 +26,8 @@ struct EpochReport {
     std::uint64_t epoch = 0;  ///< counted from 1
     std::uint64_t epochs = 0;
     std::uint64_t steps = 0;  ///< of the run so far
-    /// The mean over all samples of the steps since the epoch began, or since this process resumed in it; NaN
-    /// where finish() was given none.
+    /// The mean over all samples of the steps since the epoch began, or since the run resumed in it; NaN
+    /// where finish() was given none. Of a process that was lost, its last step may be missing.
     double loss = std::numeric_limits<double>::quiet_NaN();
     double samples_per_second = 0;  ///< of all ranks together; padding counts, saves between epochs do not
     double learning_rate = 0;       ///< of the next step
@@ -47,8 +47,9 @@ struct EpochsOptions {
     /// Total steps of 0 mean all steps of this run. A run that resumes with another number of ranks goes on
     /// at the same part of it.
     std::optional<Schedule> schedule = std::nullopt;
-    std::vector<TrainingPart> parts = {};  ///< further state for the checkpoints
-    LoaderOptions loader = {};             ///< with a Dataset; batch_size is the one above
+    /// Further state for the checkpoints, equal on all ranks. In run() it changes before Step::finish().
+    std::vector<TrainingPart> parts = {};
+    LoaderOptions loader = {};  ///< with a Dataset; batch_size is the one above
     /// Called on all ranks at the end of each epoch; without one, rank 0 prints describe(report).
     std::function<void(const EpochReport&)> report = {};
 };
@@ -64,13 +65,20 @@ struct EpochsOptions {
 ///         step.finish(loss);
 ///     }
 ///
-/// The model, the optimizer and the data set are borrowed. For one thread. After PeerLostError the run
-/// resumes in a new process from its newest checkpoint; recovery.h goes on without one.
+/// After PeerLostError all ranks start again from the newest checkpoint. With run() and a model that was made
+/// without the world, ddprun replaces the lost process alone, and no step is lost:
+///
+///     ddp::Model model({{"weights", {10, 65}}});
+///     ...
+///     epochs.run([&](ddp::Epochs::Step& step) { ...; step.finish(loss); });
+///
+/// The model, the optimizer and the data set are borrowed. For one thread.
 class Epochs {
   public:
-    /// Rows of the program's own data: `samples` of them. Collective: loads the newest checkpoint. Throws
-    /// InvalidInput for no samples, a batch size of 0 and the errors of Schedule, MismatchError where ranks
-    /// have other numbers of samples, epochs or batches, and the errors of CheckpointDirectory::load.
+    /// Rows of the program's own data: `samples` of them. Collective, unless the model has no group: loads
+    /// the newest checkpoint. Throws InvalidInput for no samples, a batch size of 0 and the errors of
+    /// Schedule, MismatchError where ranks have other numbers of samples, epochs or batches, and the errors
+    /// of CheckpointDirectory::load.
     Epochs(World& world, Model& model, Optimizer& optimizer, std::size_t samples, EpochsOptions options);
     /// Batches of a data set, which a Loader reads ahead: Step::batch().
     Epochs(World& world, Model& model, Optimizer& optimizer, const Dataset& dataset, EpochsOptions options);
@@ -131,6 +139,13 @@ class Epochs {
     Iterator begin();
     static std::default_sentinel_t end() { return {}; }
 
+    /// Calls `body` for each step, with recovery in place (recovery.h has the contract: a step in which a
+    /// rank was lost is repeated by all). The body takes gradients and world.group() anew in each step,
+    /// because they are others after a recovery; weights stay where they are. Loads the newest checkpoint
+    /// first. Throws InvalidInput for a model that has a group, a world whose group was used, and a sharded
+    /// model; the errors of the constructor and of Recovery::run; and Error for a second run() in a process.
+    void run(const std::function<void(Step&)>& body);
+
     /// True when all ranks stopped early, and saved where there are checkpoints.
     [[nodiscard]] bool stopped() const;
     /// Of the last epoch that has ended in this process; its numbers are 0 and NaN before.
@@ -138,6 +153,7 @@ class Epochs {
     [[nodiscard]] std::uint64_t steps_done() const { return step_.steps_done_; }
 
   private:
+    class InGeneration;
     struct Parts;
     Epochs(World& world, Model& model, Optimizer& optimizer, std::size_t samples, const Dataset* dataset,
            EpochsOptions options);

@@ -97,6 +97,8 @@ class Model : public DistributedDataParallel {
     /// here on are broadcast by the first optimizer. Throws as the constructor does, and InvalidInput for the
     /// second group of a model whose memory belongs to its group.
     void attach(ProcessGroup& group, bool broadcast = true);
+    /// False before the first group and once it has ended.
+    using DistributedDataParallel::has_group;
 
     [[nodiscard]] Shard shard() const;
     /// The whole weights of parameter i; their address never changes. Throws InvalidInput for another type or

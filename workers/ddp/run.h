@@ -24,7 +24,7 @@ class World {
     [[nodiscard]] int rank() const { return context_.rank(); }
     [[nodiscard]] int size() const { return context_.world_size(); }
     /// The group of all ranks. The first call makes it, on all ranks together: see ProcessGroup::create for
-    /// its errors.
+    /// its errors. Inside Epochs::run the group of the generation.
     [[nodiscard]] ProcessGroup& group();
     // NOLINTNEXTLINE(google-explicit-constructor): a world stands wherever its group is expected.
     operator ProcessGroup&() { return group(); }
@@ -33,10 +33,12 @@ class World {
     [[nodiscard]] Lifeline& lifeline();
 
   private:
-    const Context context_;
+    friend class Epochs;
+    Context context_;
     const ProcessGroupOptions options_;
     std::unique_ptr<Lifeline> lifeline_;
-    std::unique_ptr<ProcessGroup> group_;
+    std::unique_ptr<ProcessGroup> own_group_;
+    ProcessGroup* group_ = nullptr;  ///< the own one, or that of a generation
 };
 
 /// The main function of a worker: calls `body` with this process's world, and returns its value (0 for a body

@@ -50,9 +50,9 @@ class ScheduledRate final : public Stateful {
     [[nodiscard]] std::uint64_t steps() const { return steps_; }
     /// Goes on as after so many steps: a world of another size divides an epoch into other steps.
     void set_steps(std::uint64_t steps);
-    /// Goes on after as many steps with another schedule and this initial rate for all groups: those of a
-    /// world of another size. Throws the errors of rate_at.
-    void replace(Schedule schedule, double initial_rate);
+    /// Goes on after as many steps with another schedule and this initial rate for all groups (each group's
+    /// own without one): those of a world of another size. Throws the errors of rate_at.
+    void replace(Schedule schedule, std::optional<double> initial_rate = std::nullopt);
 
     [[nodiscard]] std::vector<Tensor> state() const override;
     void state_loaded() override { set_rates(); }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "ddp/recovery.h"
 #include "ddp/stop_vote.h"
 #include "env/print.h"
 
@@ -20,11 +21,6 @@ std::uint64_t steps_per_epoch(const DistributedSampler& sampler, std::size_t bat
     DistributedSampler whole = sampler;
     whole.set_epoch(0);
     return (whole.size() + batch - 1) / batch;
-}
-
-Schedule completed(Schedule schedule, std::uint64_t steps) {
-    if (schedule.total_steps == 0) schedule.total_steps = steps;
-    return schedule;
 }
 
 EpochsOptions checked(EpochsOptions options, std::size_t samples) {
@@ -43,20 +39,29 @@ void verify_alike(ProcessGroup& group, const EpochsOptions& options, std::size_t
                          {"checkpoints", options.checkpoints.empty() ? "none" : "some"}});
 }
 
-/// What one rank has done in an epoch.
-struct Progress {
+/// What all ranks have done in an epoch, or one rank its part of it.
+struct Sums {
+    double loss = 0;
+    double samples = 0;
+    double samples_per_second = 0;
+};
+
+Sums sum_over_ranks(ProcessGroup& group, const Sums& mine) {
+    Sums sums;
+    for (const Sums& one : group.all_gather_values(mine)) {
+        sums.loss += one.loss;
+        sums.samples += one.samples;
+        sums.samples_per_second += one.samples_per_second;
+    }
+    return sums;
+}
+
+/// The step that this process has made last.
+struct LastStep {
+    std::uint64_t units = UINT64_MAX;  ///< that were committed with it; the most: there was none
     double loss_sum = 0;
     double samples = 0;
 };
-
-Progress sum_over_ranks(ProcessGroup& group, const Progress& mine) {
-    Progress sum;
-    for (const Progress& one : group.all_gather_values(mine)) {
-        sum.loss_sum += one.loss_sum;
-        sum.samples += one.samples;
-    }
-    return sum;
-}
 
 }  // namespace
 
@@ -67,68 +72,128 @@ std::string describe(const EpochReport& report) {
 }
 
 struct Epochs::Parts {
-    Parts(World& the_world, Model& the_model, Optimizer& the_optimizer, std::size_t samples,
+    static constexpr std::uint64_t kNever = UINT64_MAX;
+
+    Parts(World& the_world, Model& the_model, Optimizer& the_optimizer, std::size_t the_samples,
           const Dataset* the_dataset, EpochsOptions the_options)
         : world(the_world),
-          group(the_world.group()),
           model(the_model),
           optimizer(the_optimizer),
+          samples(the_samples),
           dataset(the_dataset),
           options(std::move(the_options)),
-          sampler(samples, group.size(), group.rank(), options.sampler),
-          vote(group) {
-        if (options.schedule)
-            rate.emplace(optimizer, completed(*options.schedule,
-                                              options.epochs * steps_per_epoch(sampler, options.batch_size)));
+          sampler(samples, world.size(), world.rank(), options.sampler) {
+        if (options.schedule) rate.emplace(optimizer, schedule());
         if (!options.checkpoints.empty()) checkpoints.emplace(options.checkpoints, options.checkpoint);
     }
 
+    [[nodiscard]] Schedule schedule() const {
+        Schedule whole = *options.schedule;
+        if (whole.total_steps == 0)
+            whole.total_steps = options.epochs * steps_per_epoch(sampler, options.batch_size);
+        return whole;
+    }
     [[nodiscard]] Training training() {
         Training all{model, optimizer, sampler, options.parts};
         if (rate) all.parts.push_back({"schedule", &*rate});
         return all;
     }
     void print(const std::string& line) const {
-        if (group.rank() == 0) ddprun::print("{}\n", line);
+        if (group->rank() == 0) ddprun::print("{}\n", line);
     }
 
-    /// Returns the steps done so far.
-    std::uint64_t resume() {
-        if (!checkpoints) return 0;
-        const std::optional<TrainingState> found = checkpoints->load(group, training());
-        if (!found) return 0;
-        saved_step = found->step;
-        if (rate) rate->set_steps(steps_of_this_world());
+    void keep_in(Recovery& kept, std::uint64_t& steps) {
+        using Kind = Recovery::Kind;
+        recovery = &kept;
+        kept.keep("model", model);
+        kept.keep("optimizer", optimizer);
+        kept.keep("sampler", sampler);
+        if (rate) kept.keep("schedule", *rate);
+        for (const TrainingPart& part : options.parts) {
+            if (part.state != nullptr) kept.keep(part.name, *part.state, Kind::Moving);
+        }
+        kept.keep_value("steps", steps);
+        kept.keep_value("units", units);
+        kept.keep_value("saved_step", saved_step);
+        kept.keep("report", {{"report", {sizeof report}, {&report, sizeof report, DType::U8, {}}}});
+        kept.keep_value("epoch_of_losses", epoch_of_losses, Kind::Own);
+        kept.keep_value("loss_sum", loss_sum, Kind::Own);
+        kept.keep_value("samples_done", samples_done, Kind::Own);
+    }
+    /// Begins with the first group, or goes on with the next one. A new state is loaded from the newest
+    /// checkpoint, if there is one, which sets `steps`.
+    void attach(ProcessGroup& next, bool is_new, std::uint64_t& steps) {
+        group = &next;
+        vote.emplace(next);
+        loader.reset();
+        is_in_epoch = stopped = false;
+        if (is_new) {
+            verify_alike(next, options, samples);
+            resume(steps);
+        }
+        if (!rate) return;
+        rate->replace(schedule());
+        rate->set_steps(steps_of_this_world());
+    }
+    void resume(std::uint64_t& steps) {
+        if (!checkpoints) return;
+        const std::optional<TrainingState> found = checkpoints->load(*group, training());
+        if (!found) return;
+        steps = saved_step = found->step;
         print(sampler.epoch() >= options.epochs
                   ? fmt::format("{} holds the whole run: {} epochs, {} were asked for", options.checkpoints,
                                 sampler.epoch(), options.epochs)
                   : fmt::format("resuming from {} after {} steps, in epoch {} of {}", options.checkpoints,
                                 found->step, sampler.epoch() + 1, options.epochs));
-        return found->step;
     }
     /// The steps to the sampler's position, had this world made them all: the schedule is one of the samples.
+    /// The last step of an epoch may be a smaller one.
     [[nodiscard]] std::uint64_t steps_of_this_world() const {
-        const std::uint64_t in_step = options.batch_size * static_cast<std::uint64_t>(group.size());
+        const std::uint64_t in_step = options.batch_size * static_cast<std::uint64_t>(group->size());
         return sampler.epoch() * steps_per_epoch(sampler, options.batch_size) +
-               sampler.state().consumed / in_step;
+               (sampler.state().consumed + in_step - 1) / in_step;
     }
+
+    /// A unit of recovery: a step, the end of an epoch, a save. The loss of a step is known too late for the
+    /// copy that belongs to the step, and is thus added in the next unit.
+    void begin_unit() {
+        if (epoch_of_losses != sampler.epoch()) {
+            epoch_of_losses = sampler.epoch();
+            loss_sum = samples_done = 0;
+        }
+        if (last.units == units) {
+            loss_sum += last.loss_sum;
+            samples_done += last.samples;
+        }
+        if (recovery != nullptr) recovery->prepare();
+    }
+    void commit(const std::function<void()>& change) {
+        const auto counted = [&] {
+            change();
+            ++units;
+        };
+        if (recovery != nullptr) recovery->commit(counted);
+        else counted();
+    }
+
     void save(std::uint64_t steps) {
         if (!checkpoints || saved_step == steps) return;
-        checkpoints->save(group, training());
-        saved_step = steps;
+        begin_unit();
+        checkpoints->save(*group, training());
+        commit([&] { saved_step = steps; });
     }
     bool must_stop(std::uint64_t steps) {
         Lifeline& lifeline = world.lifeline();
         return lifeline.should_stop(steps) ||
-               vote.passed(model, [&lifeline] { return lifeline.preemption_requested(); });
+               vote->passed(model, [&lifeline] { return lifeline.preemption_requested(); });
     }
 
     void begin_epoch() {
         if (dataset != nullptr) loader.emplace(*dataset, sampler, options.loader);
         else order = sampler.indices();
         next_row = 0;
-        progress = {};
-        epoch_began = steady_clock::now();
+        timed_samples = 0;
+        timed_since = steady_clock::now();
         is_in_epoch = true;
     }
     /// False at the end of the epoch.
@@ -144,18 +209,24 @@ struct Epochs::Parts {
         return step.size_ > 0;
     }
     void end_epoch(std::uint64_t steps) {
-        const Progress all = sum_over_ranks(group, progress);
-        const double seconds = std::chrono::duration<double>(steady_clock::now() - epoch_began).count();
-        report = {.epoch = sampler.epoch() + 1,
-                  .epochs = options.epochs,
-                  .steps = steps,
-                  .loss = all.loss_sum / all.samples,
-                  .samples_per_second = all.samples / seconds,
-                  .learning_rate = optimizer.learning_rate()};
-        if (options.report) options.report(report);
-        else print(describe(report));
+        begin_unit();
+        const double seconds = std::chrono::duration<double>(steady_clock::now() - timed_since).count();
+        const Sums all = sum_over_ranks(
+            *group,
+            {.loss = loss_sum, .samples = samples_done, .samples_per_second = timed_samples / seconds});
+        const EpochReport ended{.epoch = sampler.epoch() + 1,
+                                .epochs = options.epochs,
+                                .steps = steps,
+                                .loss = all.loss / all.samples,
+                                .samples_per_second = all.samples_per_second,
+                                .learning_rate = optimizer.learning_rate()};
+        if (options.report) options.report(ended);
+        else print(describe(ended));
         loader.reset();
-        sampler.next_epoch();
+        commit([&] {
+            report = ended;
+            sampler.next_epoch();
+        });
         is_in_epoch = false;
         if (options.save_every == 0) save(steps);
     }
@@ -166,36 +237,56 @@ struct Epochs::Parts {
     }
     void end_run(std::uint64_t steps) {
         save(steps);
-        if (checkpoints) checkpoints->finish(group);
+        if (checkpoints) checkpoints->finish(*group);
     }
 
     World& world;
-    ProcessGroup& group;
+    ProcessGroup* group = nullptr;  ///< null before the first one
     Model& model;
     Optimizer& optimizer;
+    const std::size_t samples;
     const Dataset* const dataset;  ///< null where the program has rows of its own
     const EpochsOptions options;
     DistributedSampler sampler;
     std::optional<ScheduledRate> rate;
     std::optional<CheckpointDirectory> checkpoints;
-    StopVote vote;
+    Recovery* recovery = nullptr;  ///< null outside of run()
+    std::optional<StopVote> vote;
     std::optional<Loader> loader;    ///< of the epoch, with a Dataset
     std::vector<std::size_t> order;  ///< of the epoch, without one
     std::size_t next_row = 0;
     bool is_in_epoch = false;
     bool stopped = false;
-    std::optional<std::uint64_t> saved_step;
-    Progress progress;
+    std::uint64_t units = 0;  ///< that were committed
+    std::uint64_t saved_step = kNever;
     EpochReport report;
-    steady_clock::time_point epoch_began;
+    LastStep last;
+    std::uint64_t epoch_of_losses = 0;
+    double loss_sum = 0, samples_done = 0;  ///< of this rank in that epoch, without the last step
+    double timed_samples = 0;               ///< of this process since then
+    steady_clock::time_point timed_since;
+};
+
+/// The world is that of a generation while this object lives.
+class Epochs::InGeneration {
+  public:
+    InGeneration(World& world, const Context& context, ProcessGroup& group) : world_(world) {
+        world_.context_ = context;
+        world_.group_ = &group;
+    }
+    ~InGeneration() { world_.group_ = nullptr; }
+    InGeneration(const InGeneration&) = delete;
+    InGeneration& operator=(const InGeneration&) = delete;
+
+  private:
+    World& world_;
 };
 
 Epochs::Epochs(World& world, Model& model, Optimizer& optimizer, std::size_t samples, const Dataset* dataset,
                EpochsOptions options)
     : parts_(std::make_unique<Parts>(world, model, optimizer, samples, dataset,
                                      checked(std::move(options), samples))) {
-    verify_alike(parts_->group, parts_->options, samples);
-    step_.steps_done_ = parts_->resume();
+    if (model.has_group()) parts_->attach(world.group(), true, step_.steps_done_);
 }
 
 Epochs::Epochs(World& world, Model& model, Optimizer& optimizer, std::size_t samples, EpochsOptions options)
@@ -212,15 +303,42 @@ bool Epochs::stopped() const { return parts_->stopped; }
 const EpochReport& Epochs::last_report() const { return parts_->report; }
 
 Epochs::Iterator Epochs::begin() {
+    if (parts_->group == nullptr)
+        throw InvalidInput("epochs: the model has no group: make it with the world, or call run()");
     if (!is_over_) advance();
     return Iterator(*this);
+}
+
+void Epochs::run(const std::function<void(Step&)>& body) {
+    Parts& run = *parts_;
+    World& world = run.world;
+    if (run.model.has_group() || world.group_ != nullptr)
+        throw InvalidInput(
+            "epochs: run() makes the groups: make the model without the world (ddp::Model model({...})), and "
+            "call world.group() in the steps only");
+    if (run.model.shard() != Shard::None)
+        throw InvalidInput(fmt::format(
+            "epochs: run() cannot give a new process the weights of a model with Shard::{}; use a "
+            "loop over the Epochs",
+            name_of(run.model.shard())));
+    Recovery recovery(world.context(), world.options_, &world.lifeline());
+    run.keep_in(recovery, step_.steps_done_);
+    recovery.run([&](ProcessGroup& group, const Start& start) {
+        const InGeneration now(world, recovery.context(), group);
+        run.model.attach(group, start.is_new());
+        run.attach(group, start.is_new(), step_.steps_done_);
+        step_.finished_ = true;
+        is_over_ = false;
+        for (Step& step : *this) body(step);
+    });
+    run.recovery = nullptr;
 }
 
 void Epochs::advance() {
     Parts& run = *parts_;
     if (!step_.finished_)
         throw Error(fmt::format("rank {}: the loop went on after step {} without Step::finish()",
-                                run.group.rank(), step_.steps_done_));
+                                run.group->rank(), step_.steps_done_));
     if (run.options.save_every > 0 && step_.steps_done_ % run.options.save_every == 0 &&
         step_.steps_done_ > 0)
         run.save(step_.steps_done_);
@@ -233,6 +351,7 @@ void Epochs::advance() {
         if (run.take(step_)) {
             step_.epoch_ = run.sampler.epoch();
             step_.finished_ = false;
+            run.begin_unit();
             run.model.begin_forward();
             run.model.zero_gradients();
             return;
@@ -254,20 +373,23 @@ void Epochs::Step::finish(double loss) { epochs_.finish(*this, loss); }
 void Epochs::finish(Step& step, double loss) {
     Parts& run = *parts_;
     if (step.finished_)
-        throw Error(fmt::format("rank {}: Step::finish() was called twice after step {}", run.group.rank(),
+        throw Error(fmt::format("rank {}: Step::finish() was called twice after step {}", run.group->rank(),
                                 step.steps_done_));
     run.model.mark_all_ready();
     run.model.finish();
     if (run.options.clip_norm) clip_grad_norm(run.model, *run.options.clip_norm);
-    run.optimizer.step();
-    if (run.rate) run.rate->step();
-    if (run.dataset == nullptr) run.sampler.advance(step.size_);
-    run.progress.loss_sum += loss * static_cast<double>(step.size_);
-    run.progress.samples += static_cast<double>(step.size_);
-    ++step.steps_done_;
+    run.commit([&] {
+        run.optimizer.step();
+        if (run.rate) run.rate->step();
+        if (run.dataset == nullptr) run.sampler.advance(step.size_);
+        ++step.steps_done_;
+    });
+    const auto size = static_cast<double>(step.size_);
+    run.last = {.units = run.units, .loss_sum = loss * size, .samples = size};
+    run.timed_samples += size;
     step.finished_ = true;
-    const auto ranks = static_cast<std::uint64_t>(run.group.size());
-    run.group.report_progress(step.steps_done_, step.steps_done_ * run.options.batch_size * ranks);
+    const auto ranks = static_cast<std::uint64_t>(run.group->size());
+    run.group->report_progress(step.steps_done_, step.steps_done_ * run.options.batch_size * ranks);
 }
 
 }  // namespace ddp

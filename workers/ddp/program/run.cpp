@@ -12,7 +12,10 @@ World::World(Context context, ProcessGroupOptions options)
 World::~World() = default;
 
 ProcessGroup& World::group() {
-    if (!group_) group_ = ProcessGroup::create(context_, options_);
+    if (group_ == nullptr) {
+        own_group_ = ProcessGroup::create(context_, options_);
+        group_ = own_group_.get();
+    }
     return *group_;
 }
 

@@ -74,7 +74,7 @@ void ScheduledRate::set_steps(std::uint64_t steps) {
     set_rates();
 }
 
-void ScheduledRate::replace(Schedule schedule, double initial_rate) {
+void ScheduledRate::replace(Schedule schedule, std::optional<double> initial_rate) {
     schedule_ = schedule;
     initial_rate_ = initial_rate;
     set_rates();
