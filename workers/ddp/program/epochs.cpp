@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "ddp/program/epoch_sums.h"
 #include "ddp/recovery.h"
 #include "ddp/stop_vote.h"
 #include "env/print.h"
@@ -38,30 +39,6 @@ void verify_alike(ProcessGroup& group, const EpochsOptions& options, std::size_t
                          {"save_every", std::to_string(options.save_every)},
                          {"checkpoints", options.checkpoints.empty() ? "none" : "some"}});
 }
-
-/// What all ranks have done in an epoch, or one rank its part of it.
-struct Sums {
-    double loss = 0;
-    double samples = 0;
-    double samples_per_second = 0;
-};
-
-Sums sum_over_ranks(ProcessGroup& group, const Sums& mine) {
-    Sums sums;
-    for (const Sums& one : group.all_gather_values(mine)) {
-        sums.loss += one.loss;
-        sums.samples += one.samples;
-        sums.samples_per_second += one.samples_per_second;
-    }
-    return sums;
-}
-
-/// The step that this process has made last.
-struct LastStep {
-    std::uint64_t units = UINT64_MAX;  ///< that were committed with it; the most: there was none
-    double loss_sum = 0;
-    double samples = 0;
-};
 
 }  // namespace
 
@@ -103,22 +80,19 @@ struct Epochs::Parts {
     }
 
     void keep_in(Recovery& kept, std::uint64_t& steps) {
-        using Kind = Recovery::Kind;
         recovery = &kept;
         kept.keep("model", model);
         kept.keep("optimizer", optimizer);
         kept.keep("sampler", sampler);
         if (rate) kept.keep("schedule", *rate);
         for (const TrainingPart& part : options.parts) {
-            if (part.state != nullptr) kept.keep(part.name, *part.state, Kind::Moving);
+            if (part.state != nullptr) kept.keep(part.name, *part.state, Recovery::Kind::Moving);
         }
-        kept.keep_value("steps", steps);
-        kept.keep_value("units", units);
-        kept.keep_value("saved_step", saved_step);
-        kept.keep("report", {{"report", {sizeof report}, {&report, sizeof report, DType::U8, {}}}});
-        kept.keep_value("epoch_of_losses", epoch_of_losses, Kind::Own);
-        kept.keep_value("loss_sum", loss_sum, Kind::Own);
-        kept.keep_value("samples_done", samples_done, Kind::Own);
+        kept.keep_value("epochs.steps", steps);
+        kept.keep_value("epochs.units", units);
+        kept.keep_value("epochs.saved_step", saved_step);
+        kept.keep("epochs.report", {{"report", {sizeof report}, {&report, sizeof report, DType::U8, {}}}});
+        sums.keep_in(kept);
     }
     /// Begins with the first group, or goes on with the next one. A new state is loaded from the newest
     /// checkpoint, if there is one, which sets `steps`.
@@ -154,17 +128,9 @@ struct Epochs::Parts {
                (sampler.state().consumed + in_step - 1) / in_step;
     }
 
-    /// A unit of recovery: a step, the end of an epoch, a save. The loss of a step is known too late for the
-    /// copy that belongs to the step, and is thus added in the next unit.
+    /// A unit of recovery: a step, the end of an epoch, a save.
     void begin_unit() {
-        if (epoch_of_losses != sampler.epoch()) {
-            epoch_of_losses = sampler.epoch();
-            loss_sum = samples_done = 0;
-        }
-        if (last.units == units) {
-            loss_sum += last.loss_sum;
-            samples_done += last.samples;
-        }
+        sums.begin_unit(sampler.epoch(), units);
         if (recovery != nullptr) recovery->prepare();
     }
     void commit(const std::function<void()>& change) {
@@ -213,7 +179,7 @@ struct Epochs::Parts {
         const double seconds = std::chrono::duration<double>(steady_clock::now() - timed_since).count();
         const Sums all = sum_over_ranks(
             *group,
-            {.loss = loss_sum, .samples = samples_done, .samples_per_second = timed_samples / seconds});
+            {.loss = sums.loss(), .samples = sums.samples(), .samples_per_second = timed_samples / seconds});
         const EpochReport ended{.epoch = sampler.epoch() + 1,
                                 .epochs = options.epochs,
                                 .steps = steps,
@@ -260,11 +226,9 @@ struct Epochs::Parts {
     std::uint64_t units = 0;  ///< that were committed
     std::uint64_t saved_step = kNever;
     EpochReport report;
-    LastStep last;
-    std::uint64_t epoch_of_losses = 0;
-    double loss_sum = 0, samples_done = 0;  ///< of this rank in that epoch, without the last step
-    double timed_samples = 0;               ///< of this process since then
+    EpochSums sums;
     steady_clock::time_point timed_since;
+    double timed_samples = 0;  ///< of this process since then
 };
 
 /// The world is that of a generation while this object lives.
@@ -385,7 +349,7 @@ void Epochs::finish(Step& step, double loss) {
         ++step.steps_done_;
     });
     const auto size = static_cast<double>(step.size_);
-    run.last = {.units = run.units, .loss_sum = loss * size, .samples = size};
+    run.sums.add(run.units, loss, size);
     run.timed_samples += size;
     step.finished_ = true;
     const auto ranks = static_cast<std::uint64_t>(run.group->size());
