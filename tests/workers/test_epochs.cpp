@@ -307,6 +307,15 @@ TEST(Epochs, LoseNoStepWhereverARankIsLost) {
     }
 }
 
+TEST(Epochs, SaveAnEpochWhereARankIsLostBetweenItsEndAndItsSave) {
+    const ddprun::test::TemporaryDirectory directory;
+    const EpochsOptions options{
+        .epochs = 3, .batch_size = 2, .checkpoints = directory.file("run"), .checkpoint = {.keep = 3}};
+    EXPECT_EQ(train_recovering({Loss::In::Report, 1, 1}, options).generations, 2);
+    for (const std::string step : {"000004", "000008", "000012"})
+        EXPECT_EQ(load_state(directory.file("run/step-" + step)).step, std::stoul(step));
+}
+
 TEST(Epochs, RunOnlyWithAWholeModelThatHasNoGroupYet) {
     World world = alone();
     Line grouped(world), line;

@@ -90,7 +90,6 @@ struct Epochs::Parts {
         }
         kept.keep_value("epochs.steps", steps);
         kept.keep_value("epochs.units", units);
-        kept.keep_value("epochs.saved_step", saved_step);
         kept.keep("epochs.report", {{"report", {sizeof report}, {&report, sizeof report, DType::U8, {}}}});
         sums.keep_in(kept);
     }
@@ -101,6 +100,7 @@ struct Epochs::Parts {
         vote.emplace(next);
         loader.reset();
         is_in_epoch = stopped = false;
+        saved_step = kNever;  // a lost rank may have been writing
         if (is_new) {
             verify_alike(next, options, samples);
             resume(steps);
@@ -146,7 +146,13 @@ struct Epochs::Parts {
         if (!checkpoints || saved_step == steps) return;
         begin_unit();
         checkpoints->save(*group, training());
-        commit([&] { saved_step = steps; });
+        commit([] {});
+        saved_step = steps;
+    }
+    /// Between two steps.
+    [[nodiscard]] bool is_save_due(std::uint64_t steps) const {
+        if (steps == 0) return false;
+        return options.save_every > 0 ? steps % options.save_every == 0 : sampler.state().consumed == 0;
     }
     bool must_stop(std::uint64_t steps) {
         Lifeline& lifeline = world.lifeline();
@@ -194,7 +200,6 @@ struct Epochs::Parts {
             sampler.next_epoch();
         });
         is_in_epoch = false;
-        if (options.save_every == 0) save(steps);
     }
     void print_stop(std::uint64_t steps) const {
         const std::string& reason = world.lifeline().reason();
@@ -231,19 +236,19 @@ struct Epochs::Parts {
     double timed_samples = 0;  ///< of this process since then
 };
 
-/// The world is that of a generation while this object lives.
+/// World and group are those of a generation while this object lives.
 class Epochs::InGeneration {
   public:
-    InGeneration(World& world, const Context& context, ProcessGroup& group) : world_(world) {
-        world_.context_ = context;
-        world_.group_ = &group;
+    InGeneration(Parts& run, const Context& context, ProcessGroup& group) : run_(run) {
+        run_.world.context_ = context;
+        run_.world.group_ = &group;
     }
-    ~InGeneration() { world_.group_ = nullptr; }
+    ~InGeneration() { run_.world.group_ = run_.group = nullptr; }
     InGeneration(const InGeneration&) = delete;
     InGeneration& operator=(const InGeneration&) = delete;
 
   private:
-    World& world_;
+    Parts& run_;
 };
 
 Epochs::Epochs(World& world, Model& model, Optimizer& optimizer, std::size_t samples, const Dataset* dataset,
@@ -267,7 +272,7 @@ bool Epochs::stopped() const { return parts_->stopped; }
 const EpochReport& Epochs::last_report() const { return parts_->report; }
 
 Epochs::Iterator Epochs::begin() {
-    if (parts_->group == nullptr)
+    if (parts_->group == nullptr && !is_over_)
         throw InvalidInput("epochs: the model has no group: make it with the world, or call run()");
     if (!is_over_) advance();
     return Iterator(*this);
@@ -288,7 +293,7 @@ void Epochs::run(const std::function<void(Step&)>& body) {
     Recovery recovery(world.context(), world.options_, &world.lifeline());
     run.keep_in(recovery, step_.steps_done_);
     recovery.run([&](ProcessGroup& group, const Start& start) {
-        const InGeneration now(world, recovery.context(), group);
+        const InGeneration now(run, recovery.context(), group);
         run.model.attach(group, start.is_new());
         run.attach(group, start.is_new(), step_.steps_done_);
         step_.finished_ = true;
@@ -303,10 +308,8 @@ void Epochs::advance() {
     if (!step_.finished_)
         throw Error(fmt::format("rank {}: the loop went on after step {} without Step::finish()",
                                 run.group->rank(), step_.steps_done_));
-    if (run.options.save_every > 0 && step_.steps_done_ % run.options.save_every == 0 &&
-        step_.steps_done_ > 0)
-        run.save(step_.steps_done_);
     while (run.sampler.epoch() < run.options.epochs) {
+        if (run.is_save_due(step_.steps_done_)) run.save(step_.steps_done_);
         if (run.must_stop(step_.steps_done_)) {
             run.stopped = true;
             break;
