@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <array>
+#include <atomic>
 
 #include "ddp/worker/lifeline_socket.h"
 #include "ddp/worker/stop_line.h"
@@ -13,7 +14,8 @@ namespace ddp {
 namespace {
 
 /// The signal that requested the stop, 0 without one. Written by the handler.
-volatile sig_atomic_t stop_signal = 0;
+std::atomic<int> stop_signal = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "a handler must not wait");
 
 void on_stop(int signal) { stop_signal = signal; }
 void ignore_signal(int) {}
