@@ -322,6 +322,12 @@ TEST(Epochs, RunOnlyWithAWholeModelThatHasNoGroupYet) {
     Epochs with_group(world, grouped.model, *grouped.optimizer, kSamples, EpochsOptions{});
     EXPECT_THAT(thrown_by([&] { with_group.run([](Epochs::Step&) {}); }),
                 HasSubstr("InvalidInput: epochs: run() makes the groups: make the model without the world"));
+    World fresh = alone();
+    Model sharded({{"slope", {4}}}, {.shard = Shard::Optimizer});
+    Epochs of_parts(fresh, sharded, *line.optimizer, kSamples, EpochsOptions{});
+    EXPECT_THAT(
+        thrown_by([&] { of_parts.run([](Epochs::Step&) {}); }),
+        HasSubstr("InvalidInput: epochs: run() cannot give a new process the weights of a sharded model"));
     Epochs without(world, line.model, *line.optimizer, kSamples, EpochsOptions{});
     EXPECT_THAT(
         thrown_by([&] { without.begin(); }),

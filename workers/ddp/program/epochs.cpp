@@ -80,7 +80,6 @@ struct Epochs::Parts {
     }
 
     void keep_in(Recovery& kept, std::uint64_t& steps) {
-        recovery = &kept;
         kept.keep("model", model);
         kept.keep("optimizer", optimizer);
         kept.keep("sampler", sampler);
@@ -221,7 +220,7 @@ struct Epochs::Parts {
     DistributedSampler sampler;
     std::optional<ScheduledRate> rate;
     std::optional<CheckpointDirectory> checkpoints;
-    Recovery* recovery = nullptr;  ///< null outside of run()
+    Recovery* recovery = nullptr;  ///< null outside of a generation
     std::optional<StopVote> vote;
     std::optional<Loader> loader;    ///< of the epoch, with a Dataset
     std::vector<std::size_t> order;  ///< of the epoch, without one
@@ -236,14 +235,18 @@ struct Epochs::Parts {
     double timed_samples = 0;  ///< of this process since then
 };
 
-/// World and group are those of a generation while this object lives.
+/// World, group and recovery are those of a generation while this object lives.
 class Epochs::InGeneration {
   public:
-    InGeneration(Parts& run, const Context& context, ProcessGroup& group) : run_(run) {
-        run_.world.context_ = context;
+    InGeneration(Parts& run, Recovery& recovery, ProcessGroup& group) : run_(run) {
+        run_.recovery = &recovery;
+        run_.world.context_ = recovery.context();
         run_.world.group_ = &group;
     }
-    ~InGeneration() { run_.world.group_ = run_.group = nullptr; }
+    ~InGeneration() {
+        run_.recovery = nullptr;
+        run_.world.group_ = run_.group = nullptr;
+    }
     InGeneration(const InGeneration&) = delete;
     InGeneration& operator=(const InGeneration&) = delete;
 
@@ -286,21 +289,18 @@ void Epochs::run(const std::function<void(Step&)>& body) {
             "epochs: run() makes the groups: make the model without the world (ddp::Model model({...})), and "
             "call world.group() in the steps only");
     if (run.model.shard() != Shard::None)
-        throw InvalidInput(fmt::format(
-            "epochs: run() cannot give a new process the weights of a model with Shard::{}; use a "
-            "loop over the Epochs",
-            name_of(run.model.shard())));
+        throw InvalidInput(
+            "epochs: run() cannot give a new process the weights of a sharded model: use a loop over the Epochs");
     Recovery recovery(world.context(), world.options_, &world.lifeline());
     run.keep_in(recovery, step_.steps_done_);
     recovery.run([&](ProcessGroup& group, const Start& start) {
-        const InGeneration now(run, recovery.context(), group);
+        const InGeneration now(run, recovery, group);
         run.model.attach(group, start.is_new());
         run.attach(group, start.is_new(), step_.steps_done_);
         step_.finished_ = true;
         is_over_ = false;
         for (Step& step : *this) body(step);
     });
-    run.recovery = nullptr;
 }
 
 void Epochs::advance() {
