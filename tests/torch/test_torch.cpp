@@ -16,6 +16,7 @@
 
 #include "ddp/schedule.h"
 #include "ddp/testing.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp::pytorch {
 namespace {
@@ -275,6 +276,30 @@ TEST(TorchModule, BuffersAndFrozenParametersAreThoseOfRankZero) {
         EXPECT_THAT(names, ElementsAre("norm.weight", "norm.bias", "flags", "norm.running_mean",
                                        "norm.running_var", "norm.num_batches_tracked", "frozen"));
     });
+}
+
+TEST(TorchModule, HasTheWeightsAndBuffersOfAFileOnAllRanks) {
+    const ddprun::test::TemporaryDirectory place;
+    const auto scaled = [](const WithBuffers& net) {
+        const torch::NoGradGuard plain;
+        for (auto& one : net->parameters()) one.add_(3);
+        net->norm->running_mean.add_(4);
+        return net;
+    };
+    const WithBuffers expected = scaled(WithBuffers(0));
+    write_safetensors(place.file("weights"), DistributedDataParallel(expected).state());
+    const ModelOptions ways[] = {
+        {}, {.shard = Shard::Optimizer}, {.shard = Shard::Optimizer, .share_weights = true}};
+    for (const ModelOptions& way : ways) {
+        run_ranks(2, [&](ProcessGroup& group) {
+            WithBuffers net(group.rank());
+            DistributedDataParallel model(group, net, way);
+            const auto unmatched = load_weights(group, place.file("weights"), model);
+            EXPECT_TRUE(unmatched.missing.empty() && unmatched.unused.empty());
+            expect_equal(weights_of(*net), weights_of(*expected));
+            expect_equal(net->buffers(), expected->buffers());
+        });
+    }
 }
 
 TEST(TorchModule, ShardedOptimizerGivesTheBitsOfAWholeOne) {

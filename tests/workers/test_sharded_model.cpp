@@ -8,9 +8,11 @@
 #include <mutex>
 #include <random>
 
+#include "ddp/checkpoint.h"
 #include "ddp/model.h"
 #include "ddp/reduce/flat_layout.h"
 #include "ddp/testing.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/workers/on_nodes.h"
 
 namespace {
@@ -188,6 +190,47 @@ TEST_P(ShardedModel, HasTheBitsOfAnUnshardedOneWhereGathersOverlap) {
     Training training{.clips = true, .overlaps = true};
     for (std::size_t i = 0; i < training.specs.size(); ++i) training.specs[i].unit = i / 3;
     expect_the_bits_of_unsharded(training);
+}
+
+TEST_P(ShardedModel, HasTheWeightsOfAFileOnAllRanks) {
+    const ddprun::test::TemporaryDirectory place;
+    const Training training;
+    {
+        Model whole(kMixed);
+        training.fill(whole);
+        const std::vector<Tensor> all = whole.state();
+        ddp::write_safetensors(place.file("weights"), std::span(all).first(all.size() - 1));
+    }
+    run([&](ProcessGroup& group) {
+        const auto digest_of = [&](const Division& division, bool has_optimizer) {
+            Model model(group, kMixed, training.options(division));
+            if (group.rank() == 0) std::ranges::fill(model.weights<float>(9), 7.0F);
+            const auto optimizer = has_optimizer ? training.optimizer(model) : nullptr;
+            const auto unmatched = ddp::load_weights(group, place.file("weights"), model);
+            EXPECT_EQ(unmatched.missing, std::vector<std::string>{"head.bias"});
+            EXPECT_EQ(unmatched.unused, std::vector<std::string>{});
+            return model.verify_equal_parameters();
+        };
+        Model expected(group, kMixed);
+        training.fill(expected);
+        std::ranges::fill(expected.weights<float>(9), 7.0F);
+        const std::string digest = expected.verify_equal_parameters();
+        for (const bool has_optimizer : {false, true}) {
+            EXPECT_EQ(digest_of({Shard::None}, has_optimizer), digest);
+            for (const Division& division : kDivisions) {
+                if (GetParam().size() > 1 && division.share_weights) continue;
+                EXPECT_EQ(digest_of(division, has_optimizer), digest) << name_of(division.shard);
+            }
+        }
+    });
+}
+
+TEST(Model, GetsTheErrorOfTheRankThatCannotReadAFile) {
+    const auto failures = ddp::testing::failures_of_ranks(2, [](ProcessGroup& group) {
+        Model model(group, kMixed, {.shard = Shard::Optimizer});
+        (void)ddp::load_weights(group, "/dev/null/none", model);
+    });
+    for (const auto& failure : failures) EXPECT_TRUE(ddp::testing::is<ddp::Error>(failure));
 }
 
 TEST(ShardedModels, HaveTheBitsOfUnshardedOnesForAnyShapes) {

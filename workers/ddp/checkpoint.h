@@ -21,6 +21,7 @@ class UniqueFd;
 
 namespace ddp {
 
+class Model;
 class Optimizer;
 struct CheckpointSave;
 namespace cuda {
@@ -63,8 +64,9 @@ class SafetensorsFile {
     /// exactly these tensors. Here and below, "module.fc1.weight" in the file (PyTorch's name in a
     /// DistributedDataParallel) matches the program's "fc1.weight".
     void require_same(std::span<const Tensor> tensors) const;
-    /// Calls require_same, then fills the tensors; a part (Tensor::part_begin) gets its range. A read error
-    /// after the check leaves them half filled.
+    /// Calls require_same, then fills the tensors. Throws InvalidInput for a part of a tensor
+    /// (Tensor::part_begin), whose other parts would stay unchanged. A read error after the check leaves them
+    /// half filled.
     void read_into(std::span<const Tensor> tensors) const;
 
     /// The tensors that only one of two sets has.
@@ -75,14 +77,18 @@ class SafetensorsFile {
     /// Maps a name in the program to the name in the file.
     using Rename = std::function<std::string(const std::string& name)>;
     /// Fills the tensors that the file holds; the others stay unchanged. Throws InvalidInput, before anything
-    /// is written, when a tensor has another type or shape in the file.
+    /// is written, when a tensor has another type or shape in the file, and for a part of a tensor.
     [[nodiscard]] Unmatched read_matching(std::span<const Tensor> tensors, const Rename& rename = {}) const;
 
   private:
     friend class PartReader;
     friend void join_shards(const std::string& index, const std::string& path);
-    /// Fills tensors that require_same has checked.
+    friend Unmatched load_weights(ProcessGroup& group, const std::string& path, Model& model,
+                                  const Rename& rename);
+    /// Fills tensors that require_same has checked; a part gets its range.
     void fill(std::span<const Tensor> tensors) const;
+    /// As read_matching, for parts too.
+    [[nodiscard]] Unmatched fill_matching(std::span<const Tensor> tensors, const Rename& rename) const;
     [[nodiscard]] const Entry* find(const std::string& name) const;
     void require_fit(const Tensor& tensor, const Entry& entry) const;
     void read(const Tensor& tensor, const Entry& entry) const;
@@ -227,13 +233,20 @@ TrainingState load_state(const std::string& checkpoint);
 /// parts names the part. When a rank fails, every rank throws its exception. Step counts that an old
 /// optimizer file lacks become TrainingState::step.
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training);
-/// Loads tensors that the program keeps itself; not collective.
+/// Loads whole tensors that the program keeps itself; not collective.
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
                               std::span<const Tensor> optimizer);
 /// SafetensorsFile::read_matching of the file or index at `path`, for tensors on devices too: initial
 /// weights. Call it on rank 0 before it makes its DistributedDataParallel, which sends the weights to all
 /// ranks.
 [[nodiscard]] SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
+                                                      const SafetensorsFile::Rename& rename = {});
+/// Collective: the weights and buffers of `model`, sharded or not, become those of the file or index at
+/// `path`, on all ranks; the tensors that the file lacks become rank 0's. Every rank reads the same file. An
+/// optimizer that was made before copies no 16-bit weights again: load them first. When a rank fails, every
+/// rank throws its exception, as read_matching does.
+[[nodiscard]] SafetensorsFile::Unmatched load_weights(ProcessGroup& group, const std::string& path,
+                                                      Model& model,
                                                       const SafetensorsFile::Rename& rename = {});
 
 }  // namespace ddp

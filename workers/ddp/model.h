@@ -109,6 +109,8 @@ class Model : public DistributedDataParallel {
     /// optimizer over the model does it with rank 0's, so fill weights before. Throws Error where weights
     /// were divided already (Shard::Parameters).
     void broadcast_weights(int root = 0);
+    /// Collective: broadcast_weights(), unless all ranks have the same weights already.
+    void broadcast_weights_once();
     /// Called before each use of a unit's weights, forward and backward, with overlaps_gather and under
     /// Shard::Parameters (on all ranks in the same order); elsewhere it does nothing. Returns once the
     /// weights of this unit are those of the last step. Throws InvalidInput for a unit without parameters.

@@ -165,6 +165,8 @@ void PartReader::read(std::uint64_t step) const {
 
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
                               std::span<const Tensor> optimizer) {
+    require_whole(checkpoint, model);
+    require_whole(checkpoint, optimizer);
     const TrainingState state = load_state(checkpoint);
     const std::vector<CheckpointPart> parts = {{kModelPart, {model.begin(), model.end()}},
                                                {kOptimizerPart, {optimizer.begin(), optimizer.end()}}};

@@ -126,6 +126,16 @@ void write_header(DurableFile& file, std::span<const Tensor> tensors, const Meta
 
 }  // namespace
 
+void require_whole(const std::string& path, std::span<const Tensor> tensors) {
+    for (const Tensor& tensor : tensors) {
+        if (tensor.part_begin)
+            throw InvalidInput(fmt::format(
+                "{}: only a part of tensor '{}' is here: save a sharded model with a CheckpointDirectory, "
+                "and load it with that or load_weights(group, path, model), on all ranks",
+                path, tensor.name));
+    }
+}
+
 void write_safetensors(DurableFile& file, std::span<const Tensor> tensors, const Metadata& metadata) {
     const std::string& path = file.path();
     check_tensors(tensors);
@@ -134,9 +144,8 @@ void write_safetensors(DurableFile& file, std::span<const Tensor> tensors, const
             throw InvalidInput(fmt::format("{}: a tensor cannot be named '{}'", path, kMetadataKey));
         if (tensor.memory.device != Device{})
             throw InvalidInput(fmt::format("{}: tensor '{}' is not in host memory", path, tensor.name));
-        if (tensor.part_begin)
-            throw InvalidInput(fmt::format("{}: only a part of tensor '{}' is here", path, tensor.name));
     }
+    require_whole(path, tensors);
     write_header(file, tensors, metadata);
     for (const Tensor& tensor : tensors) file.write(tensor.memory.data, tensor.memory.bytes());
     file.commit();
@@ -328,6 +337,7 @@ void SafetensorsFile::require_same(std::span<const Tensor> tensors) const {
 }
 
 void SafetensorsFile::read_into(std::span<const Tensor> tensors) const {
+    require_whole(path_, tensors);
     require_same(tensors);
     fill(tensors);
 }
@@ -337,6 +347,12 @@ void SafetensorsFile::fill(std::span<const Tensor> tensors) const {
 }
 
 SafetensorsFile::Unmatched SafetensorsFile::read_matching(std::span<const Tensor> tensors,
+                                                          const Rename& rename) const {
+    require_whole(path_, tensors);
+    return fill_matching(tensors, rename);
+}
+
+SafetensorsFile::Unmatched SafetensorsFile::fill_matching(std::span<const Tensor> tensors,
                                                           const Rename& rename) const {
     check_tensors(tensors);
     Unmatched unmatched;

@@ -33,6 +33,8 @@ struct ShardPlan {
 };
 
 bool is_sharded(std::span<const Tensor> tensors);
+/// Throws InvalidInput, beginning with `path`, for a part of a tensor.
+void require_whole(const std::string& path, std::span<const Tensor> tensors);
 /// What this rank holds of the sharded parts, for plan_shards on all ranks.
 std::string pieces_of(std::span<const CheckpointPart> parts, std::size_t rank);
 /// Shares the tensors out by bytes: one plan for each part, without tensors where the part is not sharded.

@@ -11,6 +11,7 @@
 #include "ddp/checkpoint/parts.h"
 #include "ddp/checkpoint/save.h"
 #include "ddp/checkpoint/shards.h"
+#include "ddp/model.h"
 #include "ddp/optimizer.h"
 #include "ddp/trace/trace.h"
 #include "ddp/worker/stacks.h"
@@ -312,6 +313,22 @@ std::optional<TrainingState> CheckpointDirectory::load(ProcessGroup& group, cons
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training) {
     const trace::Scope traced(trace::TraceKind::Checkpoint, "load");
     return load_agreed(group, run_on_rank_zero(group, [&] { return checkpoint; }), training);
+}
+
+SafetensorsFile::Unmatched load_weights(ProcessGroup& group, const std::string& path, Model& model,
+                                        const SafetensorsFile::Rename& rename) {
+    model.broadcast_weights_once();
+    SafetensorsFile::Unmatched unmatched;
+    run_on_all(group, [&] {
+        const cuda::HostCopies values(model.state(), cuda::HostCopies::Begin::WithContents);
+        unmatched = SafetensorsFile::open(path).fill_matching(values.tensors(), rename);
+        values.upload();
+    });
+    for (const Tensor& tensor : model.state()) {
+        if (!tensor.part_begin) broadcast_from_zero(group, tensor);
+    }
+    model.state_loaded();
+    return unmatched;
 }
 
 }  // namespace ddp

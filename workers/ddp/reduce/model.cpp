@@ -309,6 +309,10 @@ void Model::broadcast_weights(int root) {
     flat_->is_broadcast = true;
 }
 
+void Model::broadcast_weights_once() {
+    if (!flat_->is_broadcast) broadcast_weights();
+}
+
 void Model::broadcast_parameters(int root) {
     if (flat_->kind == Flat::Weights::Shared) return group().barrier().wait();
     if (flat_->kind == Flat::Weights::OnDemand) return scatter_parameters(root);
@@ -435,7 +439,7 @@ std::unique_ptr<Optimizer> Model::optimizer_over(Options options) {
         throw Error(
             "the optimizer copies 16-bit weights, and takes memory from the group of a sharded model: attach the "
             "model first");
-    if (!flat_->is_broadcast && has_group()) broadcast_weights();
+    if (has_group()) broadcast_weights_once();
     const StateMemory shared = [this](std::size_t bytes) -> std::shared_ptr<std::byte> {
         // Parts differ in size, and the group's memory is of one size on all ranks.
         std::size_t most = FlatLayout::kAlignment;
