@@ -89,6 +89,12 @@ void LinuxSystem::reap(pid_t pid) {
     std::erase(other_children_, pid);
 }
 
+std::optional<ChildStop> LinuxSystem::next_stop() {
+    siginfo_t info{};
+    if (::waitid(P_ALL, 0, &info, WSTOPPED | WNOHANG) != 0 || info.si_pid == 0) return std::nullopt;
+    return ChildStop{info.si_pid, info.si_status};
+}
+
 std::vector<pid_t> LinuxSystem::spared() const {
     std::vector<pid_t> all = other_children_;
     for (const pid_t one : other_children_) {

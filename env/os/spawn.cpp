@@ -131,19 +131,26 @@ DDPRUN_IN_CHILD long move_descriptors(Launch& launch) {
     return 0;
 }
 
-/// Takes the terminal, sets default dispositions, then unblocks all signals. They were blocked so that no
-/// handler of ours runs in the child and SIGTTOU does not stop it. exec resets handlers, but keeps ignored
-/// signals.
+DDPRUN_IN_CHILD void set_disposition(int signal, void (*handler)(int)) {
+    // The kernel's struct sigaction, which begins with the handler.
+    unsigned long action[8] = {reinterpret_cast<unsigned long>(handler)};
+    ::syscall(SYS_rt_sigaction, signal, action, nullptr, kSignalSetBytes);
+}
+
+/// Takes the terminal, sets dispositions, then unblocks all signals. They were blocked so that no handler of
+/// ours runs in the child and SIGTTOU does not stop it. exec resets handlers, but keeps ignored signals.
 DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
     pid_t group = static_cast<pid_t>(::syscall(SYS_getpid));
     if (launch.foreground_terminal && ::syscall(SYS_ioctl, 0, TIOCSPGRP, &group) != 0) {
         return fail(launch, "tcsetpgrp");
     }
-    // The kernel's struct sigaction; all zero means SIG_DFL.
-    unsigned long default_action[8] = {};
-    for (std::uint64_t left = launch.ignored_signals; left != 0; left &= left - 1) {
-        const int signal = __builtin_ctzll(left) + 1;
-        ::syscall(SYS_rt_sigaction, signal, default_action, nullptr, kSignalSetBytes);
+    for (std::uint64_t left = launch.ignored_signals; left != 0; left &= left - 1)
+        set_disposition(__builtin_ctzll(left) + 1, SIG_DFL);
+    // A background group that touches the terminal would be stopped for ever. With these signals ignored, a
+    // read of the terminal fails instead (EIO), in the child's own children too.
+    if (!launch.foreground_terminal) {
+        set_disposition(SIGTTIN, SIG_IGN);
+        set_disposition(SIGTTOU, SIG_IGN);
     }
     std::uint64_t none = 0;
     ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, nullptr, kSignalSetBytes);

@@ -52,13 +52,20 @@ struct ChildExit {
     bool operator==(const ChildExit&) const = default;
 };
 
+/// A signal that stopped a child (state T).
+struct ChildStop {
+    pid_t pid = 0;
+    int signal = 0;
+};
+
 /// The operating system's calls that the agent uses, so that tests can fake them and fail any call.
 class System {
   public:
     virtual ~System() = default;
 
     /// Starts one process in its own process group (setpgid), with PR_SET_PDEATHSIG=SIGKILL against this
-    /// thread and default signal dispositions. vfork class: returns after the child's exec or failure.
+    /// thread. Its signals have default dispositions, but TTIN and TTOU are ignored unless it has the
+    /// terminal. vfork class: returns after the child's exec or failure.
     /// A script without "#!" runs under /bin/sh.
     /// Error: System naming program and stage ("exec ./trian: No such file or directory", "start ./train:
     /// chdir /data: Permission denied"), InvalidArgument for two descriptors under one number. Nothing is
@@ -78,6 +85,8 @@ class System {
     /// The caller must reap it before the next call. nullopt: no child has ended.
     [[nodiscard]] virtual std::optional<ChildExit> next_exit() = 0;
     virtual void reap(pid_t pid) = 0;
+    /// The next child that has been stopped since the last call. nullopt: none has.
+    [[nodiscard]] virtual std::optional<ChildStop> next_stop() = 0;
 
     /// Every living descendant of this process, from /proc, children first; without its tools, the children
     /// that it had before this object was made, and their descendants. One that is just being forked can be
@@ -117,6 +126,7 @@ class LinuxSystem final : public System {
     pid_t group_of(pid_t pid) override;
     std::optional<ChildExit> next_exit() override;
     void reap(pid_t pid) override;
+    std::optional<ChildStop> next_stop() override;
     std::vector<pid_t> descendants() override;
     Result<Pipe> make_pipe(std::size_t buffer_bytes) override;
     Result<SocketPair> make_socket_pair() override;

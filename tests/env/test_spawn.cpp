@@ -125,6 +125,13 @@ TEST(Spawn, PutsTheChildInAGroupOfItsOwnAndInOurSession) {
     EXPECT_EQ(ran.output.substr(0, expected.size()), expected);
 }
 
+/// The line of /proc/PID/status for a process that ignores these signals.
+std::string ignored(const std::vector<int>& signals) {
+    std::uint64_t bits = 0;
+    for (const int signal : signals) bits |= 1ULL << (signal - 1);
+    return fmt::format("SigIgn:\t{:016x}\n", bits);
+}
+
 TEST(Spawn, GivesTheChildDefaultSignalsWhateverOursAre) {
     LinuxSystem system;
     sigset_t blocked;
@@ -139,7 +146,7 @@ TEST(Spawn, GivesTheChildDefaultSignalsWhateverOursAre) {
     ::signal(SIGUSR1, handler);
 
     const Ran ran = run(system, program("/bin/cat", {"/proc/self/status"}));
-    EXPECT_THAT(ran.output, HasSubstr("SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"));
+    EXPECT_THAT(ran.output, HasSubstr("SigBlk:\t0000000000000000\n" + ignored({SIGTTIN, SIGTTOU})));
 
     // Our dispositions are unchanged: the child shares only our memory.
     sigset_t after;
@@ -296,7 +303,7 @@ TEST(Spawn, ReportsAMachineWithoutRoomForAProcess) {
 }
 
 /// Starts a child in the foreground of a new terminal on fd 0, in a new session. Returns 0 when the
-/// terminal's foreground group is the child's.
+/// terminal's foreground group is the child's, and the child can be stopped by it.
 int start_in_foreground() {
     ::setsid();
     const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
@@ -309,9 +316,11 @@ int start_in_foreground() {
     const Result<pid_t> pid = system.spawn(spec);
     if (!pid) return 4;
     const bool is_foreground = ::tcgetpgrp(0) == *pid;
+    const Result<std::string> status = read_file(fmt::format("/proc/{}/status", *pid), 1 << 16);
+    const bool is_stoppable = status && status->find(ignored({})) != std::string::npos;
     ::kill(*pid, SIGKILL);
     ::waitpid(*pid, nullptr, 0);
-    return is_foreground ? 0 : 1;
+    return !is_foreground ? 1 : is_stoppable ? 0 : 5;
 }
 
 TEST(Spawn, GivesTheTerminalToAForegroundChild) {

@@ -32,6 +32,7 @@ class FakeSystem final : public os::System {
     Status signal_process(pid_t pid, int signal) override;
     std::optional<os::ChildExit> next_exit() override;
     void reap(pid_t pid) override;
+    std::optional<os::ChildStop> next_stop() override { return std::nullopt; }
     bool group_exists(pid_t group) override;
     pid_t group_of(pid_t pid) override;
     std::vector<pid_t> descendants() override;

@@ -8,6 +8,7 @@
 
 #include "tests/support/run_program.h"
 #include "tests/support/terminal.h"
+#include "tests/system/look.h"
 
 namespace ddprun::test {
 namespace {
@@ -77,6 +78,24 @@ TEST(Terminal, CtrlZStopsTheWorkersWithDdprunAndAContinueWakesThem) {
     EXPECT_TRUE(comes_to(worker, 'S'));
     program.signal(SIGTERM);
     EXPECT_EQ(program.wait().status, 75);
+}
+
+TEST(Terminal, AWorkerThatUsesTheTerminalIsNotStopped) {
+    Terminal terminal({path_of("DDPRUN"), "--nproc-per-node=2", "/bin/sh", "-c",
+                       "(read line < /dev/tty) || echo cannot read; stty -F /dev/tty sane; echo set"});
+    EXPECT_EQ(terminal.wait(), 0) << terminal.screen();
+    EXPECT_EQ(occurrences(terminal.screen(), "cannot read"), 2) << terminal.screen();
+    EXPECT_EQ(occurrences(terminal.screen(), "set\r\n"), 2) << terminal.screen();
+}
+
+TEST(Terminal, AWorkerThatTheTerminalStopsAllTheSameIsNamed) {
+    // An interactive shell restores the default of its signals, as env does here.
+    Terminal terminal({path_of("DDPRUN"), "--nproc-per-node=1", "/usr/bin/env", "--default-signal=TTIN",
+                       "/bin/sh", "-c", "read line < /dev/tty"});
+    EXPECT_TRUE(terminal.shows("rank 0 (pid ")) << terminal.screen();
+    EXPECT_TRUE(terminal.shows(" is stopped by SIGTTIN, because it used the terminal")) << terminal.screen();
+    terminal.type("\x03");
+    EXPECT_EQ(terminal.wait(), 75) << terminal.screen();
 }
 
 TEST(Terminal, ADebuggerGetsTheTerminalAndGivesItBack) {

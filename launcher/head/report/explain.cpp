@@ -67,6 +67,8 @@ constexpr KnownMessage kKnownMessages[] = {
      "Gloo lost a peer: another worker or its node died first, or the network failed"},
     {"EOF when reading a line",
      "ddprun gives its standard input to a worker only where --stdin RANK says so"},
+    {"[Errno 5] Input/output error",
+     "a disk failed, or the program read the terminal, as getpass does, which only --attach RANK=COMMAND gives"},
     {"bdb.BdbQuit",
      "ddprun gives its standard input to a worker, for its debugger, only where --stdin RANK says so"},
     {"Address already in use",

@@ -193,6 +193,7 @@ class Agent {
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;
     [[nodiscard]] Duration lead_of_error_files();
     void send_exits();
+    void report_stop(const os::ChildStop& stop);
     void watch_error_files();
     void error_file_written(int local_rank);
     void await_exit(int local_rank, const std::string& what_it_did);

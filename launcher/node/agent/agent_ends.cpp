@@ -80,6 +80,19 @@ void Agent::on_child_exits() {
         feed(agent_event::Exited{*exit});
     }
     send_exits();
+    while (const std::optional<os::ChildStop> stop = system_.next_stop()) report_stop(*stop);
+}
+
+/// Names a worker that the terminal has stopped although it was started with these signals ignored, as an
+/// interactive shell restores them.
+void Agent::report_stop(const os::ChildStop& stop) {
+    const int local_rank = state_.local_rank_of(stop.pid);
+    if (local_rank < 0 || (stop.signal != SIGTTIN && stop.signal != SIGTTOU)) return;
+    const int rank = order_.first_rank + local_rank;
+    log_.warning(
+        "rank {} (pid {}) is stopped by {}, because it used the terminal, which is ddprun's; --stdin {} "
+        "gives it input, and --attach {}=COMMAND the terminal",
+        rank, stop.pid, signal_name(stop.signal), rank, rank);
 }
 
 void Agent::send_exits() {
