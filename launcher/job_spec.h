@@ -202,7 +202,7 @@ struct JobSpec {
     RequeueSpec requeue;
     OutputSpec output;
     std::string role = "default";
-    std::map<int, SignalAction> signals;  ///< by signal number; see default_signals() in signals.h
+    std::map<int, SignalAction> signals;  ///< by signal number; complete_signals() adds those not given
     std::string signals_to_handle =
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT";                   ///< as given; workers see it, as under torchrun
     Duration shutdown_timeout = std::chrono::seconds(30);  ///< grace between the stop signal and SIGKILL

@@ -232,6 +232,7 @@ int run(CommandLine line, JobSetup setup) {
         return tell_that_nothing_began(why, code);
     };
     setup.spec = std::move(line.spec);
+    complete_signals(setup.spec.signals);
     if (!setup.spec.trace.empty()) setup.spec.trace = std::filesystem::absolute(setup.spec.trace).string();
     // mpirun gives its processes terminals that nobody reads.
     OutputSpec::Color& color = setup.spec.output.color;

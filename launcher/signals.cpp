@@ -21,6 +21,11 @@ constexpr std::pair<int, std::string_view> kSignalNames[] = {
     {SIGVTALRM, "VTALRM"}, {SIGPROF, "PROF"}, {SIGWINCH, "WINCH"}, {SIGPOLL, "POLL"}, {SIGPWR, "PWR"},
     {SIGSYS, "SYS"}};
 
+bool is_ignored(int signal) {
+    struct sigaction action {};
+    return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 void mask_handled_signals(int how) {
     sigset_t set;
     ::sigemptyset(&set);
@@ -47,13 +52,15 @@ StoppableWait::StoppableWait() {
 }
 StoppableWait::~StoppableWait() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
-std::map<int, SignalAction> default_signals() {
-    std::map<int, SignalAction> actions;
-    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) actions[signal] = SignalAction::Stop;
-    for (const int signal : {SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH}) {
-        actions[signal] = SignalAction::Forward;
+void complete_signals(std::map<int, SignalAction>& actions) {
+    for (const auto& [signal, action] : actions) {
+        if (is_ignored(signal)) ::signal(signal, SIG_DFL);
     }
-    return actions;
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT})
+        actions.emplace(signal, is_ignored(signal) ? SignalAction::Ignore : SignalAction::Stop);
+    for (const int signal : {SIGUSR1, SIGUSR2, SIGTSTP, SIGWINCH})
+        actions.emplace(signal, is_ignored(signal) ? SignalAction::Ignore : SignalAction::Forward);
+    actions.emplace(SIGCONT, SignalAction::Forward);  // continues also a process that ignores it
 }
 
 std::optional<int> signal_from_name(std::string_view name) {

@@ -30,8 +30,10 @@ class StoppableWait {
     sigset_t before_{};
 };
 
-/// TERM INT HUP QUIT stop, USR1 USR2 CONT TSTP WINCH are forwarded.
-std::map<int, SignalAction> default_signals();
+/// Adds what --signal did not name to `actions`: TERM INT HUP QUIT stop, USR1 USR2 CONT TSTP WINCH are
+/// forwarded. A signal that this process ignores, because of nohup(1) or a shell, stays ignored, except CONT;
+/// one that is named gets its default disposition, which workers inherit.
+void complete_signals(std::map<int, SignalAction>& actions);
 
 /// "SIGTERM", "term", "TERM" or "15" as a signal number; nullopt for anything else.
 std::optional<int> signal_from_name(std::string_view name);

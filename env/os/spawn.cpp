@@ -56,7 +56,7 @@ struct Launch {
     rlimit open_files{};  ///< set when rlim_cur is not 0
     rlimit file_locks{};  ///< set when rlim_cur is not 0
     bool foreground_terminal = false;
-    std::uint64_t ignored_signals = 0;  ///< bit n: signal n + 1
+    std::uint64_t signals_to_reset = 0;  ///< bit n: signal n + 1
 
     const char* failed_stage = nullptr;
     int error = 0;
@@ -144,7 +144,7 @@ DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
     if (launch.foreground_terminal && ::syscall(SYS_ioctl, 0, TIOCSPGRP, &group) != 0) {
         return fail(launch, "tcsetpgrp");
     }
-    for (std::uint64_t left = launch.ignored_signals; left != 0; left &= left - 1)
+    for (std::uint64_t left = launch.signals_to_reset; left != 0; left &= left - 1)
         set_disposition(__builtin_ctzll(left) + 1, SIG_DFL);
     // A background group that touches the terminal would be stopped for ever. With these signals ignored, a
     // read of the terminal fails instead (EIO), in the child's own children too.
@@ -230,9 +230,18 @@ int above_all_targets(const std::vector<Move>& moves) {
     return highest + 1;
 }
 
-std::uint64_t read_ignored_signals() {
+/// True for a signal by which a user or a shell asks for something, and which a child goes on ignoring: POSIX
+/// keeps ignored signals ignored through exec, and nohup(1) relies on it. The others are a runtime's own
+/// (SIGPIPE), and SIGTERM is how ddprun stops its children.
+bool stays_ignored(int signal) {
+    constexpr int kKept[] = {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
+    return std::find(std::begin(kKept), std::end(kKept), signal) != std::end(kKept);
+}
+
+std::uint64_t read_signals_to_reset() {
     std::uint64_t ignored = 0;
     for (int signal = 1; signal <= kSignalCount; ++signal) {
+        if (stays_ignored(signal)) continue;
         struct sigaction action {};
         // sigaction fails for the two signals that glibc reserves, which are never ignored.
         if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN)
@@ -351,9 +360,9 @@ Error explain(const SpawnSpec& spec, const Launch& launch) {
 
 }  // namespace
 
-std::uint64_t SpawnSlots::ignored_signals() {
-    if (!ignored_signals_) ignored_signals_ = read_ignored_signals();
-    return *ignored_signals_;
+std::uint64_t SpawnSlots::signals_to_reset() {
+    if (!signals_to_reset_) signals_to_reset_ = read_signals_to_reset();
+    return *signals_to_reset_;
 }
 
 bool SpawnSlots::open() {
@@ -413,7 +422,7 @@ Result<pid_t> spawn_process(const SpawnSpec& spec, SpawnSlots& slots) {
     launch.nodes = nodes.empty() ? nullptr : nodes.data();
     launch.node_bits = nodes.size() * kBitsPerWord + 1;  // the kernel reads one bit less
     launch.foreground_terminal = spec.foreground_terminal;
-    launch.ignored_signals = slots.ignored_signals();
+    launch.signals_to_reset = slots.signals_to_reset();
     if (spec.open_files != 0 && ::getrlimit(RLIMIT_NOFILE, &launch.open_files) == 0) {
         launch.open_files.rlim_cur = std::min<rlim_t>(spec.open_files, launch.open_files.rlim_max);
     }

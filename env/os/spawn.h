@@ -23,9 +23,9 @@ class SpawnSlots {
     void clear();
     /// The first number after the slots.
     [[nodiscard]] int end() const { return end_; }
-    /// The signals that this process ignores, which a child must not inherit; bit n is signal n + 1. Read
-    /// once, because reading all signals costs as much as a small fork.
-    [[nodiscard]] std::uint64_t ignored_signals();
+    /// The signals that this process ignores and a child must not; bit n is signal n + 1. Read once, because
+    /// reading all signals costs as much as a small fork.
+    [[nodiscard]] std::uint64_t signals_to_reset();
 
   private:
     bool open();
@@ -34,7 +34,7 @@ class SpawnSlots {
     UniqueFd null_;
     std::size_t used_ = 0;
     int end_ = 0;
-    std::optional<std::uint64_t> ignored_signals_;
+    std::optional<std::uint64_t> signals_to_reset_;
 };
 
 /// True when a child can start in this cgroup (a directory's descriptor) and live; tries it with a child that

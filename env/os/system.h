@@ -64,8 +64,9 @@ class System {
     virtual ~System() = default;
 
     /// Starts one process in its own process group (setpgid), with PR_SET_PDEATHSIG=SIGKILL against this
-    /// thread. Its signals have default dispositions, but TTIN and TTOU are ignored unless it has the
-    /// terminal. vfork class: returns after the child's exec or failure.
+    /// thread. Its signals have default dispositions, but HUP, INT, QUIT, USR1, USR2 and TSTP stay ignored
+    /// where we ignore them, and TTIN and TTOU are ignored unless it has the terminal. vfork class: returns
+    /// after the child's exec or failure.
     /// A script without "#!" runs under /bin/sh.
     /// Error: System naming program and stage ("exec ./trian: No such file or directory", "start ./train:
     /// chdir /data: Permission denied"), InvalidArgument for two descriptors under one number. Nothing is

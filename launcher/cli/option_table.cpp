@@ -430,7 +430,8 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
         .value(
             "--signal", "NAME=ACTION", by(draft, set_signal_actions),
             "What a signal sent to ddprun does: forward (to the workers, and carry on), stop, preempt (notice, "
-            "grace, exit code 75) or ignore. May be repeated.")
+            "grace, exit code 75) or ignore. May be repeated. A signal that was ignored when ddprun was started, "
+            "as HUP under nohup, stays ignored for ddprun and its workers unless it is named here.")
         ->take_all();
     options.value(
         "--hang-timeout", "SPAN", into(spec.hang_timeout, parse_span),

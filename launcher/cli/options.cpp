@@ -311,7 +311,6 @@ void settle_output(const Reading& reading, OutputSpec& output) {
 
 Result<CommandLine> build(Reading& reading, const EnvironmentLookup& env) {
     OptionDraft& draft = reading.draft;
-    draft.spec.signals = default_signals();
     if (const Status defaults = apply_environment_defaults(env, draft.spec); !defaults)
         return defaults.error();
     CommandLine line;

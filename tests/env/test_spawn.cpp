@@ -140,7 +140,7 @@ TEST(Spawn, GivesTheChildDefaultSignalsWhateverOursAre) {
     for (const int signal : {SIGTERM, SIGCHLD, SIGRTMIN + 3}) ::sigaddset(&blocked, signal);
     ::pthread_sigmask(SIG_BLOCK, &blocked, &before);
     ::signal(SIGPIPE, SIG_IGN);
-    ::signal(SIGINT, SIG_IGN);
+    ::signal(SIGTERM, SIG_IGN);
     ::signal(SIGRTMIN + 5, SIG_IGN);
     const auto handler = [](int) {};
     ::signal(SIGUSR1, handler);
@@ -154,10 +154,20 @@ TEST(Spawn, GivesTheChildDefaultSignalsWhateverOursAre) {
     EXPECT_EQ(::sigismember(&after, SIGTERM), 1);
     EXPECT_EQ(::sigismember(&after, SIGQUIT), ::sigismember(&before, SIGQUIT));
     EXPECT_EQ(::signal(SIGPIPE, SIG_DFL), SIG_IGN);
-    EXPECT_EQ(::signal(SIGINT, SIG_DFL), SIG_IGN);
+    EXPECT_EQ(::signal(SIGTERM, SIG_DFL), SIG_IGN);
     EXPECT_NE(::signal(SIGUSR1, SIG_DFL), SIG_DFL);
     ::signal(SIGRTMIN + 5, SIG_DFL);
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+TEST(Spawn, LetsTheChildIgnoreWhatAUserHadIgnored) {
+    const std::vector<int> kept{SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
+    for (const int signal : kept) ::signal(signal, SIG_IGN);
+    LinuxSystem system;
+    const Ran ran = run(system, program("/bin/cat", {"/proc/self/status"}));
+    for (const int signal : kept) ::signal(signal, SIG_DFL);
+    EXPECT_THAT(ran.output,
+                HasSubstr(ignored({SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGTTIN, SIGTTOU})));
 }
 
 /// The descriptors open in a child, without that of `ls` itself, which points into /proc.

@@ -10,6 +10,7 @@
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
+#include "launcher/signals.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {
@@ -356,7 +357,8 @@ TEST(Option, NumaBindingHasFourPoliciesAlsoFromItsVariable) {
 }
 
 TEST(Option, SignalsToHandleStopTheJob) {
-    const auto signals = spec_of({"--signals-to-handle", "SIGUSR1,SIGTERM"}).signals;
+    auto signals = spec_of({"--signals-to-handle", "SIGUSR1,SIGTERM"}).signals;
+    complete_signals(signals);
     EXPECT_EQ(signals.at(SIGUSR1), SignalAction::Stop);
     EXPECT_EQ(signals.at(SIGTERM), SignalAction::Stop);
     EXPECT_EQ(signals.at(SIGINT), SignalAction::Stop) << "not listed, and yet no worker may be left behind";
@@ -533,6 +535,19 @@ TEST(Option, OutputSwitchesArrive) {
     EXPECT_EQ(output.max_file_bytes, 100U << 20);
     EXPECT_EQ(spec_of({}, {{"NO_COLOR", "1"}}).output.color, OutputSpec::Color::Never);
     EXPECT_THAT(error_of({"--max-log-size=big"}), HasSubstr("--max-log-size: 'big'"));
+}
+
+TEST(Signals, ThoseThatTheStarterIgnoresStayIgnoredUnlessTheyAreNamed) {
+    for (const int signal : {SIGHUP, SIGINT, SIGUSR1, SIGCONT}) ::signal(signal, SIG_IGN);
+    std::map<int, SignalAction> actions{{SIGINT, SignalAction::Preempt}};
+    complete_signals(actions);
+    EXPECT_EQ(actions.at(SIGHUP), SignalAction::Ignore);
+    EXPECT_EQ(actions.at(SIGUSR1), SignalAction::Ignore);
+    EXPECT_EQ(actions.at(SIGINT), SignalAction::Preempt);
+    EXPECT_EQ(actions.at(SIGCONT), SignalAction::Forward) << "it ends a Ctrl-Z";
+    EXPECT_EQ(actions.at(SIGTERM), SignalAction::Stop);
+    EXPECT_EQ(::signal(SIGINT, SIG_DFL), SIG_DFL) << "workers would inherit that it is ignored";
+    for (const int signal : {SIGHUP, SIGUSR1, SIGCONT}) EXPECT_EQ(::signal(signal, SIG_DFL), SIG_IGN);
 }
 
 TEST(Option, SignalMayBeRepeatedAndWinsOverTheList) {

@@ -63,6 +63,21 @@ TEST(Signals, Usr1IsForwardedAndTheJobGoesOn) {
     EXPECT_EQ(program.wait().status, 0);
 }
 
+TEST(Signals, WhatTheStarterIgnoresEndsNeitherTheJobNorAWorker) {
+    std::vector<std::string> command{"/bin/sh", "-c", "trap '' HUP INT QUIT USR1; exec \"$@\"", "sh"};
+    const std::vector<std::string> job =
+        ddprun_probe({"--nproc-per-node=2", "--signal=QUIT=forward"},
+                     {"note", "3", "a quit", "on", "12", "0", "say", "ready", "hold"});
+    command.insert(command.end(), job.begin(), job.end());
+    Program program(command);
+    ASSERT_TRUE(program.wait_for_output("[0]: ready") && program.wait_for_output("[1]: ready"));
+    for (const int signal : {SIGHUP, SIGINT, SIGUSR1, SIGQUIT}) program.signal(signal);
+    ASSERT_TRUE(program.wait_for_output("[0]: a quit") && program.wait_for_output("[1]: a quit"));
+    program.signal(SIGUSR2);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
 TEST(Signals, WorkersReceiveTheSignalThatWasSent) {
     Program program(ddprun_probe({"--nproc-per-node=1"}, {"note", "2", "an interrupt", "note", "15",
                                                           "a termination", "say", "up", "noted", "2"}));
