@@ -170,7 +170,12 @@ SplitWords OptionList::split(const std::vector<std::string>& words, Rest rest) c
 Result<std::vector<std::string>> OptionList::read(const std::vector<std::string>& words) {
     SplitWords split = this->split(words, Rest::StandsBetween);
     if (split.wrong) return *split.wrong;
-    if (split.unknown) return invalid(fmt::format("{}: unknown option", *split.unknown));
+    if (split.unknown) {
+        const auto name = [](const CLI::Option* option) { return "--" + name_of(*option); };
+        const std::string known = join(options(), ", ", name);
+        return invalid(fmt::format("{}: unknown option{}", *split.unknown,
+                                   known.empty() ? "" : fmt::format(" (expected {})", known)));
+    }
     for (const SplitWords::Given& given : split.options) {
         if (const Status taken = take_value(given); !taken) return taken.error();
     }

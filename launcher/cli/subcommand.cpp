@@ -114,13 +114,15 @@ std::string render_subcommands() {
            '\n';
 }
 
-Result<AskOptions> parse_ask_options(const std::vector<std::string>& arguments) {
+Result<AskOptions> parse_ask_options(std::string_view name, const std::vector<std::string>& arguments) {
     AskOptions options;
     OptionList list;
-    list.value("--job", "ID", into(options.job, parse_text), "");
-    list.value("-r,--rank", "RANK", into(options.rank, parse_rank), "");
-    list.flag("-f,--follow", options.follow, "");
-    list.flag("--json", options.json, "");
+    const std::vector<std::string> own = options_of(*find_subcommand(name));
+    const auto has = [&own](std::string_view option) { return std::ranges::find(own, option) != own.end(); };
+    if (has("--job")) list.value("--job", "ID", into(options.job, parse_text), "");
+    if (has("--rank") || has("-r")) list.value("-r,--rank", "RANK", into(options.rank, parse_rank), "");
+    if (has("-f")) list.flag("-f,--follow", options.follow, "");
+    if (has("--json")) list.flag("--json", options.json, "");
     Result<std::vector<std::string>> words = list.read(arguments);
     if (!words) return words.error();
     options.words = *std::move(words);
@@ -192,7 +194,7 @@ int run_subcommand(const std::vector<std::string>& arguments) {
         const Result<CleanOptions> options = parse_clean_options(words);
         return options ? clean(*options) : complain(name, options.error());
     }
-    const Result<AskOptions> options = parse_ask_options(words);
+    const Result<AskOptions> options = parse_ask_options(name, words);
     if (!options) return complain(name, options.error());
     if (name == "signal") return send_signal(*options);
     if (name == "logs") return show_logs(*options);

@@ -31,8 +31,9 @@ std::vector<std::string> options_of(const SubcommandRow& row);
 /// The part of --help about the subcommands.
 std::string render_subcommands();
 
-/// Error: InvalidArgument, ready to follow "ddprun ps: ".
-Result<AskOptions> parse_ask_options(const std::vector<std::string>& arguments);
+/// Reads the options of the subcommand `name`, and refuses those that its row does not have. Error:
+/// InvalidArgument, ready to follow "ddprun ps: ".
+Result<AskOptions> parse_ask_options(std::string_view name, const std::vector<std::string>& arguments);
 Result<CleanOptions> parse_clean_options(const std::vector<std::string>& arguments);
 Result<DoctorOptions> parse_doctor_options(const std::vector<std::string>& arguments);
 

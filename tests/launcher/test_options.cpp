@@ -647,7 +647,8 @@ TEST(CommandLineGrammar, AMistypedOptionIsNotTheProgram) {
 }
 
 TEST(SubcommandOptions, StandAmongTheWords) {
-    const Result<AskOptions> options = parse_ask_options({"USR1", "--rank=3", "--job", "j7", "-f", "more"});
+    const Result<AskOptions> options =
+        parse_ask_options("logs", {"USR1", "--rank=3", "--job", "j7", "-f", "more"});
     ASSERT_TRUE(options) << options.error().what;
     EXPECT_THAT(options->words, ElementsAre("USR1", "more"));
     EXPECT_EQ(options->rank, 3);
@@ -656,10 +657,37 @@ TEST(SubcommandOptions, StandAmongTheWords) {
     EXPECT_FALSE(options->json);
 }
 
+TEST(SubcommandOptions, OfAnotherSubcommandAreRefusedAndNotIgnored) {
+    EXPECT_EQ(parse_ask_options("drain", {"--rank", "1"}).error().what,
+              "--rank: unknown option (expected --job)")
+        << "it preempts the whole job";
+    struct Taken {
+        std::string subcommand;
+        std::vector<std::string> options;
+    };
+    const std::vector<std::vector<std::string>> all = {{"--job", "j"}, {"--rank", "1"}, {"-r", "1"},
+                                                       {"--follow"},   {"-f"},          {"--json"}};
+    for (const Taken& row : std::vector<Taken>{{"ps", {"--job", "--json"}},
+                                               {"top", {"--job"}},
+                                               {"signal", {"--job", "--rank", "-r"}},
+                                               {"stacks", {"--job", "--rank", "-r"}},
+                                               {"drain", {"--job"}},
+                                               {"logs", {"--job", "--rank", "-r", "--follow", "-f"}},
+                                               {"gpus", {"--json"}}}) {
+        for (const std::vector<std::string>& words : all) {
+            const bool is_own = std::ranges::find(row.options, words.front()) != row.options.end();
+            EXPECT_EQ(parse_ask_options(row.subcommand, words).has_value(), is_own)
+                << row.subcommand << ' ' << words.front();
+        }
+    }
+}
+
 TEST(SubcommandOptions, AreNamedIfTheyAreWrong) {
-    EXPECT_EQ(parse_ask_options({"-r", "x"}).error().what, "-r: 'x' is not a rank (expected 0, 1, ...)");
-    EXPECT_EQ(parse_ask_options({"--job"}).error().what, "--job: needs a value (ID)");
-    EXPECT_EQ(parse_ask_options({"--jbo", "j7"}).error().what, "--jbo: unknown option");
+    EXPECT_EQ(parse_ask_options("logs", {"-r", "x"}).error().what,
+              "-r: 'x' is not a rank (expected 0, 1, ...)");
+    EXPECT_EQ(parse_ask_options("ps", {"--job"}).error().what, "--job: needs a value (ID)");
+    EXPECT_EQ(parse_ask_options("ps", {"--jbo", "j7"}).error().what,
+              "--jbo: unknown option (expected --job, --json)");
     EXPECT_EQ(parse_doctor_options({"--seconds", "31"}).error().what,
               "--seconds: '31' is not between 0 and 30");
     EXPECT_THAT(parse_doctor_options({"quickly"}).error().what,
