@@ -134,6 +134,8 @@ std::vector<std::string> slurm_lines(const JobRequest& request) {
         lines.emplace_back(wants_requeue(request) ? "#SBATCH --requeue" : "#SBATCH --no-requeue");
     // The next run appends to the last run's file.
     if (wants_requeue(request)) add("--open-mode", "append");
+    // Without it Slurm ends the whole job when it takes one of its nodes for down.
+    if (request.is_elastic) lines.emplace_back("#SBATCH --no-kill");
     for (const std::vector<std::string>* more : {&site.directives, &request.directives}) {
         for (const std::string& one : *more) lines.push_back("#SBATCH " + one);
     }

@@ -32,6 +32,7 @@ struct JobRequest {
     std::vector<std::string> ddprun;  ///< the words after `ddprun`: options, program, arguments
     std::string program;              ///< the program among `ddprun`
     bool counts_workers = false;      ///< `ddprun` has --nproc-per-node
+    bool is_elastic = false;          ///< `ddprun` goes on without some of its nodes: --nnodes=MIN:MAX
 };
 
 inline bool wants_requeue(const JobRequest& request) {

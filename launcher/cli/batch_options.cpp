@@ -137,6 +137,7 @@ Status take_ddprun_line(std::vector<std::string> words, JobRequest& request) {
     if (!line) return line.error();
     if (line->action != CommandLine::Run) return invalid("no program given");
     request.counts_workers = line->sources.count("nproc-per-node") != 0;
+    request.is_elastic = line->spec.nodes.min < line->spec.nodes.max;
     for (const char* option : {"requeue", "requeue-script"}) {
         if (line->sources.count(option) != 0)
             return invalid(

@@ -72,6 +72,13 @@ TEST(JobScript, PutsTwoNodesOnTwoHosts) {
     EXPECT_THAT(script(Scheduler::Pbs, {"train"}), Not(HasSubstr("place=")));
 }
 
+TEST(JobScript, AnElasticJobOutlivesTheLossOfAHostUnderSlurm) {
+    const Words elastic = {"--nodes=3", "--", "--nnodes=2:3", "train"};
+    EXPECT_THAT(script(Scheduler::Slurm, elastic), HasSubstr("\n#SBATCH --no-kill\n"));
+    EXPECT_THAT(script(Scheduler::Pbs, elastic), Not(HasSubstr("kill"))) << "PBS lets such a job go on";
+    EXPECT_THAT(script(Scheduler::Slurm, {"--nodes=3", "train"}), Not(HasSubstr("no-kill")));
+}
+
 TEST(JobScript, HasTheDirectivesOfItsSite) {
     EXPECT_THAT(
         script(Scheduler::Pbs, {"--site=polaris", "--nodes=2", "--account=proj", "--walltime=1h", "train"}),

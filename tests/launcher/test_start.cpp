@@ -255,6 +255,12 @@ TEST(StarterCommand, OneSrunStartsAllOtherHosts) {
                       ::testing::Contains("--nodelist=h2,h3"), Not(::testing::Contains("--node"))));
 }
 
+TEST(StarterCommand, SrunLeavesTheOtherHostsAloneWhenSlurmTakesOneForDown) {
+    const auto commands = starter_commands(Starter::Srun, kThree, {1, 2}, call(SecretWay::Stdin), "88", "");
+    EXPECT_THAT(commands[0].words, ::testing::Contains("--no-kill"));
+    EXPECT_THAT(commands[0].words, ::testing::Contains("--kill-on-bad-exit=0"));
+}
+
 TEST(StarterCommand, AHeadOutsideTheHostsStartsTheFirstToo) {
     EXPECT_EQ(starter_commands(Starter::Ssh, kThree, {0, 2}, call(SecretWay::Stdin), "", "")[0].nodes,
               std::vector<int>{0});

@@ -171,13 +171,13 @@ std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<
                                              const std::string& pbs_attach) {
     const std::string count = fmt::format("{}", nodes.size()), names = names_of(hosts, nodes);
     // One srun or mpiexec starts all: a job step for each host would cost the scheduler more, and sites limit
-    // the number of steps.
+    // the number of steps. With --no-kill a lost host ends its own task only: the job may go on without it.
     if (starter == Starter::Srun) {
-        return {
-            for_all_at_once({"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count,
-                             "--ntasks-per-node=1", "--nodelist=" + names, "--export=ALL", "--input=all",
-                             "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"},
-                            nodes, call)};
+        return {for_all_at_once(
+            {"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1",
+             "--nodelist=" + names, "--export=ALL", "--input=all", "--mpi=none", "--cpu-bind=none",
+             "--kill-on-bad-exit=0", "--no-kill", "--job-name=ddprun"},
+            nodes, call)};
     }
     if (starter == Starter::Mpiexec)
         return {for_all_at_once({"mpiexec", "-n", count, "--ppn", "1", "--hosts", names}, nodes, call)};
