@@ -211,20 +211,34 @@ void take_slurm_tasks(std::vector<AllocatedHost>& hosts, const EnvironmentLookup
     for (std::size_t i = 0; i < hosts.size(); ++i) hosts[i].slots = tasks[i];
 }
 
-Found from_slurm(const EnvironmentLookup& variable) {
+/// The ending of the names of a Slurm job's variables: salloc tells those of a heterogeneous job by component
+/// only, and srun starts in the first one.
+std::string ending_of_slurm(const EnvironmentLookup& variable) {
+    const bool is_by_component =
+        !variable("SLURM_JOB_NODELIST") && variable("SLURM_JOB_NODELIST_HET_GROUP_0");
+    return is_by_component ? "_HET_GROUP_0" : "";
+}
+
+Found from_slurm(const EnvironmentLookup& told) {
+    const std::string ending = ending_of_slurm(told);
+    const EnvironmentLookup variable = [&](std::string_view name) {
+        std::optional<std::string> value = told(std::string(name) + ending);
+        return value ? value : told(name);
+    };
     const std::optional<std::string> list = variable("SLURM_JOB_NODELIST");
     const std::optional<std::string> job = variable("SLURM_JOB_ID");
     if (!list || !job) return std::optional<Allocation>();
     Allocation found;
     found.source = AllocationSource::Slurm;
     found.job_id = *job;
-    found.from = "SLURM_JOB_NODELIST=" + excerpt(*list);
+    const std::string list_name = "SLURM_JOB_NODELIST" + ending;
+    found.from = fmt::format("{}={}", list_name, excerpt(*list));
     const Result<std::vector<std::string>> names = expand_hostlist(*list);
-    if (!names) return Error::invalid(fmt::format("SLURM_JOB_NODELIST: {}", names.error().what));
+    if (!names) return Error::invalid(fmt::format("{}: {}", list_name, names.error().what));
     HostList hosts;
     for (const std::string& name : *names) {
         if (const Status added = hosts.add({name, std::nullopt, std::nullopt, 0}); !added)
-            return added.error().with("SLURM_JOB_NODELIST");
+            return added.error().with(list_name);
     }
     found.hosts = hosts.take();
     if (const Status agreed = expect_count(found, variable, "SLURM_JOB_NUM_NODES"); !agreed)

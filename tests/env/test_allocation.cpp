@@ -125,6 +125,20 @@ TEST(Allocation, OtherComponentsOfAHeterogeneousSlurmJobAreCounted) {
     EXPECT_EQ((*found)->other_components, 2);
 }
 
+// Captured in `salloc -N2 : -N1` of Slurm 22.05: SLURM_JOB_NODELIST itself is not set there.
+TEST(Allocation, TheFirstComponentsHostsAreThoseOfAHeterogeneousJobOfSalloc) {
+    const auto found = find_allocation(asked({{"SLURM_JOB_ID", "1"},
+                                              {"SLURM_HET_SIZE", "2"},
+                                              {"SLURM_JOB_NODELIST_HET_GROUP_0", "node[00-01]"},
+                                              {"SLURM_JOB_NODELIST_HET_GROUP_1", "node02"},
+                                              {"SLURM_JOB_NUM_NODES_HET_GROUP_0", "2"},
+                                              {"SLURM_TASKS_PER_NODE_HET_GROUP_0", "1(x2)"}}));
+    ASSERT_TRUE(found && *found);
+    EXPECT_EQ(names((*found)->hosts), (std::vector<std::string>{"node00", "node01"}));
+    EXPECT_EQ((*found)->from, "SLURM_JOB_NODELIST_HET_GROUP_0=node[00-01]");
+    EXPECT_EQ((*found)->other_components, 1);
+}
+
 TEST(Allocation, AListThatContradictsItsOwnCountIsRefusedAndBothAreShown) {
     EXPECT_THAT(
         complaint(
