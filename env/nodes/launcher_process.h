@@ -10,4 +10,10 @@ namespace ddprun {
 /// no job id (Hydra); shells between the launcher and us carry the variable. Reads /proc.
 std::string launcher_process(std::string_view rank_variable);
 
+/// The id of the mpiexec of MPICH's Hydra, the same on all its hosts and for no other mpiexec at the same
+/// time: where its proxies reach it, "node00:41234". The launcher's process on this node has it on its
+/// command line.
+/// "": another launcher. Reads /proc.
+std::string hydra_job(std::string_view rank_variable);
+
 }  // namespace ddprun

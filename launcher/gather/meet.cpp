@@ -8,13 +8,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
 #include "env/hmac.h"
 #include "env/io/file.h"
 #include "env/io/resolve.h"
+#include "env/nodes/batch_job.h"
 #include "env/nodes/gather.h"
+#include "env/nodes/launcher_process.h"
 #include "env/nodes/meeting_point.h"
 #include "env/nodes/slurm_hostlist.h"
 #include "env/text.h"
@@ -68,6 +71,39 @@ Result<std::optional<FirstHost>> first_host_of_step(const Placement& task, const
 }
 
 // ---- with a channel
+
+/// A job id for a launcher that tells none (Hydra, MVAPICH): of its mpiexec, else of its process where it has
+/// one host, else of the batch job; "" not known.
+std::string find_job(const LauncherChoice& launcher, const EnvironmentLookup& lookup) {
+    const Placement& placement = *launcher.placement;
+    if (!placement.job.empty()) return placement.job;
+    if (std::string job = hydra_job(launcher.rank_variable); !job.empty()) return job;
+    if (placement.nodes == 1) return launcher_process(launcher.rank_variable);
+    const std::optional<BatchJob> batch = find_batch_job(lookup);
+    return batch ? batch->id : "";
+}
+
+/// The directory that all tasks see although nobody has named one: on one host that of temporary files, in a
+/// batch job the working directory; "" none.
+std::string common_directory(const Placement& placement, const EnvironmentLookup& lookup) {
+    std::error_code failed;
+    if (placement.nodes == 1) return std::filesystem::temp_directory_path(failed).string();
+    return find_batch_job(lookup) ? std::filesystem::current_path(failed).string() : "";
+}
+
+/// Chooses the channel of tasks whose launcher's own is the program's (--pass-mpi-env): a file. `task` gets
+/// the job id that keeps two jobs apart.
+Result<ExchangeChoice> choose_file(OuterTask& task, const EnvironmentLookup& lookup) {
+    Placement& placement = *task.launcher.placement;
+    placement.job = find_job(task.launcher, lookup);
+    Result<ExchangeChoice> choice = choose_exchange(task.launcher, lookup, ExchangeUse::OnlyFiles);
+    const std::string directory = common_directory(placement, lookup);
+    const bool has_first_host = placement.family == LauncherFamily::Slurm ||
+                                placement.family == LauncherFamily::Pals ||
+                                placement.family == LauncherFamily::SkyPilot;
+    if (!choice || directory.empty() || has_first_host) return choice;
+    return or_file_in(*std::move(choice), task.launcher, lookup, directory);
+}
 
 Result<JobMeeting> listen_as_head(const std::string& own_address, const std::vector<std::uint16_t>& ports) {
     JobMeeting meeting;
@@ -213,7 +249,9 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
 }
 
 Error no_meeting_point(const OuterTask& task, const std::string& why, const EnvironmentLookup& lookup) {
-    const bool has_directory = !lookup("DDPRUN_EXCHANGE_DIR").value_or("").empty();
+    // A directory helps only where a job id keeps the files of two jobs apart.
+    const bool has_directory =
+        !lookup("DDPRUN_EXCHANGE_DIR").value_or("").empty() || task.launcher.placement->job.empty();
     return {
         Errc::InvalidArgument,
         fmt::format(
@@ -285,7 +323,7 @@ Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher,
 Result<JobMeeting> meet(const JobSpec& spec, OuterTask& task, const EnvironmentLookup& lookup) {
     const TimePoint deadline = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
     const Result<ExchangeChoice> choice =
-        choose_exchange(task.launcher, lookup, spec.pass_mpi_env ? ExchangeUse::OnlyFiles : ExchangeUse::Any);
+        spec.pass_mpi_env ? choose_file(task, lookup) : choose_exchange(task.launcher, lookup);
     if (!choice) return choice.error();
     if (choice->kind != ExchangeChoice::Kind::None) return meet_by(*choice, spec, task, lookup, deadline);
     const std::string node_file = read_file(lookup("PBS_NODEFILE").value_or(""), kMaxNodeFile).value_or("");

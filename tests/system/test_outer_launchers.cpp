@@ -36,8 +36,10 @@ TEST(DdprunPerNode, ReportsItsNodeAndAsksForTheMeetingPoint) {
     const Outcome outcome = run(ddprun_probe({}, {"say", "started"}), as_task_of_two_nodes(1));
     EXPECT_EQ(outcome.status, 64) << outcome.err;
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("node 1 of 2: launcher=openmpi rank 1/2 local 0/1"),
-                                   HasSubstr("--nnodes=2"), HasSubstr("--rdzv-endpoint")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("node 1 of 2: launcher=openmpi rank 1/2 local 0/1"), HasSubstr("--nnodes=2"),
+                      HasSubstr("--rdzv-endpoint"), Not(HasSubstr("DDPRUN_EXCHANGE_DIR"))))
+        << "it would be refused: there is no job id";
 }
 
 TEST(DdprunPerNode, TwoNodesOfALauncherFormOneJob) {
@@ -275,6 +277,30 @@ TEST_P(Under, AForbiddenChannelIsReportedAsNoMeetingPoint) {
     EXPECT_EQ(outcome.out, "");
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("the nodes have no meeting point"),
                                    HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("--rdzv-endpoint")));
+}
+
+TEST_P(Under, RanksWhoseProgramHasTheLaunchersChannelMeetOnOneHostByNothingMore) {
+    const TemporaryDirectory temporary;
+    const Outcome outcome = launch(
+        3, join_words({"env", "TMPDIR=" + temporary.path()},
+                      ddprun_probe({"--per-rank", "--pass-mpi-env"}, {"env", "RANK", "env", "WORLD_SIZE"})));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("RANK=2\n"), HasSubstr("WORLD_SIZE=3\n")));
+    EXPECT_THAT(outcome.err, HasSubstr("told by a file in " + temporary.path()));
+    EXPECT_TRUE(std::filesystem::is_empty(temporary.path())) << "something is left behind";
+}
+
+TEST_P(Under, RanksWhoseProgramHasTheLaunchersChannelMeetInTheBatchJobsDirectory) {
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const Hosts hosts(2);
+    const Outcome outcome = run(GetParam().on_hosts(
+        hosts, 1,
+        join_words({"env", "--chdir=" + hosts.home(), "PBS_JOBID=12.server"},
+                   ddprun_probe({"--per-rank", "--pass-mpi-env"}, {"env", "RANK", "env", "WORLD_SIZE"}))));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out,
+                AllOf(HasSubstr("RANK=0\n"), HasSubstr("RANK=1\n"), HasSubstr("WORLD_SIZE=2\n")));
+    EXPECT_THAT(outcome.err, HasSubstr("told by a file in " + hosts.home()));
 }
 
 TEST_P(Under, OneNodeOnEachOfTwoHostsIsOneJobWithoutEndpointOrSecret) {
