@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -99,6 +100,29 @@ TEST_F(Train, ResumesWhereItStopped) {
     ASSERT_EQ(run(command(2, with("2", "half", "b", false)), here()).status, 0);
     ASSERT_EQ(run(command(2, with("4", "rest", "b", true)), here()).status, 0);
     EXPECT_EQ(log_of("whole")["parameters_sha256"], log_of("rest")["parameters_sha256"]);
+}
+
+/// Under PBS and Slurm the scheduler's SIGTERM reaches each worker 10 to 20 ms before or after ddprun's.
+TEST_F(Train, SavesWhenASchedulerSignalsWorkersAndDdprunAlike) {
+    for (const bool are_workers_first : {true, false}) {
+        const std::string checkpoints = are_workers_first ? "workers-first" : "ddprun-first";
+        Program program(
+            command(2, {"--epochs=100000", "--checkpoint-every=100000", "--checkpoint-dir", checkpoints}),
+            here());
+        ASSERT_TRUE(program.wait_for_output("loss"));
+        const std::vector<pid_t> workers = children_named(program.pid(), "train");
+        ASSERT_EQ(workers.size(), 2u);
+        const auto signal_workers = [&] {
+            std::ranges::for_each(workers, [](pid_t pid) { ::kill(pid, SIGTERM); });
+        };
+        if (are_workers_first) signal_workers();
+        program.signal(SIGTERM);
+        signal_workers();
+        const Outcome outcome = program.wait();
+        EXPECT_EQ(outcome.status, 75) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("asked to stop in epoch")) << outcome.err;
+        EXPECT_FALSE(files_in(checkpoints).empty());
+    }
 }
 
 TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportHasItsLastCollective) {

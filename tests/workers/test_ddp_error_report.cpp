@@ -16,6 +16,7 @@
 #include "ddp/worker/error_text.h"
 #include "ddp/worker/segment_map.h"
 #include "ddp/worker/stacks.h"
+#include "ddp/worker/stop_requests.h"
 #include "env/clock.h"
 #include "env/worker_env.h"
 #include "tests/support/json_file.h"
@@ -24,6 +25,7 @@
 namespace ddp {
 namespace {
 
+using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
 TEST(HangDetectionPause, TellsTheLauncherHowLongTheOthersMayWait) {
@@ -195,13 +197,37 @@ TEST(Lifeline, SigtermRequestsAStopWithOrWithoutALauncher) {
     EXPECT_EQ(lifeline.reason(), "SIGTERM");
 }
 
-TEST(Lifeline, TheSecondSigtermEndsTheProcess) {
-    const auto terminate_twice = [] {
-        const Lifeline lifeline{Context(ddprun::WorkerEnv{})};
+TEST(Lifeline, TheSchedulersSignalAndTheLaunchersAreOneRequest) {
+    Lifeline lifeline{Context(ddprun::WorkerEnv{})};
+    for (const int signal : {SIGTERM, SIGTERM, SIGINT, SIGINT}) ::raise(signal);
+    EXPECT_TRUE(lifeline.preemption_requested());
+}
+
+TEST(Lifeline, ALaterSignalEndsTheProcess) {
+    using Meaning = StopRequests::Meaning;
+    const ddprun::TimePoint first{std::chrono::hours(1)};
+    StopRequests requests;
+    EXPECT_EQ(requests.note(first, false), Meaning::Request);
+    EXPECT_EQ(requests.note(first + 4s, false), Meaning::Repetition);
+    EXPECT_EQ(requests.note(first + 5s, false), Meaning::EndNow);
+}
+
+TEST(Lifeline, ASecondCtrlCEndsTheProcessAtOnce) {
+    StopRequests requests;
+    requests.note(ddprun::TimePoint{1h}, true);
+    EXPECT_EQ(requests.note(ddprun::TimePoint{1h}, true), StopRequests::Meaning::EndNow);
+}
+
+TEST(Lifeline, SigtermEndsAForkedChild) {
+    const Lifeline lifeline{Context(ddprun::WorkerEnv{})};
+    const pid_t child = ::fork();
+    if (child == 0) {
         ::raise(SIGTERM);
-        ::raise(SIGTERM);
-    };
-    EXPECT_EXIT(terminate_twice(), ::testing::KilledBySignal(SIGTERM), "");
+        ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
 
 TEST(Lifeline, HeartbeatsAreSeparatePackets) {

@@ -19,8 +19,9 @@ class StopLine;
 ///         if (lifeline.should_stop(++steps)) { save(); return 0; }   // all ranks after the same step
 ///     }
 ///
-/// While a Lifeline exists, SIGTERM and SIGINT request a stop instead of ending the process (the second one
-/// of a kind ends it), and SIGUSR1 and SIGUSR2, which may accompany a notice, do nothing. Signals that the
+/// While a Lifeline exists, SIGTERM and SIGINT request a stop instead of ending the process. A scheduler and
+/// ddprun may both send one, so the second of a kind within 5 s is the same request; a later one, or a second
+/// Ctrl-C, ends the process. SIGUSR1 and SIGUSR2, which may accompany a notice, do nothing. Signals that the
 /// program handles itself stay its own. Without a launcher only the signals count. One per process at a time,
 /// for one thread.
 class Lifeline {

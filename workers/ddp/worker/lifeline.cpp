@@ -2,12 +2,15 @@
 
 #include <fmt/core.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 
 #include "ddp/worker/lifeline_socket.h"
 #include "ddp/worker/stop_line.h"
+#include "ddp/worker/stop_requests.h"
 #include "env/lifeline.h"
 
 namespace ddp {
@@ -16,28 +19,52 @@ namespace {
 /// The signal that requested the stop, 0 without one. Written by the handler.
 std::atomic<int> stop_signal = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "a handler must not wait");
+constinit StopRequests terminations, interrupts;
+/// The process that has the Lifeline. A forked child has its handlers and nobody who asks for the request.
+std::atomic<pid_t> owner = 0;
 
-void on_stop(int signal) { stop_signal = signal; }
-void ignore_signal(int) {}
+/// The signal takes its default action when the handler returns.
+void end_by(int signal) {
+    ::signal(signal, SIG_DFL);
+    ::raise(signal);
+}
 
+void on_stop(int signal, siginfo_t* info, void*) {
+    if (::getpid() != owner) return end_by(signal);
+    StopRequests& requests = signal == SIGTERM ? terminations : interrupts;
+    const auto meaning = requests.note(ddprun::MonotonicClock::now(), info->si_code == SI_KERNEL);
+    if (meaning == StopRequests::Meaning::EndNow) return end_by(signal);
+    stop_signal = signal;
+}
+void ignore_signal(int, siginfo_t*, void*) {}
+
+using Handler = void (*)(int, siginfo_t*, void*);
 struct Caught {
     int signal;
-    void (*handler)(int);
-    int flags;
+    Handler handler;
 };
-/// SA_RESETHAND: a second signal ends the process at once.
-constexpr std::array kCaught = {Caught{SIGTERM, on_stop, static_cast<int>(SA_RESETHAND)},
-                                Caught{SIGINT, on_stop, static_cast<int>(SA_RESETHAND)},
-                                Caught{SIGUSR1, ignore_signal, 0}, Caught{SIGUSR2, ignore_signal, 0}};
+constexpr std::array kCaught = {Caught{SIGTERM, on_stop}, Caught{SIGINT, on_stop},
+                                Caught{SIGUSR1, ignore_signal}, Caught{SIGUSR2, ignore_signal}};
 
-void replace(const Caught& caught, void (*expected)(int), void (*handler)(int)) {
+struct sigaction action_of(int signal) {
     struct sigaction action {};
-    ::sigaction(caught.signal, nullptr, &action);
-    if (action.sa_handler != expected) return;
-    action = {};
-    action.sa_handler = handler;
-    action.sa_flags = SA_RESTART | caught.flags;
+    ::sigaction(signal, nullptr, &action);
+    return action;
+}
+
+/// Signals that the program handles stay its own.
+void catch_signal(const Caught& caught) {
+    if (action_of(caught.signal).sa_handler != SIG_DFL) return;
+    struct sigaction action {};
+    action.sa_sigaction = caught.handler;
+    action.sa_flags = SA_RESTART | SA_SIGINFO;
     ::sigaction(caught.signal, &action, nullptr);
+}
+
+void release_signal(const Caught& caught) {
+    const struct sigaction action = action_of(caught.signal);
+    const bool is_ours = (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == caught.handler;
+    if (is_ours) ::signal(caught.signal, SIG_DFL);
 }
 
 }  // namespace
@@ -46,11 +73,15 @@ Lifeline::Lifeline(const Context& context) {
     if (context.env().lifeline_fd >= 0) socket_ = std::make_shared<LifelineSocket>(context.env().lifeline_fd);
     follow(context);
     stop_signal = 0;
-    for (const Caught& caught : kCaught) replace(caught, SIG_DFL, caught.handler);
+    terminations.forget();
+    interrupts.forget();
+    owner = ::getpid();
+    std::ranges::for_each(kCaught, catch_signal);
 }
 
+// The repetition of a request may come while the process ends.
 Lifeline::~Lifeline() {
-    for (const Caught& caught : kCaught) replace(caught, caught.handler, SIG_DFL);
+    if (stop_signal == 0) std::ranges::for_each(kCaught, release_signal);
 }
 
 bool Lifeline::should_stop(std::uint64_t steps_done) {
