@@ -70,9 +70,11 @@ TEST(Spawn, NamesAProgramThatIsNotExecutable) {
 }
 
 TEST(Spawn, NamesTheStepThatFailedBeforeExec) {
+    const test::TemporaryDirectory dir;
     SpawnSpec spec = program("/bin/true");
-    spec.directory = "/no/such/place";
-    EXPECT_EQ(failure_of(spec).what, "start /bin/true: chdir /no/such/place: No such file or directory");
+    spec.directory = dir.file("none");
+    EXPECT_EQ(failure_of(spec).what,
+              "start /bin/true: chdir " + dir.file("none") + ": No such file or directory");
 
     spec = program("/bin/true");
     spec.cpus = {65000};

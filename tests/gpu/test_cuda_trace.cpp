@@ -124,7 +124,7 @@ TEST_F(CudaTraceDeathTest, LetsTheProgramRunAndPrintsTheReasonWhenItCannotTrace)
     EXPECT_EXIT(program(), ::testing::ExitedWithCode(0),
                 "cuda-trace: CUDA_TRACE_FILE is not set; not tracing");
     ::setenv("CUDA_TRACE_FILE", file_.c_str(), 1);
-    ::setenv("CUDA_TRACE_CUPTI", "/nonexistent/libcupti.so", 1);
+    ::setenv("CUDA_TRACE_CUPTI", directory_.file("libcupti.so").c_str(), 1);
     EXPECT_EXIT(program(), ::testing::ExitedWithCode(0),
                 "cuda-trace: loading CUPTI .CUDA_TRACE_CUPTI names another file.: ");
     EXPECT_FALSE(read_file(file_, 1).has_value());

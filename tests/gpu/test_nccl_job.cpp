@@ -8,6 +8,7 @@
 
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {
 namespace {
@@ -85,11 +86,12 @@ TEST(NcclJob, TheReportHasTheLastErrorsOfNcclAndCuda) {
 }
 
 TEST(NcclJob, AMissingLibraryIsNamed) {
+    const TemporaryDirectory empty;
+    const std::string missing = empty.file("libnccl.so");
     const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=1", path_of("NCCL_WORKER"), "1"},
-                                with_environment({"DDP_NCCL_LIBRARY=/nonexistent/libnccl.so"}));
+                                with_environment({"DDP_NCCL_LIBRARY=" + missing}));
     EXPECT_EQ(outcome.status, 1);
-    EXPECT_THAT(outcome.out,
-                AllOf(HasSubstr("backend nccl: loading NCCL"), HasSubstr("/nonexistent/libnccl.so")));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("backend nccl: loading NCCL"), HasSubstr(missing)));
 }
 
 TEST(NcclJob, MoreWorkersThanDevicesFailBeforeAnyRankWaits) {

@@ -104,12 +104,13 @@ TEST_F(GpuRunScript, HasAHarmlessErrorForTheSanitizerToFind) {
 TEST_F(GpuRunScript, ExplainsAWrongCommandLine) {
     EXPECT_EQ(verify({"--fast"}).status, 64);
     EXPECT_EQ(verify({"--minutes", "x"}).status, 64);
-    const Outcome no_python = verify({"--python", "/nonexistent/python"});
+    const Outcome no_python = verify({"--python", directory_.file("python")});
     EXPECT_EQ(no_python.status, 64);
-    EXPECT_THAT(no_python.err, HasSubstr("--python: there is no program '/nonexistent/python'"));
-    const Outcome outcome = run({path_of("RUN_SCRIPT"), "--binaries", "/nonexistent"});
+    EXPECT_THAT(no_python.err,
+                HasSubstr("--python: there is no program '" + directory_.file("python") + "'"));
+    const Outcome outcome = run({path_of("RUN_SCRIPT"), "--binaries", directory_.path()});
     EXPECT_EQ(outcome.status, 64);
-    EXPECT_THAT(outcome.err, HasSubstr("no launcher/ddprun in /nonexistent"));
+    EXPECT_THAT(outcome.err, HasSubstr("no launcher/ddprun in " + directory_.path()));
 }
 
 }  // namespace

@@ -204,10 +204,11 @@ TEST_F(TrainJob, WithoutADeviceAutoUsesTheCpuAndCudaFails) {
 }
 
 TEST_F(TrainJob, NamesTheMissingLibrary) {
-    const Outcome outcome = start(1, {"--precision=bf16"}, {"DDP_CUBLAS_LIBRARY=/nowhere/libcublas.so"});
+    const std::string missing = directory_.file("libcublas.so");
+    const Outcome outcome = start(1, {"--precision=bf16"}, {"DDP_CUBLAS_LIBRARY=" + missing});
     EXPECT_EQ(outcome.status, 69) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("--precision bf16: "));
-    EXPECT_THAT(outcome.err, HasSubstr("/nowhere/libcublas.so"));
+    EXPECT_THAT(outcome.err, HasSubstr(missing));
 }
 
 TEST_F(TrainJob, TheProgramForTheComparisonWithPyTorchWritesAPass) {

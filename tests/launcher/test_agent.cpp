@@ -17,6 +17,7 @@
 #include "tests/support/environment_variable.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_system.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddprun {
 namespace {
@@ -245,8 +246,9 @@ TEST(Agent, AWorkerThatReportedAnErrorBeforeTheStopIsTheCause) {
 }
 
 TEST(Agent, WaitsForTheGpusAgainAfterAGenerationThatWasStoppedWhileItWaited) {
-    const ddp::testing::Variable driver("DDPRUN_NVML_LIBRARY",
-                                        "/nonexistent");  // exists but is never started: spawn is a fake
+    const test::TemporaryDirectory empty;
+    // The host counts as one with a driver; the program that would load it is never started: spawn is a fake.
+    const ddp::testing::Variable driver("DDPRUN_NVML_LIBRARY", empty.file("none"));
     FakeSystem system;
     AgentNode node(system, 1);
     node.start(1);

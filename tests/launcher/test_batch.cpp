@@ -214,7 +214,8 @@ TEST(Site, IsABuiltInOneOrAFile) {
     EXPECT_THAT(
         find_site("nowhere").error().what,
         HasSubstr("'nowhere': there is no such site (expected generic, derecho, polaris, or a FILE.json)"));
-    EXPECT_THAT(find_site("./nowhere.json").error().what, HasSubstr("nowhere.json: No such file"));
+    const test::TemporaryDirectory directory;
+    EXPECT_THAT(find_site(directory.file("none.json")).error().what, HasSubstr("none.json: No such file"));
 }
 
 TEST(Site, TheVariableWinsOverTheHostsFileAndBothOverGeneric) {

@@ -615,9 +615,11 @@ TEST(EventFile, AFullDiskIsReportedOnceAndTheNextLineIsWhole) {
 }
 
 TEST(EventFile, AFileThatCannotBeOpenedIsNamed) {
-    const Result<std::unique_ptr<EventFile>> file = EventFile::open("/nowhere/events", {}, nullptr, nullptr);
+    const TemporaryDirectory directory;
+    const std::string path = directory.file("none/events");
+    const Result<std::unique_ptr<EventFile>> file = EventFile::open(path, {}, nullptr, nullptr);
     ASSERT_FALSE(file);
-    EXPECT_EQ(file.error().what, "open /nowhere/events: No such file or directory");
+    EXPECT_EQ(file.error().what, "open " + path + ": No such file or directory");
 }
 
 }  // namespace

@@ -477,9 +477,10 @@ TEST(JobDirectory, IsRemovedWhenItIsAnOldDraft) {
 }
 
 TEST(JobDirectory, NamesThePathThatCannotBeMade) {
-    const auto made = JobDirectory::create("/nonexistent/ddprun-job-1");
+    const test::TemporaryDirectory place;
+    const auto made = JobDirectory::create(place.file("none/ddprun-job-1"));
     ASSERT_FALSE(made);
-    EXPECT_THAT(made.error().what, HasSubstr("/nonexistent/ddprun-job-1"));
+    EXPECT_THAT(made.error().what, HasSubstr(place.file("none/ddprun-job-1")));
 }
 
 }  // namespace

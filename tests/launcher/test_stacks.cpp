@@ -7,6 +7,7 @@
 #include "env/worker_env.h"
 #include "launcher/node/agent/segment_file.h"
 #include "launcher/node/hang/stacks.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddprun {
 namespace {
@@ -17,12 +18,13 @@ using ::testing::HasSubstr;
 /// Sets a PATH without any tool.
 class NoTools {
   public:
-    NoTools() { ::setenv("PATH", "/nowhere", 1); }
+    NoTools() { ::setenv("PATH", empty_.path().c_str(), 1); }
     ~NoTools() { ::setenv("PATH", before_.c_str(), 1); }
     NoTools(const NoTools&) = delete;
     NoTools& operator=(const NoTools&) = delete;
 
   private:
+    test::TemporaryDirectory empty_;
     std::string before_ = process_environment("PATH").value_or("");
 };
 

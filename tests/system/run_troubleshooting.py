@@ -30,7 +30,7 @@ def executable(folder, name, text):
 def unstartable(error, folder):
     """The words of a ddprun whose program cannot be started for this reason."""
     if error == "No such file":
-        return executable(folder, "no_interpreter", "#!/no/such/interpreter\n")
+        return executable(folder, "no_interpreter", f"#!{folder}/missing\n")
     if error == "Exec format error":
         return executable(folder, "no_format", "\x7fELF" + "\0" * 60)  # of no machine
     if error == "Permission denied":

@@ -130,7 +130,7 @@ TEST(Subcommands, GpusAreShownWithoutAJob) {
                   .value_or(Json())["gpus"][0]["uuid"],
               "GPU-a");
     const Outcome none =
-        run({path_of("DDPRUN"), "gpus"}, with_environment({"DDPRUN_NVML_LIBRARY=/nonexistent"}));
+        run({path_of("DDPRUN"), "gpus"}, with_environment({"DDPRUN_NVML_LIBRARY=" + directory.file("none")}));
     EXPECT_EQ(none.status, 0);
     EXPECT_THAT(none.err, HasSubstr("no NVIDIA GPU can be asked on this host"));
     EXPECT_EQ(run({path_of("DDPRUN"), "gpus", "all"}).status, 64);
@@ -346,10 +346,12 @@ TEST(Events, AFullDiskIsReportedOnceAndTheJobSucceeds) {
 }
 
 TEST(Events, AFileThatCannotBeMadeIsRefusedBeforeAnythingIsStarted) {
-    const Outcome outcome = run(ddprun_probe({"--events=/nowhere/events"}, {"say", "started"}));
+    const TemporaryDirectory empty;
+    const std::string path = empty.file("none/events");
+    const Outcome outcome = run(ddprun_probe({"--events=" + path}, {"say", "started"}));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, HasSubstr("ddprun: --events: open /nowhere/events: No such file or directory"));
+    EXPECT_THAT(outcome.err, HasSubstr("ddprun: --events: open " + path + ": No such file or directory"));
 }
 
 std::string scrape(std::uint16_t port, const std::string& path) {

@@ -30,9 +30,10 @@ std::vector<std::string> ddprun_worker(const std::vector<std::string>& options,
 }
 
 TEST(Hangs, AStoppedRankIsNamedAndTheJobEnds) {
+    const TemporaryDirectory no_tools;
     const Outcome outcome =
         run(ddprun_probe({"--nproc-per-node=3", "--hang-timeout=1"}, {"rank", "1", "stop", "end", "hold"}),
-            with_environment({"PATH=/nonexistent"}));
+            with_environment({"PATH=" + no_tools.path()}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("hang: rank 1 has been stopped"));
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 0 (pid "), HasSubstr("; rank 2 stands alike:"),
@@ -72,9 +73,10 @@ for step in range(1, 4 - rank):
 while rank == 1: pass
 signal.pause()
 )";
+    const TemporaryDirectory no_tools;
     const Outcome outcome =
         run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=1"}, {"/usr/bin/python3", "-c", program}),
-            with_environment({"PATH=/nonexistent", "PYTHONDONTWRITEBYTECODE=1"}));
+            with_environment({"PATH=" + no_tools.path(), "PYTHONDONTWRITEBYTECODE=1"}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("ranks 0-1 have reported no progress for"));
     EXPECT_THAT(outcome.err, HasSubstr("rank 1 is behind, at step 2 of 3 (it is busy with something else)"));
@@ -171,7 +173,7 @@ TEST(Stacks, ComeFromPySpyForPythonElseFromTheNextBestTool) {
     // In a virtual environment it lies beside the interpreter, in no PATH.
     std::filesystem::create_symlink(python, directory.file("python3"));
     const std::vector<std::string> in_environment = {directory.file("python3"), worker[1], worker[2]};
-    EXPECT_THAT(stacks_of(in_environment, "/nonexistent", "up\n"), HasSubstr("by py-spy"));
+    EXPECT_THAT(stacks_of(in_environment, directory.file("none"), "up\n"), HasSubstr("by py-spy"));
     make_tool(directory.file("py-spy"), "echo 'Error: Permission Denied'; exit 1");
     EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"),
                 AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));

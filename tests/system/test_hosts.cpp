@@ -98,7 +98,7 @@ TEST_F(OnHosts, AProgramsExitStatusIsPassedOn) {
     const Outcome killed = run(hosts.command(0, {"sh", "-c", "kill -9 $$"}));
     EXPECT_TRUE(killed.signaled);
     EXPECT_EQ(killed.status, 9);
-    const Outcome missing = run(hosts.command(0, {"/no/such/program"}));
+    const Outcome missing = run(hosts.command(0, {hosts.shared() + "/none"}));
     EXPECT_EQ(missing.status, 127);
     EXPECT_THAT(missing.err, HasSubstr("No such file or directory"));
 }

@@ -132,7 +132,8 @@ TEST(Launch, ADryRunOfSeveralHostsListsTheHostsAndTheirCommands) {
 }
 
 TEST(Launch, ADryRunIsRefusedWhenTheRunIs) {
-    const std::vector<std::vector<std::string>> impossible = {{"--report=/nope/r.json"},
+    const TemporaryDirectory empty;
+    const std::vector<std::vector<std::string>> impossible = {{"--report=" + empty.file("none/r.json")},
                                                               {"--stdin=5"},
                                                               {"--local-ranks-filter=7"},
                                                               {"--local-addr=198.51.100.1"},
@@ -148,7 +149,7 @@ TEST(Launch, ADryRunIsRefusedWhenTheRunIs) {
         EXPECT_EQ(dry.err, real.err);
         EXPECT_EQ(occurrences(dry.err, "\n"), 1) << dry.err;
     }
-    const RunOptions without_pmix = with_environment({"DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so"});
+    const RunOptions without_pmix = with_environment({"DDPRUN_PMIX_LIBRARY=" + empty.file("libpmix.so")});
     EXPECT_EQ(run(dry_run({"--pmix=on", "/bin/true"}), without_pmix).status, 64);
 }
 

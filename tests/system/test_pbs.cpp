@@ -11,6 +11,7 @@
 
 #include "tests/support/pbs_hosts.h"
 #include "tests/support/pbs_user.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {
 namespace {
@@ -128,8 +129,9 @@ TEST_F(Pbs, PbsdshRunsOneTaskForEachLineOrForOneLine) {
 }
 
 TEST_F(Pbs, PbsdshSucceedsWhateverItsTasksDoAndWritesTheirCodes) {
-    const std::string out = output_of(
-        "pbsdsh -n 0 -- /bin/sh -c 'exit 7'; echo code $?; pbsdsh -n 2 -- /no/such/program; echo code $?");
+    const TemporaryDirectory empty;
+    const std::string out = output_of("pbsdsh -n 0 -- /bin/sh -c 'exit 7'; echo code $?; pbsdsh -n 2 -- " +
+                                      empty.file("none") + "; echo code $?");
     EXPECT_EQ(occurrences(out, "code 0\n"), 2) << out;
     EXPECT_THAT(out, AllOf(HasSubstr("exit status 7"), HasSubstr("exit status 254")));
 }

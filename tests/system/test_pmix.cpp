@@ -275,9 +275,10 @@ TEST_F(MpiWorkers, OfAScriptGetALineAboutTheMissingServer) {
 }
 
 TEST_F(MpiWorkers, WithoutLibpmixAreOneEachAndTheReasonIsLogged) {
-    EXPECT_THAT(run_one_each("--pmix=auto", "DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so.2").err,
-                AllOf(HasSubstr("linked with libmpi.so"), HasSubstr("/nonexistent/libpmix.so.2"),
-                      HasSubstr("--pmix off")));
+    const TemporaryDirectory empty;
+    const std::string missing = empty.file("libpmix.so.2");
+    EXPECT_THAT(run_one_each("--pmix=auto", "DDPRUN_PMIX_LIBRARY=" + missing).err,
+                AllOf(HasSubstr("linked with libmpi.so"), HasSubstr(missing), HasSubstr("--pmix off")));
 }
 
 // ---- PMIx itself
@@ -356,8 +357,9 @@ TEST(WithoutPmix, AProgramHasNoServerUnlessItIsWanted) {
 }
 
 TEST(WithoutPmix, PmixOnIsAnErrorThatNamesTheLibrary) {
+    const TemporaryDirectory empty;
     RunOptions options = over_loopback();
-    options.environment.push_back("DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so.2");
+    options.environment.push_back("DDPRUN_PMIX_LIBRARY=" + empty.file("libpmix.so.2"));
     const Outcome outcome = run(ddprun_with({"--pmix=on"}, "PROBE", {"say", "up"}), options);
     EXPECT_EQ(outcome.status, 64) << outcome.err;
     EXPECT_EQ(outcome.out, "");

@@ -291,11 +291,12 @@ TEST_F(PythonWorkers, WaitOnlyAtAProposedStep) {
 }
 
 TEST_F(PythonWorkers, GoOnWithOneLineWhereTheMemoryCannotBeReached) {
+    const TemporaryDirectory empty;
     const Outcome missing = run_module("import ddprun; ddprun.step(1); print(ddprun.should_stop(1))",
-                                       {"DDPRUN_SEGMENT=/nonexistent", "RANK=0"});
+                                       {"DDPRUN_SEGMENT=" + empty.file("none"), "RANK=0"});
     EXPECT_EQ(missing.out, "False\n");
-    EXPECT_THAT(missing.err,
-                HasSubstr("ddprun: steps are not reported: /nonexistent: [Errno 2] No such file"));
+    EXPECT_THAT(missing.err, HasSubstr("ddprun: steps are not reported: " + empty.file("none") +
+                                       ": [Errno 2] No such file"));
     const SegmentOnDisk segment;
     segment.header().version = 9;
     EXPECT_THAT(segment.run("ddprun.step(1)").err,

@@ -103,7 +103,7 @@ TEST(Restarts, ASignalDuringTheBackOffEndsTheJobAtOnce) {
 
 TEST(Restarts, AProgramThatCannotBeExecutedIsFinal) {
     const TemporaryDirectory directory;
-    std::ofstream(directory.file("script")) << "#!/no/such/interpreter\n";
+    std::ofstream(directory.file("script")) << "#!" + directory.file("interpreter") + "\n";
     ::chmod(directory.file("script").c_str(), 0755);
     const Outcome outcome =
         run({path_of("DDPRUN"), "--nproc-per-node=2", "--max-restarts=3", directory.file("script")});

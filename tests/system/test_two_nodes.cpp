@@ -23,9 +23,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Stacks are then what the kernel tells: at once, whatever the load.
-constexpr const char* kNoDebugger = "PATH=/nonexistent";
-
 /// The two ends of a job; every option besides the node's rank is the same for both.
 class TwoNodes {
   public:
@@ -46,12 +43,14 @@ class TwoNodes {
             if (way == Way::Static) one.push_back("--node-rank=" + std::to_string(node));
             nodes_.push_back(std::make_unique<Program>(
                 ddprun_probe(one, acts),
-                with_environment({marker, "DDPRUN_TOKEN=secret of the job", kNoDebugger})));
+                with_environment({marker, "DDPRUN_TOKEN=secret of the job", "PATH=" + no_debugger_.path()})));
         }
     }
     Program& operator[](int node) { return *nodes_[static_cast<std::size_t>(node)]; }
 
   private:
+    /// Stacks are then what the kernel tells: at once, whatever the load.
+    TemporaryDirectory no_debugger_;
     ReservedPort port_;
     std::vector<std::unique_ptr<Program>> nodes_;
 };

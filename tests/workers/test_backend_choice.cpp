@@ -3,6 +3,7 @@
 
 #include "ddp/group/backend_choice.h"
 #include "ddp/mpi/load.h"
+#include "tests/support/temporary_directory.h"
 
 namespace {
 
@@ -130,7 +131,8 @@ std::string first_module(const std::vector<std::string>& variables) {
         if (std::ranges::find(variables, name) == variables.end()) return std::nullopt;
         return "0";
     };
-    const std::vector<std::string> names = mpi::module_names(lookup, {"/nowhere"});
+    const ddprun::test::TemporaryDirectory empty;
+    const std::vector<std::string> names = mpi::module_names(lookup, {empty.path()});
     EXPECT_EQ(names.size(), 2U) << "each family is tried, but no folder that lacks it";
     return names.front();
 }

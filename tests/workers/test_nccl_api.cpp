@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <set>
 
+#include "tests/support/temporary_directory.h"
 #include "tests/workers/nccl_world.h"
 
 namespace {
@@ -52,12 +53,13 @@ TEST(NcclTable, DoesNotAllocateWithoutTheFunctionThatFrees) {
 }
 
 TEST(NcclTable, NamesAMissingLibraryWithTheVariableToSet) {
-    ::setenv("DDP_NCCL_LIBRARY", "/nonexistent/libnccl.so.2", 1);
+    const ddprun::test::TemporaryDirectory empty;
+    const std::string missing = empty.file("libnccl.so.2");
+    ::setenv("DDP_NCCL_LIBRARY", missing.c_str(), 1);
     const auto api = nccl::load_api();
     ::unsetenv("DDP_NCCL_LIBRARY");
     ASSERT_FALSE(api);
-    EXPECT_THAT(api.error().what,
-                AllOf(HasSubstr("DDP_NCCL_LIBRARY"), HasSubstr("/nonexistent/libnccl.so.2")));
+    EXPECT_THAT(api.error().what, AllOf(HasSubstr("DDP_NCCL_LIBRARY"), HasSubstr(missing)));
 }
 
 TEST(NcclIds, OneRootServes128RanksWhenNcclSupportsSeveral) {

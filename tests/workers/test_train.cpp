@@ -261,10 +261,11 @@ TEST(TrainData, NamesTheFaultOfAFile) {
 }
 
 TEST(TrainData, ReportsAMissingFileAsNotFound) {
-    const auto samples = train::read_samples("/nowhere/x.csv", "");
+    const TemporaryDirectory empty;
+    const auto samples = train::read_samples(empty.file("x.csv"), "");
     ASSERT_FALSE(samples);
     EXPECT_EQ(samples.error().code, ddprun::Errc::NotFound);
-    EXPECT_EQ(samples.error().what, "/nowhere/x.csv: No such file or directory");
+    EXPECT_EQ(samples.error().what, empty.file("x.csv") + ": No such file or directory");
 }
 
 TEST(TrainData, ReadsCsvWithAndWithoutHeaderAndWindowsLineEnds) {

@@ -12,6 +12,7 @@
 #include "ddp/cuda/memory.h"
 #include "ddp/testing.h"
 #include "env/worker_env.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/workers/train_on_cuda.h"
 #include "train/batch_feed.h"
 #include "train/compute.h"
@@ -351,10 +352,12 @@ TEST(Cublas, NamesAMissingLibraryWithTheVariableToSet) {
     const char* const before = std::getenv("DDP_CUBLAS_LIBRARY");
     const std::string saved = before != nullptr ? before : "";
     {
-        const Variable variable("DDP_CUBLAS_LIBRARY", "/nowhere/libcublas.so");
+        const ddprun::test::TemporaryDirectory empty;
+        const std::string missing = empty.file("libcublas.so");
+        const Variable variable("DDP_CUBLAS_LIBRARY", missing);
         const ddprun::Result<train::cublas::Api> api = train::cublas::load_api();
         ASSERT_FALSE(api);
-        EXPECT_NE(api.error().what.find("/nowhere/libcublas.so"), std::string::npos) << api.error().what;
+        EXPECT_NE(api.error().what.find(missing), std::string::npos) << api.error().what;
         EXPECT_NE(api.error().what.find("DDP_CUBLAS_LIBRARY"), std::string::npos) << api.error().what;
     }
     if (before != nullptr) ::setenv("DDP_CUBLAS_LIBRARY", saved.c_str(), 1);
