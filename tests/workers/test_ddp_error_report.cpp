@@ -16,7 +16,7 @@
 #include "ddp/worker/error_text.h"
 #include "ddp/worker/segment_map.h"
 #include "ddp/worker/stacks.h"
-#include "ddp/worker/stop_requests.h"
+#include "ddp/worker/stop_line.h"
 #include "env/clock.h"
 #include "env/worker_env.h"
 #include "tests/support/json_file.h"

@@ -10,7 +10,6 @@
 
 #include "ddp/worker/lifeline_socket.h"
 #include "ddp/worker/stop_line.h"
-#include "ddp/worker/stop_requests.h"
 #include "env/lifeline.h"
 
 namespace ddp {
