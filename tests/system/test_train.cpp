@@ -184,6 +184,22 @@ TEST_F(Train, ACheckpointOfAnotherModelIsRefusedAndKept) {
         0);
 }
 
+TEST_F(Train, ASecondRunInADirectoryOfCheckpointsEndsAtItsStartAndNamesTheFirst) {
+    Program first(command(2, {"--epochs", "100000", "--checkpoint-dir", "c"}, {"--rdzv-id=first"}), here());
+    ASSERT_TRUE(comes([&] { return std::filesystem::exists(directory_.file("c/latest")); }));
+    const Outcome second = run(command(2, {"--checkpoint-dir", "c"}), here());
+    EXPECT_EQ(second.status, 73) << second.err;
+    EXPECT_THAT(second.err,
+                AllOf(HasSubstr("train: --checkpoint-dir: checkpoint c: another run (job first on "),
+                      HasSubstr(") saves here: give each run its own directory")));
+    EXPECT_THAT(second.out, Not(HasSubstr("epoch 1")));
+    first.signal(SIGTERM);
+    const Outcome stopped = first.wait();
+    EXPECT_EQ(stopped.status, 75) << stopped.err;
+    EXPECT_THAT(stopped.out, HasSubstr("train: asked to stop in epoch "));
+    EXPECT_FALSE(std::filesystem::exists(directory_.file("c/.writer")));
+}
+
 TEST_F(Train, ARankWithOtherOptionsKeepsTheJobFromBeginning) {
     const std::string script = "[ \"$RANK\" = 1 ] && set -- --lr=0.5 \"$@\"; exec \"$TRAIN\" \"$@\"";
     const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "/bin/sh", "-c",

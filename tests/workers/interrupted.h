@@ -1,5 +1,6 @@
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -21,10 +22,13 @@
 /// Saves that are interrupted: in children that are killed, on disks that are full.
 namespace ddp::testing {
 
+/// All names in a directory of checkpoints but `.writer`, which is there while its writer lives, and after
+/// its kill.
 inline std::vector<std::string> names_in(const std::string& path) {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-        names.push_back(entry.path().filename());
+    for (const auto& entry : std::filesystem::directory_iterator(path)) {
+        if (entry.path().filename() != ".writer") names.push_back(entry.path().filename());
+    }
     std::sort(names.begin(), names.end());
     return names;
 }
@@ -119,6 +123,10 @@ bool finishes_before_stop(int nth, Body body) {
 /// flags.
 inline void refuse_flags_of_rename() {
     if (!ddprun::test::refuse_calls({SYS_renameat2, SYS_renameat2, EINVAL})) ::_exit(kNotAllowed);
+}
+/// Makes fcntl's locks fail likewise, as on Lustre without the mount option flock.
+inline void refuse_locks() {
+    if (!ddprun::test::refuse_call(SYS_fcntl, F_SETLK, ENOSYS)) ::_exit(kNotAllowed);
 }
 
 }  // namespace ddp::testing

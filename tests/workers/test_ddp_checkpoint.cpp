@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -7,10 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "ddp/checkpoint.h"
+#include "env/io/socket.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/workers/interrupted.h"
 
@@ -37,6 +41,13 @@ struct Job {
         return directory.save(model(), optimizer(), {step / 10, step, {step / 10, 3}, {{"run", "r1"}}});
     }
 };
+
+/// Saves as a run of its own, which ends.
+std::string save_once(const std::string& path, float value, std::uint64_t step,
+                      const ddp::CheckpointOptions& options = {}) {
+    CheckpointDirectory directory(path, options);
+    return Job(value).save(directory, step);
+}
 
 TEST(Checkpoint, RestoresTensorsAndState) {
     const TemporaryDirectory temporary;
@@ -181,7 +192,7 @@ TEST(Checkpoint, RefusesPipesInsteadOfFilesWithoutWaiting) {
 TEST(Checkpoint, KeepsTheLastOneWhenTheDiskIsFull) {
     const TemporaryDirectory temporary;
     CheckpointDirectory directory(temporary.path());
-    const std::string good = Job(1).save(directory, 10);
+    const std::string good = save_once(temporary.path(), 1, 10);
     // A limit on file sizes makes write() fail as on a full disk; it runs in a child because the limit cannot
     // be raised again.
     const pid_t child = start_child([&] {
@@ -281,7 +292,7 @@ TEST(Checkpoint, IsWholeWhenAReplacingWriterIsKilledAtAnySystemCall) {
     bool finished = false;
     int kills = 40, left_aside = 0;  // the test below covers the earlier calls
     for (; !finished && kills < 1000; ++kills) {
-        Job(1).save(directory, 1);  // also removes files of the killed writer
+        save_once(temporary.path(), 1, 1, {.keep = 1});  // also removes files of the killed writer
         EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000001"}));
         // Also without `latest`, which does not exist when the very first save is killed.
         if (kills % 4 >= 2) fs::remove(temporary.file("latest"));
@@ -304,7 +315,7 @@ TEST(Checkpoint, IsWholeWhenItsWriterIsKilledAtAnySystemCall) {
     bool finished = false;
     int kills = 1;
     for (; !finished && kills < 1000; ++kills) {
-        Job(1).save(directory, 1);  // also removes files of the killed writer
+        save_once(temporary.path(), 1, 1, {.keep = 1});  // also removes files of the killed writer
         EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000001"}));
         finished = finishes_before_stop(kills, [&] {
             start_counting();
@@ -322,6 +333,187 @@ TEST(Checkpoint, IsWholeWhenItsWriterIsKilledAtAnySystemCall) {
     }
     EXPECT_TRUE(finished);
     EXPECT_GT(kills, 40);  // it was killed at many different calls
+}
+
+/// A run that has saved step 1 into `path` and lives until it is killed.
+class LivingWriter {
+  public:
+    explicit LivingWriter(const std::string& path, const std::function<void()>& prepare = {}) {
+        int ready[2] = {-1, -1};
+        EXPECT_EQ(::pipe(ready), 0);
+        pid_ = start_child([&] {
+            if (prepare) prepare();
+            CheckpointDirectory directory(path);
+            Job(1).save(directory, 1);
+            ::close(ready[0]), ::close(ready[1]);
+            for (;;) ::pause();
+        });
+        ::close(ready[1]);
+        char none = 0;
+        EXPECT_EQ(::read(ready[0], &none, 1), 0);  // the child has closed its end
+        ::close(ready[0]);
+    }
+    ~LivingWriter() { kill(); }
+    LivingWriter(const LivingWriter&) = delete;
+    LivingWriter& operator=(const LivingWriter&) = delete;
+    void kill() {
+        if (pid_ <= 0) return;
+        ::kill(pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+        pid_ = -1;
+    }
+    [[nodiscard]] pid_t pid() const { return pid_; }
+
+  private:
+    pid_t pid_ = -1;
+};
+
+/// An unfinished checkpoint such as a writer has in `path` while it saves.
+std::string make_unfinished(const std::string& path) {
+    std::string unfinished = path + "/.writing-0123456789abcdef-step-000007";
+    fs::create_directory(unfinished);
+    std::ofstream(unfinished + "/model.safetensors.part") << "x";
+    return unfinished;
+}
+
+std::string refusal_of_save(const std::string& path) {
+    try {
+        save_once(path, 2, 2);
+    } catch (const ddp::FileError& error) {
+        return error.what();
+    }
+    return "saved";
+}
+
+std::string refusal_beside(const std::string& path, pid_t writer) {
+    return "checkpoint " + path + ": another run (on " + ddprun::host_name() + ", pid " +
+           std::to_string(writer) + ") saves here: give each run its own directory";
+}
+
+TEST(Checkpoint, IsRefusedWhereAnotherRunSavesAndTouchesNoneOfItsFiles) {
+    const TemporaryDirectory temporary;
+    const LivingWriter writer(temporary.path());
+    const std::string unfinished = make_unfinished(temporary.path());
+    EXPECT_EQ(refusal_of_save(temporary.path()), refusal_beside(temporary.path(), writer.pid()));
+    EXPECT_TRUE(fs::exists(unfinished + "/model.safetensors.part"));
+    EXPECT_EQ(value_in(CheckpointDirectory(temporary.path())), 1) << "reading is free";
+    EXPECT_EQ(refusal_of_save(temporary.path()), refusal_beside(temporary.path(), writer.pid()));
+}
+
+TEST(Checkpoint, IsFreeAtOnceWhenItsWriterIsKilledThoughAChildOfItLives) {
+    const TemporaryDirectory temporary;
+    const std::string alive = temporary.file("alive");
+    ASSERT_EQ(::mkfifo(alive.c_str(), 0600), 0);
+    CheckpointDirectory directory(temporary.file("run"));
+    const pid_t writer = start_child([&] {
+        Job(1).save(directory, 1);
+        if (::fork() == 0) {
+            const int until_closed = ::open(alive.c_str(), O_RDONLY);
+            char none = 0;
+            static_cast<void>(!::read(until_closed, &none, 1));
+            ::_exit(0);
+        }
+        for (;;) ::pause();
+    });
+    const int child = ::open(alive.c_str(), O_WRONLY);  // waits for the writer's child
+    ::kill(writer, SIGKILL);
+    ::waitpid(writer, nullptr, 0);
+    make_unfinished(temporary.file("run"));
+    EXPECT_EQ(refusal_of_save(temporary.file("run")), "saved");
+    EXPECT_EQ(names_in(temporary.file("run")),
+              (std::vector<std::string>{"latest", "step-000001", "step-000002"}));
+    ::close(child);
+}
+
+TEST(Checkpoint, HasNoWriterOnceItsRunHasEnded) {
+    const TemporaryDirectory temporary;
+    {
+        CheckpointDirectory directory(temporary.path());
+        Job(1).save(directory, 1);
+        EXPECT_TRUE(fs::exists(temporary.file(".writer")));
+        // A forked child that ends has the object as well.
+        int status = -1;
+        ::waitpid(start_child([&] { directory.~CheckpointDirectory(); }), &status, 0);
+        EXPECT_EQ(status, 0);
+        EXPECT_TRUE(fs::exists(temporary.file(".writer")));
+    }
+    EXPECT_FALSE(fs::exists(temporary.file(".writer")));
+}
+
+TEST(Checkpoint, IsSavedAgainByARunWhoseDirectoryWasDeleted) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.file("run"));
+    Job(1).save(directory, 1);
+    fs::remove_all(temporary.file("run"));
+    const std::string path = Job(2).save(directory, 2);
+    EXPECT_EQ(directory.latest(), path);
+    EXPECT_TRUE(fs::exists(temporary.file("run/.writer")));
+}
+
+/// Runs `body` in a child with these variables, as a process of ddprun's job "ten"; its exit status.
+template <class Body>
+int in_job(const char* token, Body body) {
+    const pid_t child = start_child([&] {
+        ::setenv("DDPRUN_TOKEN", token, 1);
+        ::setenv("TORCHELASTIC_RUN_ID", "ten", 1);
+        body();
+    });
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(Checkpoint, IsInheritedFromALostHostByTheSameJobOnly) {
+    const TemporaryDirectory temporary;
+    // The kernel of this host holds the lock, in the name of another host's process.
+    const LivingWriter writer(temporary.path(), [] {
+        ::setenv("DDPRUN_TOKEN", "secret", 1);
+        ::setenv("TORCHELASTIC_RUN_ID", "ten", 1);
+    });
+    std::string line;
+    std::getline(std::ifstream(temporary.file(".writer")), line);
+    const std::string own = "\"" + ddprun::host_name() + "\"";
+    ASSERT_NE(line.find(own), std::string::npos) << line;
+    std::ofstream(temporary.file(".writer")) << line.replace(line.find(own), own.size(), "\"lost\"");
+    const auto expect_refusal = [&] {
+        const std::string refusal = refusal_of_save(temporary.path());
+        EXPECT_NE(refusal.find("another run (job ten on lost, pid "), std::string::npos) << refusal;
+        return ::testing::Test::HasFailure() ? 1 : 0;
+    };
+    EXPECT_EQ(in_job("another", [&] { ::_exit(expect_refusal()); }), 0);
+    EXPECT_EQ(in_job("secret", [&] { ::_exit(refusal_of_save(temporary.path()) == "saved" ? 0 : 1); }), 0);
+}
+
+TEST(Checkpoint, SparesAndNamesOtherRunsWithoutLocks) {
+    const TemporaryDirectory temporary;
+    int status = -1;
+    ::waitpid(
+        start_child([&] {
+            refuse_locks();
+            LivingWriter writer(temporary.path());
+            const std::string expected = refusal_beside(temporary.path(), writer.pid());
+            EXPECT_EQ(refusal_of_save(temporary.path()), expected) << "a process of this host";
+            writer.kill();
+            const std::string unfinished = make_unfinished(temporary.path());
+            EXPECT_EQ(refusal_of_save(temporary.path()), "saved");
+            EXPECT_TRUE(fs::exists(unfinished)) << "another host's writer may be at it";
+
+            std::ofstream(temporary.file(".writer")) << R"({"run":"a","job":"4711","host":"far","pid":7})";
+            ::testing::internal::CaptureStderr();
+            CheckpointDirectory directory(temporary.path());
+            for (const std::uint64_t step : {3U, 4U}) Job(3).save(directory, step);
+            EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+                      "ddp: checkpoint " + temporary.path() +
+                          ": another run (job 4711 on far, pid 7) saved here last, and this file system has "
+                          "no locks, which would show whether it goes on: give each run its own directory\n");
+            EXPECT_EQ(names_in(temporary.path()),
+                      (std::vector<std::string>{".writing-0123456789abcdef-step-000007", "latest",
+                                                "step-000003", "step-000004"}));
+            ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+        }),
+        &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kNotAllowed) GTEST_SKIP() << "no seccomp filters here";
+    EXPECT_EQ(status, 0);
 }
 
 }  // namespace

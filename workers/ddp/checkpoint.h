@@ -24,6 +24,7 @@ namespace ddp {
 class Model;
 class Optimizer;
 struct CheckpointSave;
+class WriterLock;
 namespace cuda {
 class HostScratch;
 }
@@ -165,7 +166,13 @@ struct CheckpointOptions {
 /// directory, synced and renamed; `latest` changes last. Whatever interrupts a save (a full disk, SIGKILL, a
 /// power cut), earlier checkpoints stay intact. On a file system that cannot exchange two directories (NFS,
 /// Lustre), a checkpoint that is saved again at the same step lies as `.replaced-step-…` while the new one is
-/// renamed: `latest()` finds it there. One run at a time writes; many may read.
+/// renamed: `latest()` finds it there.
+///
+/// One run at a time writes; many may read. From claim() or its first save on the process of rank 0 holds a
+/// lock on the file `.writer`, until this object ends or its process does. A save of another run then throws
+/// FileError with the host and the process that save here. A restarted job, and the rank 0 of a later
+/// generation, go on with their own directory. Where a file system has no locks, only runs on one host find
+/// each other, and what a killed writer leaves is removed after an hour.
 class CheckpointDirectory {
   public:
     /// Touches nothing yet.
@@ -180,7 +187,7 @@ class CheckpointDirectory {
     /// the disk: at most an hour, or the group's time-out where that is longer; so do load() and finish().
     /// `--hang-timeout` takes no rank for hung meanwhile. Returns the checkpoint's path. Makes the directory
     /// when it is missing; removes the unfinished files of a killed writer. Throws FileError naming path and
-    /// cause, the same on all ranks.
+    /// cause, or the other run that saves here, the same on all ranks.
     ///
     /// Once a rank is lost, `latest` does not change any more: the ranks that go on may save this step again.
     /// An asynchronous save that has copied the state ends all the same: every rank had this state.
@@ -190,6 +197,10 @@ class CheckpointDirectory {
     /// writing thread has the lowest priority.
     std::string save(ProcessGroup& group, const Training& training,
                      const std::map<std::string, std::string>& notes = {});
+    /// Collective: makes this run the one that saves here, as its first save would do: so another run's lock
+    /// is an error at the start, and not after the first epoch. Makes the directory. Throws FileError on all
+    /// ranks.
+    void claim(ProcessGroup& group);
     /// Collective: waits until an asynchronous save is on the disk; throws its error as save() does. Call it
     /// at the end of the run.
     void finish(ProcessGroup& group);
@@ -208,6 +219,8 @@ class CheckpointDirectory {
     [[nodiscard]] const std::string& path() const { return path_; }
 
   private:
+    /// Makes the directory, and makes this process the one that saves here.
+    void hold();
     /// Makes an unfinished checkpoint, a hidden directory; returns its path.
     std::string begin(std::uint64_t step);
     /// `may_go_on` is called before `latest` changes, and may throw.
@@ -218,6 +231,7 @@ class CheckpointDirectory {
 
     std::string path_;
     CheckpointOptions options_;
+    std::unique_ptr<WriterLock> writer_;  ///< null before this process saves
     // Kept between saves: copies of tensors, and tensors that were gathered from several ranks.
     std::shared_ptr<cuda::HostScratch> copies_, gathered_;
     std::future<void> pending_;  ///< the asynchronous save; invalid without one

@@ -78,7 +78,7 @@ class Epochs {
     /// Rows of the program's own data: `samples` of them. Collective, unless the model has no group: loads
     /// the newest checkpoint. Throws InvalidInput for no samples, a batch size of 0 and the errors of
     /// Schedule, MismatchError where ranks have other numbers of samples, epochs or batches, and the errors
-    /// of CheckpointDirectory::load.
+    /// of CheckpointDirectory::claim and load.
     Epochs(World& world, Model& model, Optimizer& optimizer, std::size_t samples, EpochsOptions options);
     /// Batches of a data set, which a Loader reads ahead: Step::batch().
     Epochs(World& world, Model& model, Optimizer& optimizer, const Dataset& dataset, EpochsOptions options);

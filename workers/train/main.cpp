@@ -17,12 +17,12 @@
 #include "agreement.h"
 #include "compute_device.h"
 #include "ddp/checkpoint/durable_file.h"
+#include "ddp/checkpoint/writer_lock.h"
 #include "ddp/context.h"
 #include "ddp/error_report.h"
 #include "ddp/lifeline.h"
 #include "ddp/process_group.h"
 #include "ddp/recovery.h"
-#include "env/hmac.h"
 #include "env/print.h"
 #include "env/text.h"
 #include "env/worker_env.h"
@@ -118,16 +118,6 @@ std::optional<StartupError> prepare(const Options& options, const ddp::Context& 
     return context.rank() == 0 ? check_outputs(options, samples) : std::nullopt;
 }
 
-/// Distinguishes this run's checkpoints from an older run's in the same folder. The run id alone does not: it
-/// is "none" unless the user names the job; the token differs for every job (its hash is written, not the
-/// token). "" without either.
-std::string run_identity(const ddprun::WorkerEnv& env) {
-    constexpr std::size_t kHexDigits = 16;
-    if (!env.token.empty())
-        return ddprun::to_hex(ddprun::hmac_sha256(env.token, env.run_id)).substr(0, kHexDigits);
-    return env.run_id == "none" ? "" : env.run_id;
-}
-
 void print_line(const std::string& line) {
     ddprun::print("{}\n", line);
     std::fflush(stdout);
@@ -197,8 +187,11 @@ class Process {
         if (kept_) kept_->attach(group, start.is_new());
         const std::unique_ptr<train::Trainer> of_group = kept_ ? nullptr : make_trainer(group);
         train::Trainer& trainer = kept_ ? *kept_ : *of_group;
-        const std::string run_id = run_identity(context_.env());
-        if (start.is_new()) resume(trainer, start, run_id);
+        const std::string run_id = ddp::run_identity(context_.env());
+        if (start.is_new()) {
+            claim_checkpoints(trainer);
+            resume(trainer, start, run_id);
+        }
         try {
             const train::Summary summary = trainer.run(run_id);
             if (group.rank() == 0 && !options_.log_json.empty() && !summary.stopped)
@@ -229,6 +222,14 @@ class Process {
             world, device_, options_, std::move(samples_), print_line,
             train::StopRequest{[this] { return lifeline_.preemption_requested(); },
                                [this](std::uint64_t steps) { return lifeline_.should_stop(steps); }});
+    }
+
+    static void claim_checkpoints(train::Trainer& trainer) {
+        try {
+            trainer.claim_checkpoints();
+        } catch (const ddp::FileError& error) {
+            throw Ended{{{ExitCode::CannotCreate, fmt::format("--checkpoint-dir: {}", error.what())}, 0}};
+        }
     }
 
     void resume(train::Trainer& trainer, const ddp::Start& start, const std::string& run_id) {

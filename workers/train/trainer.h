@@ -42,6 +42,8 @@ class Trainer {
     /// new run.
     void attach(ddp::ProcessGroup& group, bool is_new);
 
+    /// Collective: before resume(), in a new run. Throws FileError when another run saves into the directory.
+    void claim_checkpoints() { checkpoints_.claim(*group_); }
     /// Collective. Continues from the newest checkpoint of the directory, if any; with `only_run`, only from
     /// one that the run of this id wrote. Throws InvalidInput, the same on all ranks, when the checkpoint is
     /// damaged or belongs to another model or optimizer.

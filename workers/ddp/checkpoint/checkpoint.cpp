@@ -23,6 +23,7 @@
 #include "ddp/checkpoint/parts.h"
 #include "ddp/checkpoint/save.h"
 #include "ddp/checkpoint/shards.h"
+#include "ddp/checkpoint/writer_lock.h"
 #include "ddp/cuda/host_copies.h"
 #include "ddp/trace/trace.h"
 #include "ddp/worker/error_text.h"
@@ -197,12 +198,18 @@ std::string CheckpointDirectory::save(std::span<const Tensor> model, std::span<c
     return published_path(save.hidden);
 }
 
-std::string CheckpointDirectory::begin(std::uint64_t step) {
+void CheckpointDirectory::hold() {
     std::error_code error;
     fs::create_directories(path_, error);
     if (error) fail_checkpoint(path_, "mkdir", error.value());
+    if (!writer_) writer_ = std::make_unique<WriterLock>(path_);
+    writer_->hold();
+}
+
+std::string CheckpointDirectory::begin(std::uint64_t step) {
+    hold();
     remove_left_overs();
-    // A writer of an earlier run that still lives finds its directory gone, not this one.
+    // A writer of this run's last generation that still lives finds its directory gone, not this one.
     std::random_device random;
     std::string hidden =
         fmt::format("{}/{}{:08x}{:08x}-{}{:06}", path_, kHiddenPrefix, random(), random(), kPrefix, step);
@@ -252,9 +259,11 @@ void CheckpointDirectory::remove_left_overs() const {
             name.starts_with(kAsidePrefix) &&
             ::rename(entry.c_str(), (path_ + "/" + name.substr(kAsidePrefix.size())).c_str()) != 0 &&
             (errno == EEXIST || errno == ENOTEMPTY);
-        if (is_replaced || name.starts_with(kHiddenPrefix)) remove_tree(entry);
+        const bool is_left_over = name.starts_with(kHiddenPrefix) && writer_->is_left_over(entry);
+        if (is_replaced || is_left_over) remove_tree(entry);
     }
-    ::unlink(DurableFile::unfinished(path_ + "/latest").c_str());
+    const std::string unfinished = DurableFile::unfinished(path_ + "/latest");
+    if (writer_->is_left_over(unfinished)) ::unlink(unfinished.c_str());
 }
 
 void CheckpointDirectory::remove_old(const std::string& newest) const {

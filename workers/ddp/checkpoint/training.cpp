@@ -11,6 +11,7 @@
 #include "ddp/checkpoint/parts.h"
 #include "ddp/checkpoint/save.h"
 #include "ddp/checkpoint/shards.h"
+#include "ddp/checkpoint/writer_lock.h"
 #include "ddp/model.h"
 #include "ddp/optimizer.h"
 #include "ddp/trace/trace.h"
@@ -250,6 +251,7 @@ std::string CheckpointDirectory::save(ProcessGroup& group, const Training& train
     const std::uint64_t step = training.optimizer.steps();
     std::vector<CheckpointPart> parts;
     const std::vector<std::string> held = agree(group, [&] {
+        if (group.rank() != 0) writer_.reset();  // this process was rank 0 of a group before
         parts = parts_of(training);
         for (const CheckpointPart& part : parts) check_tensors(part.tensors);
         return pieces_of(parts, static_cast<std::size_t>(group.rank()));
@@ -288,6 +290,11 @@ std::string CheckpointDirectory::save(ProcessGroup& group, const Training& train
     return path;
 }
 
+void CheckpointDirectory::claim(ProcessGroup& group) {
+    finish(group);
+    run_on_rank_zero(group, [this] { return hold(), ""; });
+}
+
 void CheckpointDirectory::finish(ProcessGroup& group) {
     if (!options_.asynchronous) return;
     try {
@@ -297,7 +304,7 @@ void CheckpointDirectory::finish(ProcessGroup& group) {
         });
     } catch (...) {
         // No rank writes any more, so what the others wrote after rank 0's failure can go.
-        if (group.rank() == 0) remove_left_overs();
+        if (group.rank() == 0 && writer_) remove_left_overs();
         throw;
     }
 }

@@ -110,6 +110,7 @@ struct Epochs::Parts {
     }
     void resume(std::uint64_t& steps) {
         if (!checkpoints) return;
+        checkpoints->claim(*group);
         const std::optional<TrainingState> found = checkpoints->load(*group, training());
         if (!found) return;
         steps = saved_step = found->step;

@@ -13,6 +13,7 @@
 #include "ddp/reduce/flat_layout.h"
 #include "ddp/reduce/loops.h"
 #include "ddp/reduce/model_optimizer.h"
+#include "ddp/reduce/reducer.h"
 #include "ddp/reduce/tensor_broadcast.h"
 #include "ddp/worker/private_memory.h"
 
