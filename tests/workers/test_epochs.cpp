@@ -202,6 +202,47 @@ TEST(Epochs, RefuseRanksWithOtherNumbersOfSamples) {
     });
 }
 
+TEST(Epochs, RefuseRanksWithOtherOptionsThatChangeTheNumbers) {
+    struct Difference {
+        std::string name;
+        std::function<void(EpochsOptions&, AdamWOptions&)> make;
+    };
+    static const Difference kDifferences[] = {
+        {"clip_norm is 0.5 on rank 1, 1 on rank 0", [](auto& o, auto&) { o.clip_norm = 0.5; }},
+        {"clip_norm is none on rank 1", [](auto& o, auto&) { o.clip_norm.reset(); }},
+        {"schedule is shape", [](auto& o, auto&) { o.schedule->warmup_steps = 2; }},
+        {"schedule is none on rank 1", [](auto& o, auto&) { o.schedule.reset(); }},
+        {"sampler shuffle is false on rank 1", [](auto& o, auto&) { o.sampler.shuffle = false; }},
+        {"sampler drop_last is true on rank 1", [](auto& o, auto&) { o.sampler.drop_last = true; }},
+        {"loader drop_last is true on rank 1", [](auto& o, auto&) { o.loader.drop_last = true; }},
+        {"initial learning rate is 0.2 on rank 1, 0.1 on rank 0",
+         [](auto&, auto& a) { a.learning_rate = 0.2; }},
+        {"optimizer is adamw with", [](auto&, auto& a) { a.weight_decay = 0.5; }},
+        {"optimizer is adamw with",
+         [](auto&, auto& a) {
+             a.groups = {{{"slope"}, std::nullopt, 0.5}};
+         }},
+        {"checkpoint asynchronous is true on rank 1",
+         [](auto& o, auto&) { o.checkpoint.asynchronous = true; }},
+        {"parts is without counter", [](auto& o, auto&) { o.parts = {{"counter"}}; }}};
+    expect_right_on_two([](World& world) {
+        for (const auto& [name, make] : kDifferences) {
+            EpochsOptions options{.clip_norm = 1, .schedule = Schedule{}};
+            AdamWOptions adamw{.learning_rate = 0.1};
+            if (world.rank() == 1) make(options, adamw);
+            Line line(world);
+            const auto optimizer = make_adamw(line.model, adamw);
+            const std::string what =
+                thrown_by([&] { Epochs(world, line.model, *optimizer, kSamples, options); });
+            if (!what.starts_with("Error: " + name)) {
+                ADD_FAILURE() << name << ": " << what;
+                return 1;
+            }
+        }
+        return kRight;
+    });
+}
+
 /// State of the program's own.
 struct Counter final : Stateful {
     mutable std::int64_t n = 0;

@@ -77,8 +77,9 @@ class Epochs {
   public:
     /// Rows of the program's own data: `samples` of them. Collective, unless the model has no group: loads
     /// the newest checkpoint. Throws InvalidInput for no samples, a batch size of 0 and the errors of
-    /// Schedule, MismatchError where ranks have other numbers of samples, epochs or batches, and the errors
-    /// of CheckpointDirectory::claim and load.
+    /// Schedule, MismatchError, naming the first difference, where ranks have another number of samples,
+    /// another optimizer or other options that change the numbers, and the errors of
+    /// CheckpointDirectory::claim and load.
     Epochs(World& world, Model& model, Optimizer& optimizer, std::size_t samples, EpochsOptions options);
     /// Batches of a data set, which a Loader reads ahead: Step::batch().
     Epochs(World& world, Model& model, Optimizer& optimizer, const Dataset& dataset, EpochsOptions options);

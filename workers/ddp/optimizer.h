@@ -50,6 +50,9 @@ class Optimizer : public Stateful {
     /// The tensors for a checkpoint: "momentum.fc1.weight" and so on, on the device of the parameters, and
     /// "steps". AdamW adds "step.fc1.weight", the step count of that parameter's bias correction.
     [[nodiscard]] std::vector<Tensor> state() const override = 0;
+    /// The options that decide its steps, beside learning rates, as text: equal on all ranks. Empty for an
+    /// optimizer over borrowed parameters.
+    [[nodiscard]] virtual std::string settings() const { return settings_; }
     /// The number of steps that changed parameters. On a device this waits for the steps so far.
     [[nodiscard]] virtual std::uint64_t steps() const = 0;
 
@@ -81,6 +84,7 @@ class Optimizer : public Stateful {
     std::vector<Tensor> parameters_;
     std::vector<Rate> rates_;
     Model* model_ = nullptr;  ///< null over borrowed parameters
+    std::string settings_;
 };
 
 /// Parameters with their own settings (torch's param_groups): no weight decay for biases, a lower rate for

@@ -1,6 +1,7 @@
 #include "ddp/epochs.h"
 
 #include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -31,13 +32,46 @@ EpochsOptions checked(EpochsOptions options, std::size_t samples) {
     return options;
 }
 
-void verify_alike(ProcessGroup& group, const EpochsOptions& options, std::size_t samples) {
+std::string text_of(const Schedule& s) {
+    return fmt::format("shape {}, warm-up {} from {}, total {}, final {} and {}, every {} by {}",
+                       static_cast<int>(s.shape), s.warmup_steps, s.warmup_from, s.total_steps, s.final_rate,
+                       s.final_part, s.step_every, s.factor);
+}
+
+/// "0.1" or "0.1, 0.01": those of all groups.
+std::string rates_of(const Optimizer& optimizer, double (Optimizer::*rate)(std::size_t) const) {
+    std::vector<double> rates;
+    for (std::size_t group = 0; group < optimizer.groups(); ++group)
+        rates.push_back((optimizer.*rate)(group));
+    return fmt::format("{}", fmt::join(rates, ", "));
+}
+
+std::string names_of(std::span<const TrainingPart> parts) {
+    std::string names;
+    for (const TrainingPart& part : parts)
+        names += fmt::format("{}{} ", part.state == nullptr ? "without " : "", part.name);
+    return names;
+}
+
+/// Everything that changes the numbers, or the collectives.
+void verify_alike(ProcessGroup& group, const EpochsOptions& options, const Optimizer& optimizer,
+                  std::size_t samples) {
     verify_equal(group, {{"number of samples", std::to_string(samples)},
                          {"epochs", std::to_string(options.epochs)},
                          {"batch_size", std::to_string(options.batch_size)},
                          {"sampler seed", std::to_string(options.sampler.seed)},
+                         {"sampler shuffle", fmt::format("{}", options.sampler.shuffle)},
+                         {"sampler drop_last", fmt::format("{}", options.sampler.drop_last)},
+                         {"loader drop_last", fmt::format("{}", options.loader.drop_last)},
+                         {"clip_norm", options.clip_norm ? fmt::format("{}", *options.clip_norm) : "none"},
+                         {"schedule", options.schedule ? text_of(*options.schedule) : "none"},
+                         {"optimizer", fmt::format("{} with {}", optimizer.name(), optimizer.settings())},
+                         {"initial learning rate", rates_of(optimizer, &Optimizer::initial_learning_rate)},
+                         {"learning rate", rates_of(optimizer, &Optimizer::learning_rate)},
                          {"save_every", std::to_string(options.save_every)},
-                         {"checkpoints", options.checkpoints.empty() ? "none" : "some"}});
+                         {"checkpoints", options.checkpoints.empty() ? "none" : "some"},
+                         {"checkpoint asynchronous", fmt::format("{}", options.checkpoint.asynchronous)},
+                         {"parts", names_of(options.parts)}});
 }
 
 }  // namespace
@@ -101,7 +135,7 @@ struct Epochs::Parts {
         is_in_epoch = stopped = false;
         saved_step = kNever;  // a lost rank may have been writing
         if (is_new) {
-            verify_alike(next, options, samples);
+            verify_alike(next, options, optimizer, samples);
             resume(steps);
         }
         if (!rate) return;

@@ -1,6 +1,7 @@
 #include "ddp/model.h"
 
 #include <fmt/core.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -431,6 +432,26 @@ void Optimizer::step() {
     model_->step(*this);
 }
 
+namespace {
+
+std::string text_of(const SgdOptions& options) {
+    return fmt::format("momentum {}, weight_decay {}, nesterov {}", options.momentum, options.weight_decay,
+                       options.nesterov);
+}
+
+std::string text_of(const AdamWOptions& options) {
+    return fmt::format("beta1 {}, beta2 {}, epsilon {}, weight_decay {}", options.beta1, options.beta2,
+                       options.epsilon, options.weight_decay);
+}
+
+std::string text_of(const ParameterGroup& group) {
+    return fmt::format("; weight_decay {} for {}",
+                       group.weight_decay ? fmt::format("{}", *group.weight_decay) : "as above",
+                       fmt::join(group.parameters, ", "));
+}
+
+}  // namespace
+
 template <class Options>
 std::unique_ptr<Optimizer> Model::optimizer_over(Options options) {
     if (flat_->is_sharded() && (!options.device.copies.empty() || options.device.scaler != nullptr ||
@@ -441,6 +462,8 @@ std::unique_ptr<Optimizer> Model::optimizer_over(Options options) {
             "the optimizer copies 16-bit weights, and takes memory from the group of a sharded model: attach the "
             "model first");
     if (has_group()) broadcast_weights_once();
+    std::string settings = text_of(options);
+    for (const ParameterGroup& group : options.groups) settings += text_of(group);
     const StateMemory shared = [this](std::size_t bytes) -> std::shared_ptr<std::byte> {
         // Parts differ in size, and the group's memory is of one size on all ranks.
         std::size_t most = FlatLayout::kAlignment;
@@ -452,6 +475,7 @@ std::unique_ptr<Optimizer> Model::optimizer_over(Options options) {
                                          flat_->is_sharded() ? shared : StateMemory(private_memory));
     for (const Tensor& state : optimizer->state()) flat_->optimizer_bytes += state.memory.bytes();
     optimizer->model_ = this;
+    optimizer->settings_ = std::move(settings);
     return optimizer;
 }
 
