@@ -398,6 +398,23 @@ TEST(TorchModule, AConversionAfterItWasWrappedIsAnErrorOfTheNextForward) {
     });
 }
 
+// The ranks would drift apart: nobody averages its gradient.
+TEST(TorchModule, AParameterThatIsUnfrozenAfterItWasWrappedIsAnErrorOfTheNextForward) {
+    run_ranks(1, [](ProcessGroup& group) {
+        Net net(0);
+        net->second->bias.set_requires_grad(false);
+        DistributedDataParallel model(group, net);
+        loss_of(model(input_of(0))).backward();
+        net->second->bias.set_requires_grad(true);
+        EXPECT_THAT(
+            message_of<Error>([&] { model(input_of(0)); }),
+            HasSubstr("'second.bias' requires a gradient now, and did not when the module was wrapped"));
+        DistributedDataParallel again(group, net);
+        loss_of(again(input_of(0))).backward();
+        EXPECT_EQ(again.parameters().size(), 4U);
+    });
+}
+
 TEST(TorchModule, AForkedChildThatTrainsGetsAnError) {
     run_ranks(1, [](ProcessGroup& group) {
         Net net(0);

@@ -82,7 +82,12 @@ struct Place {
     torch::Tensor tensor;
     const void* memory = nullptr;
     torch::ScalarType type = torch::kFloat;
+    bool requires_grad = false;
     [[nodiscard]] bool holds() const { return tensor.data_ptr() == memory && tensor.scalar_type() == type; }
+    /// True for one that a program trains itself, and whose gradient no rank would average.
+    [[nodiscard]] bool is_unfrozen() const {
+        return !requires_grad && tensor.is_leaf() && tensor.requires_grad();
+    }
 };
 
 /// The tensors of a module: one that several layers share is listed once, under its first name.
@@ -110,7 +115,7 @@ struct ModuleTensors {
         }
     }
     static Place place_of(const std::string& name, const torch::Tensor& tensor) {
-        return {name, tensor, tensor.data_ptr(), tensor.scalar_type()};
+        return {name, tensor, tensor.data_ptr(), tensor.scalar_type(), tensor.requires_grad()};
     }
     [[nodiscard]] ModelOptions with_buffers(ModelOptions options) const {
         if (options.shard > Shard::Optimizer)
@@ -221,6 +226,11 @@ class Wrapped : private HasModuleTensors, public Model {
                         "'" + one.name +
                         "' has other memory or another type than when the module was wrapped: call to() and "
                         "set_data() before that");
+                if (one.is_unfrozen())
+                    throw Error("'" + one.name +
+                                "' requires a gradient now, and did not when the module was wrapped: its "
+                                "gradient would not be averaged; unfreeze it before that, or wrap the module "
+                                "again");
             }
         }
         is_in_backward_ = false;  // the last backward pass may have thrown
