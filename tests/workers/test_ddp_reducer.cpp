@@ -449,6 +449,24 @@ TEST(Bf16Compression, AveragesToTheRoundingOfBf16EquallyOnAllRanks) {
     for (const auto& result : results) EXPECT_EQ(std::memcmp(result.data(), results[0].data(), 4000), 0);
 }
 
+// Its memory goes with the group, and a bucket of the next group may lie where one of the last lay.
+TEST(Bf16Compression, ServesOneGroupAfterTheOther) {
+    std::vector<ddp::CommunicationHook> hooks;
+    for (int rank = 0; rank < 2; ++rank) hooks.push_back(ddp::bf16_compression());
+    for (int round = 0; round < 3; ++round) {
+        run_ranks(2, [&](ProcessGroup& group) {
+            Model model({1 << 20});
+            Reducer reducer(group, model.parameters, kSmallBuckets);
+            reducer.set_hook(hooks[static_cast<std::size_t>(group.rank())]);
+            const std::span<float> gradient = floats(reducer.gradient(0));
+            std::ranges::fill(gradient, static_cast<float>(group.rank() + round));
+            reducer.mark_ready(0);
+            reducer.finish();
+            for (const float average : gradient) ASSERT_EQ(average, 0.5F + static_cast<float>(round));
+        });
+    }
+}
+
 TEST(Bf16Compression, KeepsInfinitiesAndNans) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model({3});

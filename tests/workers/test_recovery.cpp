@@ -429,6 +429,32 @@ TEST(Recovery, ReplacesARankWhoseWeightsHaveAFlippedBit) {
     EXPECT_EQ(weights, undisturbed);
 }
 
+TEST(Recovery, LetsACommunicationHookOutliveItsGroup) {
+    const auto program = [](const Context& context) {
+        Recovery recovery(context, {.timeout = std::chrono::seconds(20)});
+        Model model({{"w", {1 << 20}}});
+        const auto optimizer = make_sgd(model, {.learning_rate = 0.5});
+        const CommunicationHook hook = bf16_compression();
+        recovery.keep("model", model);
+        recovery.keep("optimizer", *optimizer);
+        recovery.run([&](ProcessGroup& group, const Start& start) {
+            model.attach(group, start.is_new());
+            model.set_hook(hook);
+            while (recovery.commits() < 10) {
+                std::ranges::fill(model.gradient_as<float>(0), -1.0F);
+                model.mark_all_ready();
+                model.finish();
+                if (recovery.commits() == 4 && context.rank() == 3 && start.is_new()) ::raise(SIGKILL);
+                recovery.commit([&] { optimizer->step(); });
+            }
+        });
+        for (const float weight : model.weights<float>(0)) {
+            if (weight != 5) throw Error(fmt::format("a weight is {}", weight));
+        }
+    };
+    EXPECT_EQ(run_recovering(4, program, {.workers = Workers::Processes}), 2);
+}
+
 TEST(Recovery, LeaksNothingIn200Generations) {
     const std::uint64_t warm = 20, last = 200;
     const Interrupt interrupt = [=](const Moment& now) {

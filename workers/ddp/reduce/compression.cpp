@@ -18,18 +18,24 @@ FinishReduction start_on_device(ProcessGroup& group, const Buffer& bucket, const
 }
 
 /// Shared memory for compressed buckets, by the place of the bucket. Buckets come in the same order on all
-/// ranks, so the collective allocation matches. The layout changes once, so there are at most two sets.
+/// ranks, so the collective allocation matches. A hook may serve several groups, one after the other: memory
+/// goes with its group, and a bucket of the next one may lie at the same place.
 class Scratch {
   public:
     std::byte* of(ProcessGroup& group, const Buffer& bucket) {
-        std::span<std::byte>& memory = buffers_[bucket.data];
+        Place& place = places_[bucket.data];
         const std::size_t bytes = bucket.count * size_of(DType::F16);
-        if (memory.size() < bytes) memory = group.allocate_shared(bytes);
-        return memory.data();
+        if (place.group.is_gone() || place.memory.size() < bytes)
+            place = {group, group.allocate_shared(bytes)};
+        return place.memory.data();
     }
 
   private:
-    std::unordered_map<const void*, std::span<std::byte>> buffers_;
+    struct Place {
+        BorrowedGroup group;
+        std::span<std::byte> memory;
+    };
+    std::unordered_map<const void*, Place> places_;
 };
 
 CommunicationHook compression(DType type) {
