@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
@@ -124,6 +126,7 @@ TEST(Messages, NameTheOtherRanksCallAndTheRemedyWhenBothSendFirst) {
     const auto failures = failures_of_ranks(
         2,
         [](ProcessGroup& group) {
+            const TimeoutScope longer(group, std::chrono::milliseconds(group.rank() == 0 ? 300 : 60'000));
             std::vector<float> values(1'000'000);
             group.send(buffer_of(std::span(values)), 1 - group.rank()).wait();
         },
@@ -134,7 +137,8 @@ TEST(Messages, NameTheOtherRanksCallAndTheRemedyWhenBothSendFirst) {
                         "rank 1 is in send #1 (3.8 MiB, to rank 0) since "),
               HasSubstr("; both send first: let one of them receive first")));
     EXPECT_THAT(message_of<TimeoutError>(failures[1]),
-                HasSubstr("rank 0 is in send #1 (3.8 MiB, to rank 1)"));
+                HasSubstr("rank 1: send #1 (1000000 float32, 3.8 MiB, to 0): the group has failed: rank 0: "
+                          "send #1 (1000000 float32, 3.8 MiB, to 1) did not finish within 300 ms"));
 }
 
 TEST(Messages, AreShownToPeersInACollectiveToo) {
@@ -145,6 +149,7 @@ TEST(Messages, AreShownToPeersInACollectiveToo) {
         [](ProcessGroup& group) {
             std::vector<float> values(10);
             if (group.rank() != 1) return group.barrier().wait();
+            const TimeoutScope longer(group, std::chrono::seconds(60));
             group.recv(buffer_of(std::span(values)), 2).wait();
         },
         options);
@@ -166,6 +171,29 @@ TEST(Messages, EndAtTheTimeOutAndShowTheSendersActivity) {
     EXPECT_THAT(message_of<TimeoutError>(failures[0]),
                 AllOf(HasSubstr("rank 0: recv #1 (10 float32, 40 B, from 1) did not finish within 200 ms"),
                       HasSubstr("rank 1 finished #1 (all_reduce)")));
+}
+
+TEST(Messages, ThatTimeOutEndTheCallsOfOtherRanksAtOnce) {
+    ddp::testing::RankOptions options;
+    options.group.timeout = std::chrono::seconds(5);
+    std::atomic<bool> has_failed = false;
+    const auto failures = failures_of_ranks(
+        2,
+        [&](ProcessGroup& group) {
+            if (group.rank() == 1) {
+                EXPECT_THROW(group.barrier().wait(), TimeoutError);
+                has_failed = true, has_failed.notify_all();
+                return group.barrier().wait();
+            }
+            const TimeoutScope shorter(group, std::chrono::milliseconds(200));
+            std::vector<float> values(10);
+            EXPECT_THROW(group.recv(buffer_of(std::span(values)), 1).wait(), TimeoutError);
+            has_failed.wait(false);  // else rank 1 would hear of the end of this rank
+        },
+        options);
+    EXPECT_THAT(message_of<TimeoutError>(failures[1]),
+                HasSubstr("the group has failed: rank 0: recv #1 (10 float32, 40 B, from 1) did not finish "
+                          "within 200 ms: rank 1 is in barrier #1"));
 }
 
 using enum Message::Direction;

@@ -178,9 +178,12 @@ void PointToPoint::throw_if_failed(const std::vector<End*>& heads) const {
     if (!can_move(first)) throw_posted_failure(arena_.control(), attempt);
     for (const End* end : heads) throw_if_gone(*end);
     if (now_ns() - first.began_ns < timeout_.count()) return;
-    throw TimeoutError(
+    const std::string what =
         fmt::format("{} did not finish within {}: {}{}", attempt, ddprun::format_duration(timeout_),
-                    describe_activities(arena_, {first.peer}, MonotonicClock::now()), deadlock(first)));
+                    describe_activities(arena_, {first.peer}, MonotonicClock::now()), deadlock(first));
+    // This rank calls no more: the others would wait for it until their own time-outs.
+    post_failure(arena_.control(), encode_failure(std::make_exception_ptr(TimeoutError(what))));
+    throw TimeoutError(what);
 }
 
 void PointToPoint::throw_if_gone(const End& end) const {
