@@ -147,8 +147,10 @@ class ProcessGroup {
 
     /// Sends to rank `to`, which calls recv for the same number of elements of the same type; messages of one
     /// pair are matched in order. Only these two ranks take part, and these calls have their own sequence
-    /// numbers. send and recv wait for each other and for the calls before them: when two ranks exchange, one
-    /// of them must receive first (or both use all_to_all or batch_send_recv).
+    /// numbers. recv waits for its message. send may wait until the receiver takes the message: of how many
+    /// bytes, each backend decides (cpu keeps 128 KiB for a receiver that comes later). So when two ranks
+    /// exchange, one of them must receive first (or both use all_to_all or batch_send_recv), also where
+    /// small messages would pass.
     Work send(ConstBuffer buffer, int to);
     Work recv(Buffer buffer, int from);
     /// All messages at once: none waits for another, so both ranks may send first. Messages of one pair and
