@@ -72,6 +72,9 @@ struct alignas(128) RankLine {
     /// 1 + the step of this rank's last should_stop(step), which stores it before it reads `stop`; 0: the
     /// rank does not ask, so no stop is proposed.
     std::atomic<std::uint64_t> asked;
+    /// 1: SIGTERM does not end this process, which waits for the agreed stop instead, and has no other
+    /// handler.
+    std::atomic<std::uint64_t> outlives_term;
 };
 static_assert(sizeof(RankLine) == 128 && offsetof(RankLine, stop) == 104);
 

@@ -226,6 +226,14 @@ TEST(JobStep, ASignalDuringARestartCancelsTheRestart) {
     EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
 }
 
+TEST(JobStep, AStopIsANoticeToWorkersThatListenUnlessItIsCtrlC) {
+    for (const int signal : {SIGTERM, SIGHUP, SIGINT}) {
+        Job job;
+        const auto actions = job.tell(job_event::StopAsked{signal, 0});
+        EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), signal == SIGINT ? 0u : 1u);
+    }
+}
+
 TEST(JobStep, APreemptionNotifiesBeforeItStops) {
     Job job;
     const auto actions = job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 60 s"});
@@ -1211,7 +1219,7 @@ TEST(InPlaceNodes, AStopFollowsWhenWorkersThatWaitHaveAWorldInWhichTheyCanSave) 
         ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
         const Duration grace = is_preemption ? job.policy.preempt_grace : job.policy.shutdown_timeout;
         EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, grace - 50ms);
-        EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), is_preemption ? 1u : 0u);
+        EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), 1u);
         EXPECT_EQ(job.state.after, JobState::After::Finish);
     }
 }

@@ -135,6 +135,27 @@ TEST_F(PythonWorkers, OfSeveralNodesStopAfterTheSameStep) {
     EXPECT_EQ(last_step(first.out), last_step(second.out)) << first.err << second.err;
 }
 
+/// Under PBS and Slurm the scheduler's SIGTERM reaches each worker 10 to 20 ms before or after ddprun's.
+TEST_F(PythonWorkers, SaveWhenASchedulerSignalsThemAndDdprunAlike) {
+    for (const bool are_workers_first : {true, false}) {
+        Program program(job(unique_name("stop"), {"-u", "-c", kLoop, "5", ""}));
+        ASSERT_TRUE(program.wait_for_output("[0]: at the mark") &&
+                    program.wait_for_output("[1]: at the mark"));
+        const std::vector<pid_t> workers = children_named(program.pid(), "python3");
+        ASSERT_EQ(workers.size(), 2u);
+        const auto signal_workers = [&] {
+            for (const pid_t worker : workers) ::kill(worker, SIGTERM);
+        };
+        if (are_workers_first) signal_workers();
+        program.signal(SIGTERM);
+        signal_workers();
+        const Outcome outcome = program.wait();
+        EXPECT_EQ(outcome.status, 75) << outcome.err;
+        EXPECT_NE(last_step(outcome.out, "[0]: "), "") << outcome.out << outcome.err;
+        EXPECT_EQ(last_step(outcome.out, "[0]: "), last_step(outcome.out, "[1]: ")) << outcome.out;
+    }
+}
+
 TEST_F(PythonWorkers, GetTheSignalAtOnceWhereOneOfThemDoesNotListen) {
     const std::string id = unique_name("stop");
     Program program(job(id, {"-u", "-c", R"(
@@ -288,6 +309,33 @@ TEST_F(PythonWorkers, WaitOnlyAtAProposedStep) {
     EXPECT_TRUE(comes([&] { return segment.line().asked == 11; }, std::chrono::seconds(20)));
     segment.line().stop = stop_word(12, false);  // a later one is proposed
     EXPECT_EQ(waiting.wait().out, "up\nFalse\n");
+}
+
+TEST_F(PythonWorkers, TakeASigtermOfWhichDdprunMakesNoStopAsTheirEnd) {
+    const SegmentOnDisk segment;
+    const std::string begin = "import os, signal; ddprun.should_stop(1); os.kill(os.getpid(), 15); ";
+    const Outcome soon = segment.run(begin + "print(ddprun.should_stop(2))");
+    EXPECT_EQ(soon.out, "False\n") << soon.err;
+    EXPECT_EQ(segment.line().outlives_term, 1u);
+    const Outcome later =
+        segment.run(begin + "ddprun._first_term -= 5; ddprun.should_stop(2); print('lives')");
+    EXPECT_EQ(later.out, "") << "5 s later";
+    const Outcome again =
+        segment.run(begin + "ddprun._first_term -= 5; os.kill(os.getpid(), 15); print('lives')");
+    EXPECT_EQ(again.out, "");
+    EXPECT_EQ(
+        segment.run("import signal; signal.signal(signal.SIGTERM, print); ddprun.should_stop(1)").status, 0);
+    EXPECT_EQ(segment.line().outlives_term, 0u) << "the program's own handler stays";
+}
+
+TEST_F(PythonWorkers, LeaveSigtermToTheProcessesThatTheyFork) {
+    const SegmentOnDisk segment;
+    const Outcome outcome = segment.run(R"py(
+import os; ddprun.should_stop(1)
+child = os.fork()
+if child == 0: os.kill(os.getpid(), 15); os._exit(0)
+print(os.WTERMSIG(os.waitpid(child, 0)[1])))py");
+    EXPECT_EQ(outcome.out, "15\n") << outcome.err;
 }
 
 TEST_F(PythonWorkers, GoOnWithOneLineWhereTheMemoryCannotBeReached) {

@@ -955,7 +955,10 @@ JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolic
     }
     say(actions, fmt::format("{}: stopping {}, SIGKILL in {} (again: kill now)", why, alive_elsewhere(state),
                              format_duration(policy.shutdown_timeout)));
-    stop_when_possible(state, {event.signal, policy.shutdown_timeout, why, now}, policy, now, actions);
+    JobState::Stop stop{event.signal, policy.shutdown_timeout, why, now};
+    // Workers that listen stop by agreement. Ctrl-C reaches them at once.
+    if (event.signal != SIGINT) stop.may_save = policy.shutdown_timeout;
+    stop_when_possible(state, stop, policy, now, actions);
     return actions;
 }
 

@@ -110,6 +110,17 @@ void Agent::handle(const rdzv::StopGeneration& order) {
     }
     if (order.signal == SIGKILL) return kill_all();
     feed(agent_event::StopRequested{order.signal, Duration(order.grace_ns)});
+    if (order.signal == SIGTERM && order.failed_rank >= 0) end_waiting_for_agreement();
+}
+
+/// Ends workers that take SIGTERM for the beginning of an agreed stop, which does not come after a failure.
+void Agent::end_waiting_for_agreement() {
+    for (std::size_t i = 0; segment_ && i < state_.workers.size(); ++i) {
+        const AgentState::Worker& worker = state_.workers[i];
+        const bool waits = segment_->line(static_cast<int>(i)).outlives_term.load() != 0;
+        if (waits && worker.pid != 0 && worker.state == WorkerState::Stopping)
+            (void)system_.signal_process(worker.pid, SIGKILL);
+    }
 }
 
 /// Notes the time: a worker that reports an error from now on does so because of us (its collectives end, its

@@ -188,6 +188,7 @@ class Agent {
     void send_scalars();
     void end_scalars();
     void stop_begins();
+    void end_waiting_for_agreement();
     void kill_rest_of_group(pid_t group, int rank);
     [[nodiscard]] std::vector<pid_t> strays();
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;

@@ -2,13 +2,14 @@
 
 Without ddprun all functions do nothing. They write into memory that ddprun reads (env/segment.h has the layout): no
 system call, no message. For one thread at a time."""
-import mmap, os, struct, sys, time
+import mmap, os, signal, struct, sys, threading, time
 
 _MAGIC, _VERSION = 0x3147455352504444, 2
-_PROGRESS, _STEP, _STOP, _ASKED = 7, 8, 13, 14  # the words of a RankLine
+_PROGRESS, _STEP, _STOP, _ASKED, _OUTLIVES_TERM = 7, 8, 13, 14, 15  # the words of a RankLine
 _WRITTEN, _TAKEN, _LOST, _TAG_COUNT, _IS_READ = range(5)  # the words of a ScalarRing
 _TAGS, _TAG_BYTES, _RECORDS, _MOST_TAGS, _MOST_RECORDS = 4096, 128, 65536, 256, 16384
 _LONGEST_WAIT = 30  # seconds; ddprun decides within 3
+_ONE_REQUEST = 5  # seconds: a scheduler sends SIGTERM, and ddprun another one
 
 
 def _open():
@@ -85,14 +86,49 @@ def _add_tag(ring, counters, tag):
 
 def should_stop(n):
     """Call it after each step `n`, on every rank: True from the step on after which all ranks stop, the same on all.
-    Save, and end with exit code 0."""
+    Save, and end with exit code 75: "not finished, run me again"."""
     if _line is None:
         return False
+    _take_term()
     _line[_ASKED] = n + 1  # first: see launcher/head/control/stop_agreement.h
     stop = _line[_STOP]
     if stop != 0 and stop // 2 <= n and stop % 2 == 0:
         stop = _decision(n)
+    if stop == 0 and _first_term is not None and time.monotonic() - _first_term >= _ONE_REQUEST:
+        _end_by_term()  # ddprun has not made it a stop of all ranks
     return stop % 2 == 1 and stop // 2 <= n
+
+
+_first_term = None  # when SIGTERM came first
+
+
+def _take_term():
+    """Without a handler SIGTERM would end the process before it has saved. A handler of the program's stays."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _on_term)
+        os.register_at_fork(after_in_child=_forget_term)
+        handler = _on_term
+    _line[_OUTLIVES_TERM] = handler is _on_term
+
+
+def _on_term(*_):
+    """ddprun makes one stop of the first SIGTERM and of its repetitions; a later one ends the process."""
+    global _first_term
+    _first_term = _first_term or time.monotonic()
+    if time.monotonic() - _first_term >= _ONE_REQUEST:
+        _end_by_term()
+
+
+def _end_by_term():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _forget_term():
+    """Nobody asks for a stop in a forked child, as those of a DataLoader."""
+    if signal.getsignal(signal.SIGTERM) is _on_term:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _decision(n):
