@@ -1,6 +1,7 @@
 #include "launcher/ask/ask.h"
 
 #include <fmt/core.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -101,6 +102,12 @@ FoundJobs find_jobs(const std::vector<RunningJob>& jobs, const std::string& run_
     return find_jobs(result.silent, run_id, kTimeout);
 }
 
+/// The columns of the terminal on standard output; 0: it is none, or its width is not known.
+int terminal_width() {
+    winsize size{};
+    return ::ioctl(1, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 std::string ids_of(const std::vector<RunningJob>& jobs) {
     return join(jobs, ", ", [](const RunningJob& job) { return job.id; });
 }
@@ -167,7 +174,8 @@ int show_jobs(const AskOptions& options) {
     if (jobs.empty() && !options.json) ddprun::print(stderr, "no job of this user runs on this host\n");
     const AskedJobs asked = ask_all(jobs);
     for (const JobStatus& status : asked.statuses) {
-        ddprun::print("{}", options.json ? to_json(status) : render_status(nullptr, status, 0));
+        ddprun::print("{}",
+                      options.json ? to_json(status) : render_status(nullptr, status, terminal_width()));
     }
     int code = 0;
     for (const Error& failure : asked.failures) code = complain("ps", failure);

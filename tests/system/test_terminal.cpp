@@ -6,6 +6,7 @@
 #include <chrono>
 #include <fstream>
 
+#include "env/text.h"
 #include "tests/support/run_program.h"
 #include "tests/support/terminal.h"
 #include "tests/system/look.h"
@@ -143,6 +144,18 @@ TEST(Top, FitsTheWindowAndSaysWhenItsJobHasEnded) {
     program.wait();
     EXPECT_EQ(terminal.wait(), 0);
     EXPECT_THAT(terminal.screen(), HasSubstr(" has ended"));
+}
+
+TEST(Ps, FitsTheTerminal) {
+    const std::string id = unique_name("ps");
+    Program program(ddprun_probe({"--nproc-per-node=2", "--rdzv-id=" + id}, {"say", "up", "hold"}));
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    Terminal terminal({path_of("DDPRUN"), "ps", "--job=" + id}, 60);
+    EXPECT_EQ(terminal.wait(), 0);
+    EXPECT_THAT(terminal.screen(), HasSubstr("RANK STATE "));
+    for (std::string_view line : split(terminal.screen(), '\n')) EXPECT_LE(trim(line).size(), 60u) << line;
+    EXPECT_THAT(run({path_of("DDPRUN"), "ps", "--job=" + id}).out, HasSubstr("COLLECTIVE"))
+        << "a pipe gets all columns";
 }
 
 }  // namespace
