@@ -112,7 +112,8 @@ Result<TracedLauncher> read_launcher(const std::string& path) {
 
 Result<TraceFiles> read_trace_files(const std::string& directory) {
     struct stat status {};
-    if (::stat(directory.c_str(), &status) != 0) return Error::system(directory);
+    if (::stat(directory.c_str(), &status) != 0)  // found no more than in a directory without a trace
+        return Error{Errc::NotFound, Error::system(directory).what, 0};
     TraceFiles files;
     for (const std::string& name : names_in(directory)) {
         const std::string path = directory + "/" + name;
