@@ -1,13 +1,15 @@
+#include <fmt/core.h>
+#include <signal.h>
+
 #include <algorithm>
 #include <array>
 #include <tuple>
-
-#include <fmt/core.h>
 
 #include "env/text.h"
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/cli/subcommand.h"
+#include "launcher/signals.h"
 
 namespace ddprun {
 namespace {
@@ -64,13 +66,46 @@ std::string usage() {
            subcommand_names('|') + " [...]\n\n";
 }
 
-/// One case for each subcommand without a job's options: "<name>) <command> <its options>; return;;".
-std::string cases_of_subcommands(std::string_view before, std::string_view after) {
+/// What a shell offers for the words of a subcommand that are no options.
+struct OfferedWords {
+    std::string first;  ///< for the word behind the subcommand, separated by blanks
+    enum Paths { None, Directories, Files } paths = None;
+};
+OfferedWords words_of(const SubcommandRow& row) {
+    using enum SubcommandRow::Takes;
+    if (row.takes == OfABatchJob) return {"script submit status", OfferedWords::Files};
+    if (row.arguments.starts_with("DIR")) return {"", OfferedWords::Directories};
+    if (row.name != "signal") return {};
+    const auto name = [](int signal) { return signal_name(signal).substr(3); };
+    return {join(std::array{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGKILL, SIGUSR1, SIGUSR2, SIGCONT, SIGSTOP},
+                 " ", name),
+            OfferedWords::None};
+}
+
+/// The commands of a shell's language by which it offers words, files and directories.
+struct OfferCommands {
+    std::string_view before_words, behind_words;
+    std::string_view files, directories;
+    std::string_view word;      ///< the word that is completed
+    std::string_view is_first;  ///< the condition that it stands directly behind the subcommand
+};
+
+/// One case for each subcommand without a job's options, in the language of bash and zsh.
+std::string cases_of_subcommands(const OfferCommands& offer) {
     std::string cases;
     for (const SubcommandRow& row : subcommands()) {
         const std::vector<std::string> options = options_of(row);
-        if (!options.empty())
-            cases += fmt::format("      {}) {}{}{}; return;;\n", row.name, before, join(options, " "), after);
+        if (options.empty()) continue;
+        const OfferedWords words = words_of(row);
+        cases += fmt::format("      {}) if [[ {} == -* ]]; then {}{}{}", row.name, offer.word,
+                             offer.before_words, join(options, " "), offer.behind_words);
+        if (!words.first.empty())
+            cases += fmt::format("; elif {}; then {}{}{}", offer.is_first, offer.before_words, words.first,
+                                 offer.behind_words);
+        if (words.paths != OfferedWords::None)
+            cases += fmt::format("; else {}",
+                                 words.paths == OfferedWords::Files ? offer.files : offer.directories);
+        cases += "; fi; return;;\n";
     }
     return cases;
 }
@@ -130,8 +165,10 @@ _ddprun() {{
 }}
 complete -o filenames -F _ddprun ddprun
 )",
-        cases_of_subcommands("COMPREPLY=($(compgen -W \"", "\" -- \"$cur\"))"), value_options('|'),
-        job_subcommands('|'), cases, names.substr(1), subcommand_names(' '));
+        cases_of_subcommands({"COMPREPLY=($(compgen -W \"", "\" -- \"$cur\"))",
+                              "COMPREPLY=($(compgen -f -- \"$cur\"))",
+                              "COMPREPLY=($(compgen -d -- \"$cur\"))", "$cur", "((COMP_CWORD == 2))"}),
+        value_options('|'), job_subcommands('|'), cases, names.substr(1), subcommand_names(' '));
 }
 
 /// Escapes text inside single quotes, for a shell that has no escapes there.
@@ -177,7 +214,9 @@ std::string zsh_completion() {
         "_ddprun_first() {{\n  ((CURRENT == 2)) && compadd {}\n  _command_names -e\n}}\n"
         "_ddprun() {{\n  if ((CURRENT > 2)); then\n    case ${{words[2]}} in\n{}      {}) words=(${{words[1]}} ${{words[3,-1]}}); ((CURRENT--));;\n    esac\n  fi\n  _arguments -S \\\n{}    '1:program:_ddprun_first' \\\n    '*::argument:_files'\n}}\n"
         "_ddprun \"$@\"\n",
-        subcommand_names(' '), cases_of_subcommands("compadd -- ", ""), job_subcommands('|'), lines);
+        subcommand_names(' '),
+        cases_of_subcommands({"compadd -- ", "", "_files", "_files -/", "$PREFIX", "((CURRENT == 3))"}),
+        job_subcommands('|'), lines);
 }
 
 /// Escapes text inside fish's single quotes.
@@ -209,13 +248,20 @@ std::string fish_completion() {
                              fish_text(first_sentence(row.help)));
         const std::vector<std::string> options = options_of(row);
         if (options.empty()) continue;
-        lines += fmt::format("complete -c ddprun -n '__ddprun_asks {}' -f -a '{}'\n", row.name,
-                             join(options, " "));
+        const OfferedWords words = words_of(row);
+        lines += fmt::format("complete -c ddprun -n '__ddprun_asks {}' {} -a '{}'\n", row.name,
+                             words.paths == OfferedWords::Files ? "-F" : "-f", join(options, " "));
+        if (!words.first.empty())
+            lines +=
+                fmt::format("complete -c ddprun -n '__ddprun_asks {} 2' -f -a '{}'\n", row.name, words.first);
+        if (words.paths == OfferedWords::Directories)
+            lines += fmt::format(
+                "complete -c ddprun -n '__ddprun_asks {}' -f -a '(__fish_complete_directories)'\n", row.name);
     }
     return fmt::format(R"(# fish completion for ddprun; put it into ~/.config/fish/completions/ddprun.fish
-function __ddprun_asks -d 'the subcommand is this one'
+function __ddprun_asks -d 'the subcommand is this one, and the word behind it the one of this number'
   set -l words (commandline -opc)
-  set -q words[2]; and test $words[2] = $argv[1]
+  set -q words[2]; and test $words[2] = $argv[1]; and begin not set -q argv[2]; or test (count $words) = $argv[2]; end
 end
 function __ddprun_own -d 'not behind the program, to which everything belongs'
   set -l words (commandline -opc)

@@ -19,6 +19,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 using Words = std::vector<std::string>;
 
@@ -82,9 +83,42 @@ class Completion : public ::testing::Test {
         return words;
     }
 
+    /// What bash offers for the last of the words.
+    Words bash(const std::string& line) {
+        const Outcome outcome = run(
+            {path_, "--norc", "-c",
+             "source _ddprun; words=\"$1\"; COMP_WORDS=($words); [[ $words == *\" \" ]] && COMP_WORDS+=(\"\");"
+             "COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _ddprun; printf '%s\\n' \"${COMPREPLY[@]}\"",
+             "bash", line},
+            options());
+        EXPECT_EQ(outcome.err, "");
+        Words words;
+        for (const std::string_view one : split(outcome.out, '\n')) {
+            if (!one.empty()) words.emplace_back(one);
+        }
+        return words;
+    }
+
     TemporaryDirectory directory_;
     std::string path_, script_;
 };
+
+TEST_F(Completion, BashOffersOptionsValuesSubcommandsAndTheirWords) {
+    needs("bash");
+    if (path_.empty()) GTEST_SKIP() << "bash is not installed";
+    std::filesystem::create_directory(directory_.file("traces"));
+    std::ofstream(directory_.file("train.py")) << "";
+    EXPECT_THAT(bash("ddprun --nno"), ElementsAre("--nnodes"));
+    EXPECT_THAT(bash("ddprun stac"), Contains("stacks"));
+    EXPECT_THAT(bash("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
+    EXPECT_THAT(bash("ddprun trace "), ElementsAre("traces"));
+    EXPECT_THAT(bash("ddprun trace --"), ElementsAre("--help"));
+    EXPECT_THAT(bash("ddprun signal US"), UnorderedElementsAre("USR1", "USR2"));
+    EXPECT_THAT(bash("ddprun pbs "), ElementsAre("script", "submit", "status"));
+    EXPECT_THAT(bash("ddprun pbs script tr"), UnorderedElementsAre("traces", "train.py"));
+    EXPECT_THAT(bash("ddprun slurm submit --site tr"), UnorderedElementsAre("traces", "train.py"));
+    EXPECT_THAT(bash("ddprun ps "), IsEmpty());
+}
 
 TEST_F(Completion, FishOffersOptionsValuesSubcommandsAndTheirs) {
     needs("fish");
@@ -97,6 +131,11 @@ TEST_F(Completion, FishOffersOptionsValuesSubcommandsAndTheirs) {
     EXPECT_THAT(fish("ddprun stac"), Contains("stacks"));
     EXPECT_THAT(fish("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
     EXPECT_THAT(fish("ddprun doctor --no"), ElementsAre("--no-run"));
+    std::filesystem::create_directory(directory_.file("traces"));
+    EXPECT_THAT(fish("ddprun trace tr"), ElementsAre("traces/"));
+    EXPECT_THAT(fish("ddprun signal US"), UnorderedElementsAre("USR1", "USR2"));
+    EXPECT_THAT(fish("ddprun pbs sc"), ElementsAre("script"));
+    EXPECT_THAT(fish("ddprun pbs script tr"), ElementsAre("traces/"));
     EXPECT_THAT(fish("ddprun env --nno"), ElementsAre("--nnodes"));
     EXPECT_THAT(fish("ddprun --nnodes 2 --qui"), ElementsAre("--quiet"));
     EXPECT_THAT(fish("ddprun --nnodes 2 train --"), IsEmpty()) << "what follows the program is the program's";
@@ -110,6 +149,10 @@ TEST_F(Completion, ZshOffersOptionsValuesSubcommandsAndTheirs) {
     EXPECT_THAT(zsh("ddprun stac"), Contains("stacks"));
     EXPECT_THAT(zsh("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
     EXPECT_THAT(zsh("ddprun doctor --no"), ElementsAre("--no-run"));
+    EXPECT_THAT(zsh("ddprun signal US"), UnorderedElementsAre("USR1", "USR2"));
+    EXPECT_THAT(zsh("ddprun pbs sc"), ElementsAre("script"));
+    std::filesystem::create_directory(directory_.file("traces"));
+    EXPECT_THAT(zsh("ddprun trace tr"), Contains(StartsWith("traces")));
     EXPECT_THAT(zsh("ddprun env --nno"), ElementsAre("--nnodes"));
     EXPECT_THAT(zsh("ddprun train --nno"), IsEmpty()) << "what follows the program is the program's";
 }
