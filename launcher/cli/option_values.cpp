@@ -219,9 +219,9 @@ Result<RendezvousConf> parse_rdzv_conf(std::string_view text) {
         const std::string_view pair = without_quotes(piece);
         if (pair.empty()) continue;
         const std::size_t equals = pair.find('=');
-        if (equals == std::string_view::npos)
-            return invalid(fmt::format("'{}' is not KEY=VALUE", excerpt(pair)));
         const std::string_view name = without_quotes(pair.substr(0, equals));
+        if (equals == std::string_view::npos || name.empty())
+            return invalid(fmt::format("'{}' is not KEY=VALUE", excerpt(pair)));
         const std::string_view value = without_quotes(pair.substr(equals + 1));
         const auto* key = std::find_if(kConfKeys.begin(), kConfKeys.end(),
                                        [&](const ConfKey& known) { return known.name == name; });

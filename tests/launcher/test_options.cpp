@@ -178,6 +178,7 @@ TEST(Option, RdzvConfTakesTorchrunsKeys) {
         line_of({"--rdzv-conf=read_timeout=20,close_timeout=3,store_type=tcp,join_timeout=9"}).remarks,
         ElementsAre(HasSubstr("close_timeout: accepted, without effect"),
                     HasSubstr("read_timeout: accepted, without effect")));
+    EXPECT_EQ(error_of({"--rdzv-conf", "=5"}), "--rdzv-conf: '=5' is not KEY=VALUE");
     EXPECT_EQ(error_of({"--rdzv-conf", "keep_alive_interval=0"}),
               "--rdzv-conf: keep_alive_interval: '0' is not a time of at least 10 ms");
     EXPECT_EQ(error_of({"--rdzv-conf", "join_timeout=soon"}),
