@@ -66,6 +66,7 @@ RunEnd run_end(const JobEnd& end, bool at_walltime) {
     else if (!final.empty()) result.kind = Final, result.what = final;
     else if (end.preempted || end.out_of_time || at_walltime) result.kind = TimeUp;
     else if (end.stopped_by_signal) result.kind = Stopped, result.what = signal_name(*end.stopped_by_signal);
+    else if (exit_code(end) == static_cast<int>(ExitCode::TryAgain)) result.kind = Unfinished;
     return result;
 }
 

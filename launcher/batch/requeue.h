@@ -20,12 +20,13 @@ inline constexpr int kStuckRuns = 2;
 struct RunEnd {
     enum class Kind : std::uint8_t {
         Succeeded,
-        TimeUp,   ///< preempted by a notice, or ended at its walltime
-        Stopped,  ///< by a signal, long before it: by its user, or by a scheduler that requeues it itself
+        TimeUp,      ///< preempted by a notice, or ended at its walltime
+        Stopped,     ///< by a signal, long before it: by its user, or by a scheduler that requeues it itself
+        Unfinished,  ///< a worker that was asked to stop ended with 75
         Failed,
         Final,  ///< failed in a way that another run would repeat
     } kind = Kind::Failed;
-    std::string what;  ///< the reason for Stopped, Failed and Final
+    std::string what;  ///< the reason for Stopped, Unfinished, Failed and Final
     std::int64_t generation = 0;
     int restarts_used = 0;
     std::int64_t steps = -1;  ///< the highest step that a worker reported; -1: none

@@ -234,6 +234,14 @@ TEST(JobStep, AStopIsANoticeToWorkersThatListenUnlessItIsCtrlC) {
     }
 }
 
+TEST(JobStep, AWorkerThatWasAskedToStopLetsTheOthersSaveToo) {
+    Job job;
+    const auto actions = job.fails(2, {false, false, 75, true});
+    ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, job.policy.shutdown_timeout);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].failed_rank, -1) << "their collectives go on";
+}
+
 TEST(JobStep, APreemptionNotifiesBeforeItStops) {
     Job job;
     const auto actions = job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 60 s"});

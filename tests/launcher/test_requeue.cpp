@@ -65,6 +65,10 @@ TEST(Requeue, AJobStoppedByASignalIsNotPutBack) {
     EXPECT_EQ(decision.why, "it was stopped by SIGTERM, not by its walltime");
 }
 
+TEST(Requeue, AWorkerThatWasAskedToStopPutsTheJobBack) {
+    EXPECT_TRUE(decide_requeue(self(), in_run(1), ended(Kind::Unfinished, -1, 2s), "").requeue);
+}
+
 TEST(Requeue, AStopFileEndsIt) {
     EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, 500), "/logs/ddprun.stop").why,
               "/logs/ddprun.stop is there");
@@ -138,6 +142,9 @@ TEST(RunEnd, KnowsEachKindOfEnd) {
     EXPECT_EQ(run_end(stopped, false).what, "SIGTERM");
     EXPECT_EQ(run_end(stopped, true).kind, Kind::TimeUp);
 
+    const RunEnd early = run_end(with_cause(false, 75), false);
+    EXPECT_EQ(early.kind, Kind::Unfinished) << "a worker was asked to stop, and ddprun was not";
+    EXPECT_THAT(early.what, HasSubstr("stopped before its end"));
     JobEnd preempted = stopped;
     preempted.preempted = true;
     EXPECT_EQ(run_end(preempted, false).kind, Kind::TimeUp);

@@ -125,6 +125,21 @@ TEST_F(Train, SavesWhenASchedulerSignalsWorkersAndDdprunAlike) {
     }
 }
 
+TEST_F(Train, ASigtermToOneWorkerIsNoSuccess) {
+    Program program(command(2, {"--epochs=100000", "--checkpoint-every=100000"}, {"--report=report.json"}),
+                    here());
+    ASSERT_TRUE(program.wait_for_output("loss"));
+    const std::vector<pid_t> workers = children_named(program.pid(), "train");
+    ASSERT_EQ(workers.size(), 2u);
+    ::kill(workers.back(), SIGTERM);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("asked to stop in epoch"));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("train stopped before its end: rank "),
+                                   HasSubstr("it was asked to stop before its end")));
+    EXPECT_EQ(log_of("report.json")["exit_code"], 75);
+}
+
 TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportHasItsLastCollective) {
     Program program(command(4, {"--epochs", "100000", "--checkpoint-dir", "c"}, {"--recover=restart"}),
                     here());

@@ -357,6 +357,21 @@ TEST(Epochs, SaveAnEpochWhereARankIsLostBetweenItsEndAndItsSave) {
         EXPECT_EQ(load_state(directory.file("run/step-" + step)).step, std::stoul(step));
 }
 
+TEST(Epochs, ThatStopEarlyEndTheProgramAsUnfinished) {
+    const auto code_of_run = [](bool is_stopped) {
+        return run([&](World& world) {
+            Line line(world);
+            Epochs epochs(world, line.model, *line.optimizer, kSamples, {.epochs = 3, .batch_size = 2});
+            for (Epochs::Step& step : epochs) {
+                if (is_stopped && step.steps_done() == 1) ::raise(SIGTERM);
+                step.finish(line.backward(step.rows(), step.share()));
+            }
+        });
+    };
+    EXPECT_EQ(code_of_run(true), kStoppedEarly);
+    EXPECT_EQ(code_of_run(false), 0);
+}
+
 TEST(Epochs, RunOnlyWithAWholeModelThatHasNoGroupYet) {
     World world = alone();
     Line grouped(world), line;

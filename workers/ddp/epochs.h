@@ -147,7 +147,8 @@ class Epochs {
     /// model; the errors of the constructor and of Recovery::run; and Error for a second run() in a process.
     void run(const std::function<void(Step&)>& body);
 
-    /// True when all ranks stopped early, and saved where there are checkpoints.
+    /// True when all ranks stopped early, and saved where there are checkpoints. Then run() of ddp/run.h
+    /// returns kStoppedEarly; another main function should.
     [[nodiscard]] bool stopped() const;
     /// Of the last epoch that has ended in this process; its numbers are 0 and NaN before.
     [[nodiscard]] const EpochReport& last_report() const;

@@ -11,12 +11,19 @@ namespace ddp {
 class LifelineSocket;
 class StopLine;
 
+/// The exit code of a program that was asked to stop and has not finished: "run me again". ddprun ends with
+/// it, puts a job back that has --requeue, and nothing takes the run for a complete one.
+inline constexpr int kStoppedEarly = 75;
+
 /// The worker's connection to its launcher, for programs that stop in good order.
 ///
 ///     ddp::Lifeline lifeline(context);
 ///     while (...) {
 ///         step();
-///         if (lifeline.should_stop(++steps)) { save(); return 0; }   // all ranks after the same step
+///         if (lifeline.should_stop(++steps)) {   // all ranks after the same step
+///             save();
+///             return ddp::kStoppedEarly;
+///         }
 ///     }
 ///
 /// While a Lifeline exists, SIGTERM and SIGINT request a stop instead of ending the process. A scheduler and

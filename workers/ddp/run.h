@@ -32,18 +32,23 @@ class World {
     /// for (Epochs does).
     [[nodiscard]] Lifeline& lifeline();
 
+    /// True when Epochs has stopped before its end, because a signal or the launcher asked for it.
+    [[nodiscard]] bool stopped_early() const { return stopped_early_; }
+
   private:
     friend class Epochs;
     Context context_;
     const ProcessGroupOptions options_;
     std::unique_ptr<Lifeline> lifeline_;
+    bool stopped_early_ = false;  ///< by Epochs
     std::unique_ptr<ProcessGroup> own_group_;
     ProcessGroup* group_ = nullptr;  ///< the own one, or that of a generation
 };
 
 /// The main function of a worker: calls `body` with this process's world, and returns its value (0 for a body
-/// without one). An exception or a crash ends the process as run_main says, with an error report for the
-/// launcher. Without a launcher the world has one rank. Call it once, from main.
+/// without one), or kStoppedEarly instead of 0 where Epochs has stopped early. An exception or a crash ends
+/// the process as run_main says, with an error report for the launcher. Without a launcher the world has one
+/// rank. Call it once, from main.
 ///
 ///     int main() {
 ///         return ddp::run([](ddp::World& world) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ddp/ddp.h"
+#include "ddp/lifeline.h"
 #include "ddp/process_group.h"
 
 namespace train {
@@ -19,7 +20,8 @@ enum class ExitCode : std::uint8_t {
     DataError = 65,
     NoInput = 66,
     Unavailable = 69,
-    CannotCreate = 73
+    CannotCreate = 73,
+    Stopped = ddp::kStoppedEarly
 };
 
 /// A reason why training cannot start: exit code and message.

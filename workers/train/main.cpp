@@ -158,6 +158,8 @@ class Process {
         if (why) recovery_.refuse("the run cannot go on");
         return why;
     }
+    /// True when the run was asked to stop, and has saved before its end.
+    [[nodiscard]] bool stopped() const { return stopped_; }
 
   private:
     std::optional<train::AgreedError> run_generations() {
@@ -194,6 +196,7 @@ class Process {
         }
         try {
             const train::Summary summary = trainer.run(run_id);
+            stopped_ = summary.stopped;
             if (group.rank() == 0 && !options_.log_json.empty() && !summary.stopped)
                 ddp::replace_file(options_.log_json, train::to_json(summary));
         } catch (const ddp::FileError& error) {
@@ -258,6 +261,7 @@ class Process {
     ddp::Recovery recovery_;
     std::unique_ptr<train::Trainer> kept_;  ///< null where a run ends with its group
     bool has_group_ = false;
+    bool stopped_ = false;
 };
 
 int run(const Options& options, const ddp::Context& context) {
@@ -266,9 +270,15 @@ int run(const Options& options, const ddp::Context& context) {
         train::open_compute_device(options, context.local_rank());
     if (!device) return report({ExitCode::Unavailable, device.error().what}, 0, context.rank());
     // The lifeline ends before a report: a rank that waits for another to report is ended by a signal.
-    const std::optional<train::AgreedError> why = Process(options, context, *device).run();
+    bool stopped = false;
+    const std::optional<train::AgreedError> why = [&] {
+        Process process(options, context, *device);
+        auto reason = process.run();
+        stopped = process.stopped();
+        return reason;
+    }();
     if (why) return report(why->error, why->reporter, context.rank());
-    return static_cast<int>(ExitCode::Ok);
+    return static_cast<int>(stopped ? ExitCode::Stopped : ExitCode::Ok);
 }
 
 /// OpenBLAS's threads may try to allocate for ever, which would block an orderly exit too.

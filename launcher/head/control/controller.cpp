@@ -390,11 +390,14 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::StepsDone& done) 
 }
 
 void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
-    if (report.failed()) feed(stop_event::Broken{fmt::format("rank {} has failed", report.rank)});
+    const bool is_early = stopped_early({.signaled = report.signaled, .status = report.status});
+    if (report.failed() && !is_early)
+        feed(stop_event::Broken{fmt::format("rank {} has failed", report.rank)});
     ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
-    // After a request to stop, a worker that exits with 0 has saved, not finished: the scheduler may have
-    // signalled it before we did.
-    if ((state_.stopped_by || state_.preempted) && !ends_.back().failed()) ends_.back().by_us = true;
+    // After a request to stop, a worker that exits with 0 or 75 has saved, not finished: the scheduler may
+    // have signalled it before we did.
+    const bool has_saved = (state_.stopped_by || state_.preempted) && (!report.failed() || is_early);
+    if (has_saved) ends_.back().by_us = true;
     const WorkerEnd& end = ends_.back();
     // A worker that does not count its steps is taken to have made progress.
     const bool progressed = report.steps < 0 || report.steps > steps_before_;
@@ -407,7 +410,7 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     const bool is_late = report.generation < state_.generation;
     const int rank =
         is_late ? world()[static_cast<std::size_t>(node)].first_rank + report.local_rank : end.rank;
-    feed(job_event::WorkerEnded{node, rank, facts, end.failed(), end.by_us, one_line(end), report.steps,
+    feed(job_event::WorkerEnded{node, rank, facts, end.failed() && !has_saved, end.by_us, one_line(end), report.steps,
                                 is_late});
     if (!state_.in_place) return;
     std::ranges::move(ends_, std::back_inserter(answered_ends_));

@@ -17,6 +17,7 @@ InPlaceDecision decide_in_place(const JobState& state, const JobPolicy& policy, 
                                 const JobState::InPlace& recovery, TimePoint now) {
     if (policy.recover.mode != RecoverSpec::Mode::Auto) return {};
     if (!permanent_failure(failure).empty()) return {};
+    if (stopped_early(failure)) return {false, "exit code 75 means that the ranks have stopped"};
     if (!state.cannot_recover.empty()) return {false, state.cannot_recover};
     if (!can_recover_somewhere(state)) return {};
     if (!all_can_recover(state)) return {false, "not all ranks were ready for it"};

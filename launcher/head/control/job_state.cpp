@@ -222,7 +222,10 @@ void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std
     set_timer(state, decision.restart && decision.at > now ? decision.at : kNever, actions);
     const std::string meaning = facts.meaning.empty() ? "" : fmt::format(" ({})", facts.meaning);
     warn(actions, fmt::format("root cause: {}{}; {}{}", what, meaning, refused(not_in_place), decision.why));
-    stop_generation(state, SIGTERM, policy.failure_grace, failed_rank, what, now, actions);
+    // Where one rank has saved and ends, the others do so too.
+    const bool all_save = stopped_early(facts);
+    stop_generation(state, SIGTERM, all_save ? policy.shutdown_timeout : policy.failure_grace,
+                    all_save ? -1 : failed_rank, what, now, actions);
 }
 
 /// Decides whether another generation can begin that uses up no restart.
@@ -1044,6 +1047,10 @@ int JobState::ranks() const {
     int ranks = 0;
     for (const Node& node : nodes) ranks += node.workers;
     return ranks;
+}
+
+bool stopped_early(const FailureFacts& failure) {
+    return !failure.never_ran && !failure.signaled && failure.status == static_cast<int>(ExitCode::TryAgain);
 }
 
 std::string permanent_failure(const FailureFacts& failure) {

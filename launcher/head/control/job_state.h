@@ -73,6 +73,9 @@ RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& hi
 /// EX_NOINPUT, EX_CONFIG, 126, 127, 93 (do not requeue) and exec failures.
 std::string permanent_failure(const FailureFacts& failure);
 
+/// True for exit code 75: the worker was asked to stop, and has saved before its end. Pure.
+bool stopped_early(const FailureFacts& failure);
+
 /// What the controller decides for the whole job, without acting.
 ///
 ///   Joining --world formed--> Running --failure, signal, loss--> Stopping --all ended--> BackingOff

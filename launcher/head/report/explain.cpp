@@ -152,6 +152,8 @@ std::string explain_signal(int signal) {
 
 std::string explain_code(int code) {
     if (code == static_cast<int>(ExitCode::DoNotRequeue)) return "it asks not to be started again";
+    if (code == static_cast<int>(ExitCode::TryAgain))
+        return "it was asked to stop before its end, and asks to be started again";
     if (code == static_cast<int>(ExitCode::NotFound))
         return "a shell did not find the command, or a library is missing";
     if (code == static_cast<int>(ExitCode::NotExecutable))

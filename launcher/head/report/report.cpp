@@ -106,6 +106,9 @@ std::string headline_of(const JobEnd& end, const WorkerEnd* cause) {
     if (end.hung) return fmt::format("{} hung: {}", job, end.failure);
     if (!end.failure.empty()) return fmt::format("{} failed: {}", job, end.failure);
     if (cause == nullptr) return fmt::format("{} failed", job);
+    if (code_of(*cause) == static_cast<int>(ExitCode::TryAgain))
+        return fmt::format("{} stopped before its end: {}: {}", job, rank_and_host(*cause),
+                           describe_end(*cause));
     return fmt::format("{} failed: {}: {}", job, rank_and_host(*cause), describe_end(*cause));
 }
 

@@ -132,7 +132,8 @@ struct Epochs::Parts {
         group = &next;
         vote.emplace(next);
         loader.reset();
-        is_in_epoch = stopped = false;
+        is_in_epoch = false;
+        world.stopped_early_ = false;
         saved_step = kNever;  // a lost rank may have been writing
         if (is_new) {
             verify_alike(next, options, optimizer, samples);
@@ -261,7 +262,6 @@ struct Epochs::Parts {
     std::vector<std::size_t> order;  ///< of the epoch, without one
     std::size_t next_row = 0;
     bool is_in_epoch = false;
-    bool stopped = false;
     std::uint64_t units = 0;  ///< that were committed
     std::uint64_t saved_step = kNever;
     EpochReport report;
@@ -305,7 +305,7 @@ Epochs::Epochs(World& world, Model& model, Optimizer& optimizer, const Dataset& 
 
 Epochs::~Epochs() = default;
 
-bool Epochs::stopped() const { return parts_->stopped; }
+bool Epochs::stopped() const { return parts_->world.stopped_early_; }
 
 const EpochReport& Epochs::last_report() const { return parts_->report; }
 
@@ -346,7 +346,7 @@ void Epochs::advance() {
     while (run.sampler.epoch() < run.options.epochs) {
         if (run.is_save_due(step_.steps_done_)) run.save(step_.steps_done_);
         if (run.must_stop(step_.steps_done_)) {
-            run.stopped = true;
+            run.world.stopped_early_ = true;
             break;
         }
         if (!run.is_in_epoch) run.begin_epoch();
@@ -361,7 +361,7 @@ void Epochs::advance() {
         run.end_epoch(step_.steps_done_);
     }
     run.end_run(step_.steps_done_);
-    if (run.stopped) run.print_stop(step_.steps_done_);
+    if (stopped()) run.print_stop(step_.steps_done_);
     is_over_ = true;
 }
 

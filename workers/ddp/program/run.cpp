@@ -27,7 +27,8 @@ Lifeline& World::lifeline() {
 int run(const std::function<int(World&)>& body, ProcessGroupOptions options) {
     return run_main(program_invocation_short_name, [&] {
         World world(Context::from_env(), std::move(options));
-        return body(world);
+        const int code = body(world);
+        return code == 0 && world.stopped_early() ? kStoppedEarly : code;
     });
 }
 
