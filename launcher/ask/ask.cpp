@@ -60,7 +60,11 @@ Result<JobText> request_text(const std::string& which, const ControlRequest& req
 int send_request(const std::string& command, const std::string& which, const ControlRequest& request) {
     const Result<JobText> answer = request_text(which, request, kTimeout);
     if (!answer) return complain(command, answer.error());
-    ddprun::print("job {}: {}\n", printable(answer->first.id), printable(answer->second));
+    // The number that ps shows on every node: each ddprun of a job has one of its own.
+    const Result<JobStatus> status = ask_status(answer->first);
+    const std::string& name = status ? status->job : answer->first.id;
+    const std::string run = status ? fmt::format(" (run id {})", status->run_id) : "";
+    ddprun::print("job {}{}: {}\n", printable(name), printable(run), printable(answer->second));
     return 0;
 }
 

@@ -127,7 +127,11 @@ TEST_F(PythonWorkers, OfSeveralNodesStopAfterTheSameStep) {
     const auto node = [&] { return job(id, {"-u", "-c", kLoop, "5", ""}, options); };
     Program one(node()), two(node());
     ASSERT_TRUE(one.wait_for_output("at the mark") && two.wait_for_output("at the mark"));
-    EXPECT_EQ(ask(id, "drain").status, 0);
+    const std::string shown = ask(id, "ps").out;
+    const Outcome drained = ask(id, "drain");
+    EXPECT_EQ(drained.status, 0);
+    const std::string name = shown.substr(0, shown.find(','));  // "job 6f1de9dd (run id stop-17"
+    EXPECT_EQ(drained.out.substr(0, name.size()), name) << "each ddprun has a number of its own";
     const Outcome first = one.wait(), second = two.wait();
     EXPECT_EQ(first.status, 75) << first.err;
     EXPECT_EQ(second.status, 75) << second.err;
