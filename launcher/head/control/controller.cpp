@@ -410,8 +410,8 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     const bool is_late = report.generation < state_.generation;
     const int rank =
         is_late ? world()[static_cast<std::size_t>(node)].first_rank + report.local_rank : end.rank;
-    feed(job_event::WorkerEnded{node, rank, facts, end.failed() && !has_saved, end.by_us, one_line(end), report.steps,
-                                is_late});
+    feed(job_event::WorkerEnded{node, rank, facts, end.failed() && !has_saved, end.by_us, one_line(end),
+                                report.steps, is_late});
     if (!state_.in_place) return;
     std::ranges::move(ends_, std::back_inserter(answered_ends_));
     ends_.clear();
