@@ -229,10 +229,11 @@ void worker_options(OptionList& options, OptionDraft& draft) {
         "Bind each worker's CPUs and memory: node (the NUMA node of its GPU), socket, exclusive (own cores of "
         "that node), core-complex (cores that share a last-level cache), none, or auto: by node where there "
         "are several and the workers divide evenly, unless a batch system gave an unknown part of the host. Default auto.");
-    options.flag("--virtual-local-rank", spec.virtual_local_rank,
-                 "LOCAL_RANK is 0 for all; each worker sees only its GPU in CUDA_VISIBLE_DEVICES.");
-    options.flag("--narrow-gpus", spec.narrow_gpus,
-                 "Each worker sees only its GPU in CUDA_VISIBLE_DEVICES; LOCAL_RANK stays.");
+    options.flag(
+        "--virtual-local-rank", spec.virtual_local_rank,
+        "LOCAL_RANK is 0 for all; each worker sees only its GPU in CUDA_VISIBLE_DEVICES, or in HIP_ or "
+        "ROCR_VISIBLE_DEVICES where that is set and no NVIDIA GPU is found.");
+    options.flag("--narrow-gpus", spec.narrow_gpus, "As --virtual-local-rank, but LOCAL_RANK stays.");
     options.choice(
         "--fabric", "NAME", spec.fabric,
         {{"auto", std::nullopt},

@@ -96,6 +96,10 @@ TEST(WorkerCountOfNode, IsResolvedFromTheMachine) {
     ASSERT_FALSE(none);
     EXPECT_EQ(none.error().what,
               "--nproc-per-node: gpu: this machine has no NVIDIA GPU (use cpu or a count)");
+    machine.hidden_gpus = 4;
+    EXPECT_EQ(count(Kind::Gpu).error().what,
+              "--nproc-per-node: gpu: CUDA_VISIBLE_DEVICES shows none of this machine's 4 NVIDIA GPUs (unset "
+              "it, or use cpu or a count)");
     add_gpus(machine, {0, 0});
     EXPECT_EQ(*count(Kind::Gpu), 2);
     EXPECT_EQ(*count(Kind::Auto), 2);
@@ -305,6 +309,52 @@ TEST_F(Plan, VirtualLocalRankNarrowsToTheWorkersGpu) {
     const auto few = plan_workers(spec_, program_, machine_, order_, environment());
     ASSERT_FALSE(few);
     EXPECT_EQ(few.error().what, "--virtual-local-rank: 3 workers but only 2 visible GPUs");
+}
+
+/// The values of this variable for each worker; "unset" where the plan leaves it alone.
+std::vector<std::string> values_of(const std::vector<WorkerPlan>& workers, std::string_view variable) {
+    std::vector<std::string> values;
+    for (const WorkerPlan& worker : workers) {
+        values.emplace_back("unset");
+        for (const auto& [name, value] : worker.environment) {
+            if (name == variable) values.back() = value;
+        }
+    }
+    return values;
+}
+
+TEST_F(Plan, VirtualLocalRankNarrowsGpusThatNvmlDoesNotShow) {
+    spec_.virtual_local_rank = true;
+    EXPECT_THAT(values_of(plan(), "CUDA_VISIBLE_DEVICES"), ElementsAre("0", "1")) << "as torchrun";
+    for (const char* const variable :
+         {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}) {
+        const std::vector<WorkerPlan> workers = plan(environment({{variable, "4, GPU-a,6"}}));
+        EXPECT_THAT(values_of(workers, variable), ElementsAre("4", "GPU-a")) << variable;
+        EXPECT_EQ(workers[1].environment.back().first, variable) << "no other variable is set";
+    }
+    const auto few =
+        plan_workers(spec_, program_, machine_, order_, environment({{"ROCR_VISIBLE_DEVICES", "4"}}));
+    ASSERT_FALSE(few);
+    EXPECT_EQ(few.error().what, "--virtual-local-rank: 2 workers but only 1 GPUs in ROCR_VISIBLE_DEVICES=4");
+}
+
+TEST_F(Plan, NarrowsTheListThatChoosesFromAnother) {
+    spec_.narrow_gpus = true;
+    const std::vector<WorkerPlan> amd = plan(environment(
+        {{"ROCR_VISIBLE_DEVICES", "6,7"}, {"HIP_VISIBLE_DEVICES", "1,0"}, {"CUDA_VISIBLE_DEVICES", "1,0"}}));
+    EXPECT_THAT(values_of(amd, "HIP_VISIBLE_DEVICES"), ElementsAre("1", "0"));
+    EXPECT_THAT(values_of(amd, "CUDA_VISIBLE_DEVICES"), ElementsAre("1", "0"));
+    EXPECT_THAT(values_of(amd, "ROCR_VISIBLE_DEVICES"), ElementsAre("unset", "unset"));
+}
+
+TEST_F(Plan, NarrowsNothingWhereAllGpusAreHidden) {
+    spec_.narrow_gpus = true;
+    for (const char* const nothing : {"", "-1", "NoDevFiles"})
+        EXPECT_THAT(values_of(plan(environment({{"CUDA_VISIBLE_DEVICES", nothing}})), "CUDA_VISIBLE_DEVICES"),
+                    ElementsAre("unset", "unset"));
+    machine_.hidden_gpus = 4;
+    EXPECT_THAT(values_of(plan(environment({{"CUDA_VISIBLE_DEVICES", "9"}})), "CUDA_VISIBLE_DEVICES"),
+                ElementsAre("unset", "unset"));
 }
 
 TEST_F(Plan, LeavesGpusAloneUnlessAsked) {

@@ -128,6 +128,7 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     const PhysicalGpus physical = find_nvidia_gpus();
     machine.gpu_places = visible_gpus(physical.gpus, env("CUDA_VISIBLE_DEVICES"));
     machine.gpus = static_cast<int>(machine.gpu_places.size());
+    machine.hidden_gpus = std::max(0, static_cast<int>(physical.gpus.size()) - machine.gpus);
     machine.gpus_from = physical.from;
     return machine;
 }
@@ -140,6 +141,12 @@ Result<int> resolve_worker_count(const WorkerCount& count, const Machine& machin
         case WorkerCount::Kind::Gpu: break;
     }
     if (machine.gpus > 0) return machine.gpus;
+    if (machine.hidden_gpus > 0)
+        return Error{
+            Errc::NotFound,
+            fmt::format("--nproc-per-node: gpu: CUDA_VISIBLE_DEVICES shows none of this machine's {} "
+                        "NVIDIA GPUs (unset it, or use cpu or a count)",
+                        machine.hidden_gpus)};
     return Error{Errc::NotFound,
                  "--nproc-per-node: gpu: this machine has no NVIDIA GPU (use cpu or a count)"};
 }

@@ -28,9 +28,10 @@ struct Cpu {
 
 /// The parts of this machine that the plan needs.
 struct Machine {
-    int cpus = 1;       ///< usable CPUs, by our affinity
-    int gpus = 0;       ///< visible GPUs, by CUDA_VISIBLE_DEVICES
-    int host_cpus = 0;  ///< online CPUs of the host; 0: not known. More than `cpus`: we are confined
+    int cpus = 1;         ///< usable CPUs, by our affinity
+    int gpus = 0;         ///< visible GPUs, by CUDA_VISIBLE_DEVICES
+    int hidden_gpus = 0;  ///< NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves out
+    int host_cpus = 0;    ///< online CPUs of the host; 0: not known. More than `cpus`: we are confined
     std::vector<Cpu> cpu_places;  ///< by id
     /// The kernel's: 10 from a node to itself, 20 and more to another socket.
     std::map<int, std::map<int, int>> numa_distances;
@@ -57,7 +58,7 @@ Probe probe_for(const JobSpec& spec);
 Machine detect_machine(const EnvironmentLookup& env, const Probe& probe = {});
 
 /// The number of workers of this node. Error: NotFound ("--nproc-per-node: gpu: this machine has no NVIDIA
-/// GPU (use cpu or a count)").
+/// GPU (use cpu or a count)"), naming CUDA_VISIBLE_DEVICES where it hides them.
 Result<int> resolve_worker_count(const WorkerCount& count, const Machine& machine);
 
 /// Parses "0-3,8" to {0,1,2,3,8}; leaves out malformed pieces (the kernel writes the list).

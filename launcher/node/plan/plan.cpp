@@ -86,15 +86,68 @@ void attach(WorkerPlan& plan, const std::string& command) {
     plan.attached = true;
 }
 
-/// Gives each worker one GPU. Does nothing on a machine without GPUs.
-Status assign_gpus(const JobSpec& spec, const Machine& machine, std::vector<WorkerPlan>& workers) {
-    if ((!spec.virtual_local_rank && !spec.narrow_gpus) || machine.gpus == 0) return {};
-    const Share share = share_of(spec, static_cast<int>(workers.size()));
-    if (static_cast<int>(machine.gpu_places.size()) < share.of) {
-        const char* option = spec.virtual_local_rank ? "--virtual-local-rank" : "--narrow-gpus";
-        return Error{Errc::InvalidArgument, fmt::format("{}: {} workers but only {} visible GPUs", option,
-                                                        share.of, machine.gpu_places.size())};
+/// A variable that lists GPUs, and its entries; none hides all GPUs.
+struct GpuList {
+    std::string_view variable;
+    std::vector<std::string> entries;
+};
+
+/// The lists that count on a machine whose GPUs NVML does not show, such as AMD's. HIP_ and
+/// CUDA_VISIBLE_DEVICES mean the same to HIP, and choose from what ROCR_VISIBLE_DEVICES leaves.
+std::vector<GpuList> gpu_lists(const EnvironmentLookup& inherited) {
+    std::vector<GpuList> lists;
+    for (const std::string_view variable :
+         {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}) {
+        const std::optional<std::string> value = inherited(variable);
+        if (!value || (variable.starts_with("ROCR") && !lists.empty())) continue;
+        GpuList list{variable, {}};
+        const bool hides_all = trim(*value).empty() || value->starts_with('-') || *value == "NoDevFiles";
+        for (const std::string_view entry : split(*value, ',')) {
+            if (!hides_all) list.entries.emplace_back(trim(entry));
+        }
+        lists.push_back(std::move(list));
     }
+    return lists;
+}
+
+const char* narrowing_option(const JobSpec& spec) {
+    return spec.virtual_local_rank ? "--virtual-local-rank" : "--narrow-gpus";
+}
+
+/// Narrows each list to the worker's entry; without a list a worker gets its local rank, as with torchrun.
+Status assign_unseen_gpus(const JobSpec& spec, const Share& share, const std::vector<GpuList>& lists,
+                          std::vector<WorkerPlan>& workers) {
+    const auto narrow = [&](std::string_view variable, const auto& entry_of) {
+        for (std::size_t i = 0; i < workers.size(); ++i) {
+            workers[i].gpu = entry_of(static_cast<std::size_t>(share.first) + i);
+            workers[i].environment.emplace_back(variable, workers[i].gpu);
+        }
+    };
+    for (const GpuList& list : lists) {
+        if (list.entries.empty()) continue;
+        if (static_cast<int>(list.entries.size()) < share.of)
+            return Error{
+                Errc::InvalidArgument,
+                fmt::format("{}: {} workers but only {} GPUs in {}={}", narrowing_option(spec), share.of,
+                            list.entries.size(), list.variable, excerpt(join(list.entries, ",")))};
+        narrow(list.variable, [&](std::size_t seat) { return list.entries[seat]; });
+    }
+    if (lists.empty())
+        narrow("CUDA_VISIBLE_DEVICES", [](std::size_t seat) { return fmt::format("{}", seat); });
+    return {};
+}
+
+/// Gives each worker one GPU. Does nothing where CUDA_VISIBLE_DEVICES hides all NVIDIA GPUs.
+Status assign_gpus(const JobSpec& spec, const Machine& machine, const EnvironmentLookup& inherited,
+                   std::vector<WorkerPlan>& workers) {
+    if (!spec.virtual_local_rank && !spec.narrow_gpus) return {};
+    const Share share = share_of(spec, static_cast<int>(workers.size()));
+    if (machine.gpus == 0 && machine.hidden_gpus > 0) return {};
+    if (machine.gpus == 0) return assign_unseen_gpus(spec, share, gpu_lists(inherited), workers);
+    if (static_cast<int>(machine.gpu_places.size()) < share.of)
+        return Error{Errc::InvalidArgument,
+                     fmt::format("{}: {} workers but only {} visible GPUs", narrowing_option(spec), share.of,
+                                 machine.gpu_places.size())};
     for (std::size_t i = 0; i < workers.size(); ++i) {
         workers[i].gpu = machine.gpu_places[static_cast<std::size_t>(share.first) + i].id;
         workers[i].environment.emplace_back("CUDA_VISIBLE_DEVICES", workers[i].gpu);
@@ -156,6 +209,8 @@ std::string describe_machine(const Machine& machine) {
     if (nodes.size() > 1) text += fmt::format(" on {} NUMA nodes", nodes.size());
     if (machine.host_cpus > machine.cpus) text += fmt::format(" of {}", machine.host_cpus);
     if (machine.grant.cpus) text += fmt::format(" ({} gave {})", machine.grant.by, *machine.grant.cpus);
+    if (machine.gpus == 0 && machine.hidden_gpus > 0)
+        return text + fmt::format(", {} NVIDIA GPUs that CUDA_VISIBLE_DEVICES hides", machine.hidden_gpus);
     if (machine.gpus == 0) return text + ", no NVIDIA GPU";
     text += fmt::format(", {} NVIDIA GPU{} (from {}):", machine.gpus, machine.gpus == 1 ? "" : "s",
                         machine.gpus_from);
@@ -290,7 +345,8 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
             plan.reads_stdin = true;
         }
     }
-    if (const Status assigned = assign_gpus(spec, machine, workers); !assigned) return assigned.error();
+    if (const Status assigned = assign_gpus(spec, machine, inherited, workers); !assigned)
+        return assigned.error();
     return workers;
 }
 
