@@ -1,6 +1,9 @@
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -597,6 +600,36 @@ TEST_F(Program, DirectoriesAndFilesWithoutPermissionAre126) {
                           bin() + "/data)"));
     EXPECT_EQ(program_exit_code(error("data")), ExitCode::NotExecutable);
     EXPECT_EQ(program_exit_code(error(bin() + "/data")), ExitCode::NotExecutable);
+}
+
+TEST_F(Program, NamesTheDirectoryThatIsClosed) {
+    const std::string home = directory_.file("home"), link = bin() + "/linked", script = home + "/bin/t.py";
+    std::filesystem::create_directories(home + "/bin");
+    make(home + "/bin/tool", 0755);
+    make(script, 0644);
+    std::filesystem::create_symlink("../home/bin/tool", link);
+    for (const std::string& directory : {directory_.path(), bin(), home + "/bin"})
+        std::filesystem::permissions(directory, std::filesystem::perms(0755));
+    std::filesystem::permissions(home, std::filesystem::perms(0700));
+    const auto what = [&](const std::string& path) {
+        return fmt::format("{}: permission denied (this user may not enter the directory {})", path,
+                           path == link ? bin() + "/../home" : home);
+    };
+    // Run as another user, because nothing is closed to root. (After `make`: the child must not write.)
+    const pid_t child = ::fork();
+    if (child == 0) {
+        if (::getuid() == 0 && ::setuid(65534) != 0) ::_exit(9);
+        if (::getuid() != 65534) ::chmod(home.c_str(), 0);
+        const bool all = error(link).what == what(link) && error("linked").what == what(link) &&
+                         error(home + "/bin/tool").what == what(home + "/bin/tool") &&
+                         error(script).what == what(script) &&
+                         program_exit_code(error(link)) == ExitCode::NotExecutable;
+        ::_exit(all ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    std::filesystem::permissions(home, std::filesystem::perms(0700));
 }
 
 TEST_F(Program, AScriptWhoseFirstLineNamesPythonNeedsNoPySuffixAndNoPermission) {

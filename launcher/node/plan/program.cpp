@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "env/io/file.h"
 #include "env/text.h"
@@ -14,14 +15,38 @@
 namespace ddprun {
 namespace {
 
-/// The state of a path for execve.
-enum class PathState : std::uint8_t { Absent, Directory, Forbidden, Executable };
+/// The state of a path for execve. Closed: a directory on the way to it may not be entered.
+enum class PathState : std::uint8_t { Absent, Directory, Closed, Forbidden, Executable };
 
 PathState path_state(const std::string& path) {
     struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) return errno == EACCES ? PathState::Forbidden : PathState::Absent;
+    if (::stat(path.c_str(), &status) != 0) return errno == EACCES ? PathState::Closed : PathState::Absent;
     if (S_ISDIR(status.st_mode)) return PathState::Directory;
     return ::access(path.c_str(), X_OK) == 0 ? PathState::Executable : PathState::Forbidden;
+}
+
+/// The directory on the way to `path`, through at most `links` links, that this user may not enter; "" none.
+std::string closed_directory(const std::filesystem::path& path, int links = 8) {
+    const auto behind_link = [&](const std::filesystem::path& link) {
+        std::error_code error;
+        const std::filesystem::path target = std::filesystem::read_symlink(link, error);
+        return error || links == 0 ? "" : closed_directory(link.parent_path() / target, links - 1);
+    };
+    std::filesystem::path directory;
+    for (const std::filesystem::path& part : path.parent_path()) {
+        directory /= part;
+        if (::access(directory.c_str(), X_OK) == 0 || errno != EACCES) continue;
+        const std::string inner = behind_link(directory);
+        return inner.empty() ? directory.string() : inner;
+    }
+    return behind_link(path);
+}
+
+Error is_closed(const std::string& path) {
+    return {Errc::System,
+            fmt::format("{}: permission denied (this user may not enter the directory {})", path,
+                        closed_directory(path)),
+            EACCES};
 }
 
 Error not_found(std::string what) { return {Errc::NotFound, std::move(what)}; }
@@ -47,6 +72,11 @@ Error not_executable(const std::string& path) {
             ? fmt::format("try chmod +x {}", path)
             : fmt::format("a Python script is run by --run-path, a program needs chmod +x {}", path);
     return {Errc::System, fmt::format("{}: permission denied (not executable; {})", path, remedy), EACCES};
+}
+
+bool is_link(const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::is_symlink(path, ignored);
 }
 
 std::string in_directory(std::string_view directory, std::string_view name) {
@@ -126,15 +156,18 @@ std::string suggestion(const std::string& name, const ProgramSearch& search) {
 
 /// Finds a name without a slash.
 Result<ResolvedProgram> search_for(const std::string& name, const ProgramSearch& search) {
-    std::string forbidden;
+    // Nothing is known of what a closed directory in PATH holds, but a link in an open one is meant.
+    std::string forbidden, closed;
     for (const Place& place : places_of(search)) {
         const std::string path = in_directory(place.directory, name);
         const PathState state = path_state(path);
         if (state == PathState::Executable)
             return ResolvedProgram{path, {name}, fmt::format("found {}", place.called)};
         if (state == PathState::Forbidden && forbidden.empty()) forbidden = path;
+        if (state == PathState::Closed && closed.empty() && is_link(path)) closed = path;
     }
     if (!forbidden.empty()) return not_executable(forbidden);
+    if (!closed.empty()) return is_closed(closed);
     const bool has_own = !search.own_directories.empty();
     return not_found(fmt::format("{}: not found {}in PATH{}", name,
                                  has_own ? "among ddprun's own workers and " : "", suggestion(name, search)));
@@ -144,6 +177,7 @@ Result<ResolvedProgram> at_path(const std::string& path) {
     switch (path_state(path)) {
         case PathState::Executable: return ResolvedProgram{path, {path}, "a path"};
         case PathState::Directory: return is_directory(path);
+        case PathState::Closed: return is_closed(path);
         case PathState::Forbidden: return not_executable(path);
         case PathState::Absent: break;
     }
@@ -173,6 +207,7 @@ Result<ResolvedProgram> find_python(const ProgramSearch& search) {
 Status check_script(const std::string& path) {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) {
+        if (errno == EACCES) return is_closed(path);
         const std::string_view where = path.starts_with('/') ? "" : " (relative to the current directory)";
         return not_found(fmt::format("{}: no such file{}{}", path, where, near_file(path, scripts_in)));
     }
