@@ -105,15 +105,28 @@ std::vector<std::string_view> split_list(std::string_view text) {
     return pieces;
 }
 
-/// The count of "slots=4", as in MPI's host files. Other words ("max_slots=8", "port=22") are ignored.
+/// The count of "slots=4", or of "cpu=4" or "count=4", which Open MPI takes for the same. Other words
+/// ("max_slots=8", "port=22") are ignored.
 Result<std::optional<int>> slots_of_word(std::string_view word) {
     const std::size_t equals = word.find('=');
     if (equals == word.npos)
         return Error::invalid(fmt::format("'{}' is neither a host nor NAME=VALUE", excerpt(word)));
-    if (word.substr(0, equals) != "slots") return std::optional<int>();
+    constexpr std::string_view kSlotWords[] = {"slots", "cpu", "cpus", "count"};
+    if (std::ranges::find(kSlotWords, word.substr(0, equals)) == std::end(kSlotWords))
+        return std::optional<int>();
     const Result<std::int64_t> slots = parse_int_between(word.substr(equals + 1), 1, kMostSlots);
     if (!slots) return Error::invalid(fmt::format("slots: {}", slots.error().what));
     return std::optional<int>(static_cast<int>(*slots));
+}
+
+/// Refuses words of other formats that would be taken for hosts: "slots" of "slots = 4", and the count of
+/// Grid Engine's "host 4 queue UNDEFINED".
+Status check_is_no_count(std::string_view word) {
+    constexpr std::string_view kNoHosts[] = {"slots", "max_slots", "max-slots", "cpu", "cpus", "count"};
+    const bool is_number = word.find_first_not_of("0123456789") == word.npos;
+    if (!is_number && std::ranges::find(kNoHosts, word) == std::end(kNoHosts)) return {};
+    return Error::invalid(
+        fmt::format("'{}' is not a host; a count is written as slots=4, without blanks", excerpt(word)));
 }
 
 Status add_hostfile_line(HostList& hosts, std::string_view line) {
@@ -121,6 +134,7 @@ Status add_hostfile_line(HostList& hosts, std::string_view line) {
     std::vector<NamedSlots> named;
     for (const std::string_view word : words_of(line)) {
         if (named.empty() || word.find('=') == word.npos) {
+            if (const Status host = check_is_no_count(word); !host) return host;
             Result<NamedSlots> one = split_slots(word);
             if (!one) return one.error();
             named.push_back(*one);
@@ -414,6 +428,8 @@ Result<std::vector<AllocatedHost>> parse_hosts(std::string_view text) {
 }
 
 Result<std::vector<AllocatedHost>> parse_hostfile(std::string_view text) {
+    constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // some editors write it
+    if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
     HostList hosts;
     int number = 0;
     for (const std::string_view line : split(text, '\n')) {

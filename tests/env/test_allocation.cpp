@@ -196,15 +196,23 @@ TEST(Hostfile, TakesTheSpellingsOfMpiLaunchersAndOfParallelSsh) {
     EXPECT_EQ((*good)[1].slots, 2);
     EXPECT_EQ((*good)[2].slots, std::nullopt);
     EXPECT_EQ((*parse_hostfile("n1\nn2\nn1\n"))[0].slots, 2) << "as MPI launchers count it";
+    const auto others = parse_hostfile("\xef\xbb\xbfn1 cpu=3\r\nn2 count=2\r\n");
+    ASSERT_TRUE(others) << others.error().what;
+    EXPECT_EQ((*others)[0], (AllocatedHost{"n1", 3, std::nullopt, 0}));
+    EXPECT_EQ((*others)[1].slots, 2);
 }
 
 TEST(Hostfile, NamesAMalformedLine) {
-    for (const auto& [text, told] :
-         std::vector<std::pair<std::string, std::string>>{{"n1\nn2 slots=many\n", "line 2: slots: 'many'"},
-                                                          {"n1:0\n", "line 1: 'n1:0'"},
-                                                          {"n1\nslots=4\n", "line 2: "},
-                                                          {"n[3-1]\n", "line 1: 'n[3-1]'"},
-                                                          {"-x\n", "line 1: '-x' is not the name"}}) {
+    for (const auto& [text, told] : std::vector<std::pair<std::string, std::string>>{
+             {"n1\nn2 slots=many\n", "line 2: slots: 'many'"},
+             {"n1:0\n", "line 1: 'n1:0'"},
+             {"n1\nn2 slots = 2\n", "line 2: 'slots' is not a host"},
+             {"n1 slots =2\n", "line 1: 'slots' is not a host"},
+             {"n1 slots= 2\n", "line 1: slots: ''"},
+             {"n1 4 all.q@n1 UNDEFINED\n", "line 1: '4' is not a host"},
+             {"n1\nslots=4\n", "line 2: "},
+             {"n[3-1]\n", "line 1: 'n[3-1]'"},
+             {"-x\n", "line 1: '-x' is not the name"}}) {
         const auto hosts = parse_hostfile(text);
         ASSERT_FALSE(hosts) << text;
         EXPECT_THAT(hosts.error().what, HasSubstr(told));

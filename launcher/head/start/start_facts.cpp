@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "env/io/file.h"
 #include "env/io/resolve.h"
@@ -76,12 +77,18 @@ std::optional<std::size_t> find_by_address(const std::vector<AllocatedHost>& hos
     return find_own_place(names, ask_resolver(names));
 }
 
+/// Reads a list of hosts; a pipe, as of --hostfile <(command), to its end.
+Result<std::string> read_list(const std::string& path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_fifo(path, ignored)) return read_regular_file(path, kMostListBytes);
+    const StoppableWait wait;
+    return read_file(path, kMostListBytes);
+}
+
 }  // namespace
 
 Result<StartFacts> look_for_hosts(const StartSpec& asked) {
-    const AllocationQuery query{
-        process_environment, [](const std::string& path) { return read_regular_file(path, kMostListBytes); },
-        asked.hosts, asked.hostfile};
+    const AllocationQuery query{process_environment, read_list, asked.hosts, asked.hostfile};
     Result<std::optional<Allocation>> allocation = find_allocation(query);
     if (!allocation) return allocation.error();
     return StartFacts{*std::move(allocation), host_name(), find_by_address, is_in_path};
