@@ -10,14 +10,17 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "ddp/shm/arena.h"
 #include "ddp/shm/cpu_backend.h"
 #include "ddp/shm/segment.h"
 #include "ddp/testing.h"
+#include "tests/workers/failures.h"
 #include "tests/workers/forked_ranks.h"
 
 /// Groups of a whole node that are made and destroyed on one segment.
@@ -28,7 +31,10 @@ using ddp::testing::environment_of;
 using ddp::testing::ForkedRanks;
 using ddp::testing::kRight;
 using ddp::testing::Pipe;
+using ddp::testing::thrown_by;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Groups = std::vector<std::unique_ptr<ProcessGroup>>;
 
 std::unique_ptr<ProcessGroup> group_on(int segment, int rank, int ranks,
@@ -141,6 +147,18 @@ TEST(Groups, TellOfRanksThatKeepADestroyedGroupForTooLong) {
         }
         failed.set_value();
     });
+}
+
+TEST(Groups, OfMoreRanksThanTheirShareHasChannelsForNameThatCause) {
+    constexpr std::uint32_t kRanks = 420;
+    const auto segment = std::make_shared<SegmentMap>(segment_of(kRanks));
+    if (segment->header().arena_bytes < ddprun::kArenaBytes) GTEST_SKIP() << "file sizes are limited";
+    std::vector<std::uint32_t> members(kRanks);
+    std::iota(members.begin(), members.end(), 0U);
+    EXPECT_THAT(thrown_by([&] { const cpu::Arena part(segment, members, 0, 0); }),
+                AllOf(HasSubstr("InvalidInput: a sub-group of 420 ranks on one node needs "),
+                      HasSubstr(", because each pair of ranks has channels of its own; there is room for "),
+                      HasSubstr(": use fewer ranks per node"), Not(HasSubstr("ulimit"))));
 }
 
 TEST(Groups, AreDestroyedInAnyOrderOnTheRanks) {

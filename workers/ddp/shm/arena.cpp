@@ -188,7 +188,14 @@ Arena::Arena(std::shared_ptr<SegmentMap> segment, std::vector<std::uint32_t> mem
 }
 
 void Arena::require_room(std::uint64_t share_bytes) const {
-    if (share_bytes >= Layout(ranks()).regions) return;
+    const std::uint64_t needed = Layout(ranks()).regions;
+    if (share_bytes >= needed) return;
+    if (segment_->header().arena_bytes >= ddprun::kArenaBytes)
+        throw InvalidInput(fmt::format(
+            "{} of {} ranks on one node needs {} of shared memory, because each pair of ranks has channels of its own; "
+            "there is room for {}: use fewer ranks per node",
+            is_split_ ? "a sub-group" : "a process group", ranks(), ddprun::format_bytes(needed),
+            ddprun::format_bytes(share_bytes)));
     throw InvalidInput(fmt::format(
         "the ranks' shared memory can have {} only, too little for {} ranks: raise the hard limit "
         "on file sizes (ulimit -Hf)",
