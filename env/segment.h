@@ -13,8 +13,8 @@
 ///   scalars_offset ScalarRing[local_world_size]                         scalars that workers tell
 ///   arena_offset ... arena_offset + arena_bytes                         libddp's collectives
 ///
-/// The file is sparse: pages exist once touched. A worker has it as DDPRUN_SEGMENT_FD, and by the path
-/// DDPRUN_SEGMENT, which also serves a process whose starter has closed the descriptor
+/// The file is sparse: pages exist once touched. A worker has it as DDPRUN_SEGMENT_FD, and by the
+/// path DDPRUN_SEGMENT, which also serves a process whose starter has closed the descriptor
 /// (workers/python/ddprun/__init__.py). The worker's index is RANK - first_rank.
 namespace ddprun {
 
@@ -111,7 +111,7 @@ struct ScalarRing {
 static_assert(sizeof(ScalarRecord) == 32 && offsetof(ScalarRing, tags) == 4096 &&
               offsetof(ScalarRing, records) == 65536 && sizeof(ScalarRing) == 589824);
 
-enum class SegmentOp : std::uint32_t {
+enum class SegmentOp : std::uint8_t {
     None,
     Barrier,
     AllReduce,

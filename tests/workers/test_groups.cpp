@@ -20,6 +20,7 @@
 #include "ddp/shm/cpu_backend.h"
 #include "ddp/shm/segment.h"
 #include "ddp/testing.h"
+#include "ddp/worker/operation.h"
 #include "tests/workers/failures.h"
 #include "tests/workers/forked_ranks.h"
 
@@ -159,6 +160,16 @@ TEST(Groups, OfMoreRanksThanTheirShareHasChannelsForNameThatCause) {
                 AllOf(HasSubstr("InvalidInput: a sub-group of 420 ranks on one node needs "),
                       HasSubstr(", because each pair of ranks has channels of its own; there is room for "),
                       HasSubstr(": use fewer ranks per node"), Not(HasSubstr("ulimit"))));
+}
+
+TEST(Groups, OfMoreThan32767RanksKeepTheRootOfACall) {
+    for (const int root : {0, 32'767, 32'768, 65'531}) {  // in 16 bits the last one is kUnevenMark
+        std::vector<float> values(1);
+        const Operation one{
+            .call = call_of(ddprun::SegmentOp::Broadcast, buffer_of(std::span(values)), ReduceOp::Sum, root)};
+        EXPECT_FALSE(one.is_uneven());
+        EXPECT_THAT(to_string(one.call), HasSubstr("root " + std::to_string(root)));
+    }
 }
 
 TEST(Groups, AreDestroyedInAnyOrderOnTheRanks) {

@@ -328,7 +328,7 @@ Work ProcessGroup::all_to_all_v(Buffer output, Counts received, ConstBuffer inpu
     entry.require_counts("input", input, sent);
     entry.require_apart(output, input);
     // Without the length, which differs between ranks.
-    return submit({.call = {.operation = SegmentOp::AllToAll, .root = kUnevenMark, .dtype = input.dtype},
+    return submit({.call = {.root = kUnevenMark, .operation = SegmentOp::AllToAll, .dtype = input.dtype},
                    .out = output,
                    .in = input,
                    .received = std::move(received),
@@ -362,7 +362,7 @@ Work ProcessGroup::batch_send_recv(std::vector<Message> messages) {
         bytes += one.buffer.bytes();
     }
     if (messages.empty()) return {};
-    return submit({.call = {.bytes = bytes, .operation = SegmentOp::Send, .root = kBatchMark},
+    return submit({.call = {.bytes = bytes, .root = kBatchMark, .operation = SegmentOp::Send},
                    .messages = std::move(messages)});
 }
 

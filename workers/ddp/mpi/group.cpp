@@ -140,7 +140,7 @@ class Group final : public ProcessGroup {
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
         const auto ranks = static_cast<std::size_t>(size());
         std::vector<std::string> all(ranks);
-        run({.operation = SegmentOp::AllGather, .root = mark}, [&](const Call& call) {
+        run({.root = mark, .operation = SegmentOp::AllGather}, [&](const Call& call) {
             const std::uint64_t& length = temporary(std::uint64_t{mine.size()});
             std::vector<std::uint64_t>& lengths = temporary(std::vector<std::uint64_t>(ranks));
             execute(call, {{.operation = SegmentOp::AllGather,
@@ -161,7 +161,7 @@ class Group final : public ProcessGroup {
     }
     std::unique_ptr<ProcessGroup> do_split(const SubGroup& part) override {
         Communicator* made = nullptr;
-        run({.operation = SegmentOp::AllGather, .root = kSplitMark}, [&](const Call& call) {
+        run({.root = kSplitMark, .operation = SegmentOp::AllGather}, [&](const Call& call) {
             check(module_.split(communicator_, part.color, part.key, &made), named(call));
         }).wait();
         if (made == nullptr) return nullptr;

@@ -241,7 +241,7 @@ Registration Group::lowest_registration(Registration mine, std::size_t bytes) {
     auto value = static_cast<std::int32_t>(mine);
     void* const word = scratch_->get();
     session_->copy(word, &value, sizeof value, cudaMemcpyHostToDevice);
-    track({.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark}, [=](const Api& api,
+    track({.bytes = bytes, .root = kAllocateMark, .operation = SegmentOp::Barrier}, [=](const Api& api,
                                                                                         Handle comm,
                                                                                         cuda::Stream stream) {
         return api.all_reduce(word, word, 1, Type::Int32, Op::Min, comm, stream);
@@ -301,7 +301,7 @@ void Group::gather_host(void* all, const void* mine, std::size_t bytes, const Nc
     std::byte* const sent = scratch.get();
     std::byte* const received = scratch.get() + bytes;
     session_->copy(sent, mine, bytes, cudaMemcpyHostToDevice);
-    track({.bytes = bytes, .operation = SegmentOp::AllGather, .root = mark}, [=](const Api& api, Handle comm,
+    track({.bytes = bytes, .root = mark, .operation = SegmentOp::AllGather}, [=](const Api& api, Handle comm,
                                                                                  cuda::Stream stream) {
         return api.all_gather(sent, received, bytes, Type::UInt8, comm, stream);
     }).synchronize();

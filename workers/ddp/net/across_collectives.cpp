@@ -427,7 +427,7 @@ void AcrossNodes::all_to_all(const Buffer& output, const Slices& received, const
 
 std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, std::int16_t mark) {
     std::vector<std::string> all;
-    in_call({.operation = SegmentOp::AllGather, .root = mark}, [&] { all = gather_everywhere(mine); });
+    in_call({.root = mark, .operation = SegmentOp::AllGather}, [&] { all = gather_everywhere(mine); });
     return all;
 }
 

@@ -278,7 +278,7 @@ Arena::Piece Arena::take(std::uint64_t bytes) {
 std::uint64_t layout_mark() {
     std::uint64_t mark = ddprun::kSegmentVersion;
     for (const std::uint64_t part :
-         {std::uint64_t{5}, std::uint64_t{sizeof(ArenaHead)}, std::uint64_t{sizeof(Slot)},
+         {std::uint64_t{6}, std::uint64_t{sizeof(ArenaHead)}, std::uint64_t{sizeof(Slot)},
           std::uint64_t{sizeof(Identity)}, std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(Channel)},
           std::uint64_t{kAreaBytes}, kMaxGroups, kMaxSplits}) {
         mark = mark * 1'000'003 + part;

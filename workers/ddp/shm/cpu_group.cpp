@@ -124,7 +124,7 @@ class CpuGroup final : public ProcessGroup {
         std::vector<std::int64_t> lengths(texts.size());
         std::int64_t length = static_cast<std::int64_t>(mine.size());
         const auto exchange = [&](const Buffer& given, const auto& place_of) {
-            Operation batch{.call = {.operation = ddprun::SegmentOp::Send, .root = kBatchMark}};
+            Operation batch{.call = {.root = kBatchMark, .operation = ddprun::SegmentOp::Send}};
             for (const std::uint32_t member : members) {
                 const int peer = static_cast<int>(member);
                 if (peer == rank()) continue;

@@ -81,7 +81,7 @@ void Node::report_progress(std::uint64_t step, std::uint64_t samples) {
 
 Call Node::allocation_of(std::size_t bytes) {
     constexpr std::uint64_t kMost = SharedPlace::kMostBytes - kSharePage;
-    if (bytes <= kMost) return {.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark};
+    if (bytes <= kMost) return {.bytes = bytes, .root = kAllocateMark, .operation = SegmentOp::Barrier};
     throw InvalidInput(
         fmt::format("allocate_shared: {} bytes are requested, one call gives {} at most", bytes, kMost));
 }
@@ -210,7 +210,7 @@ void Node::move(std::span<const Message> messages, const std::function<bool()>& 
 }
 
 std::vector<std::string> Node::all_gather_bytes(std::string_view mine, std::int16_t mark) {
-    steps.begin({.operation = SegmentOp::AllGather, .root = mark});
+    steps.begin({.root = mark, .operation = SegmentOp::AllGather});
     std::vector<std::string> all = gather_bytes(mine);
     steps.end();
     return all;

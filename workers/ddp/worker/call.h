@@ -23,8 +23,8 @@ inline constexpr std::int16_t kCoalescedMark = -7;  ///< coalesced collectives, 
 struct Call {
     std::uint64_t seq = 0;
     std::uint64_t bytes = 0;
+    std::int32_t root = -1;
     ddprun::SegmentOp operation = ddprun::SegmentOp::None;
-    std::int16_t root = -1;
     DType dtype = DType::U8;
     ReduceOp op = ReduceOp::Sum;
     bool operator==(const Call&) const = default;
@@ -34,11 +34,7 @@ static_assert(sizeof(Call) == 24);
 /// The call of a collective or message on `buffer`, without its sequence number.
 inline Call call_of(ddprun::SegmentOp operation, const ConstBuffer& buffer, ReduceOp op = ReduceOp::Sum,
                     int root = -1) {
-    return {.bytes = buffer.bytes(),
-            .operation = operation,
-            .root = static_cast<std::int16_t>(root),
-            .dtype = buffer.dtype,
-            .op = op};
+    return {.bytes = buffer.bytes(), .root = root, .operation = operation, .dtype = buffer.dtype, .op = op};
 }
 
 /// The operation of partial sums that are divided only once, at the end.
