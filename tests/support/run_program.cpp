@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/support/default_signals.h"
 #include "tests/support/temporary_directory.h"
 
 extern char** environ;
@@ -101,6 +102,7 @@ Program::Program(const std::vector<std::string>& command, const RunOptions& opti
     if (pid_ < 0) throw std::runtime_error("fork");
     if (pid_ > 0) return;
 
+    take_default_signals();
     ::setpgid(0, 0);  // the program does not get signals to the test's group
     ::dup2(input.get(), 0);
     ::dup2(out_write.get(), 1);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "env/unique_fd.h"
+#include "tests/support/default_signals.h"
 
 namespace ddprun::test {
 
@@ -27,6 +28,7 @@ class Terminal {
         const winsize size{rows, columns, 0, 0};
         pid_ = ::forkpty(&keyboard, nullptr, nullptr, &size);
         if (pid_ == 0) {
+            take_default_signals();
             std::vector<char*> argv;
             for (std::string& word : command) argv.push_back(word.data());
             argv.push_back(nullptr);
