@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 
 #include "env/io/file.h"
@@ -10,10 +12,22 @@
 namespace ddprun {
 namespace {
 
-/// Our pid in /proc; 0 when /proc does not tell.
-pid_t number_in_proc() {
+pid_t read_number_in_proc() {
     char text[32] = {};
     return ::readlink("/proc/self", text, sizeof text - 1) > 0 ? std::atoi(text) : 0;
+}
+
+/// Our pid in /proc; 0 when /proc does not tell. Read once for a process, because ddprun asks several times
+/// for each worker; a fork, whose /proc may be another, asks again.
+pid_t number_in_proc() {
+    static std::atomic<std::uint64_t> known{0};  // our pid above the number
+    const auto pid = static_cast<std::uint32_t>(::getpid());
+    std::uint64_t pair = known.load(std::memory_order_relaxed);
+    if (pair >> 32 != pid) {
+        pair = std::uint64_t{pid} << 32 | static_cast<std::uint32_t>(read_number_in_proc());
+        known.store(pair, std::memory_order_relaxed);
+    }
+    return static_cast<pid_t>(pair & 0xffffffffU);
 }
 
 }  // namespace
