@@ -118,11 +118,20 @@ Status EventLoop::run() {
 }
 
 Status EventLoop::run_once(TimePoint deadline) {
-    if (Status armed = arm_timer(); !armed) return armed;
     std::array<epoll_event, 128> events;
+    const auto look = [&](int timeout) {
+        return ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+    };
     // Handlers posted outside a batch, or by a posted handler, must not wait for the next event.
-    const int timeout = posted_.empty() ? poll_milliseconds(MonotonicClock::now(), deadline) : 0;
-    const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+    const TimePoint earliest = timers_.empty() ? kNever : timers_.begin()->first.first;
+    const bool is_busy = !posted_.empty() || earliest <= MonotonicClock::now();
+    // The timer is set before a sleep only: that takes long in a virtual machine, and while a job starts, the
+    // next event is there already.
+    int count = is_busy || earliest != armed_ ? look(0) : 0;
+    if (count == 0 && !is_busy) {
+        if (Status armed = arm_timer(); !armed) return armed;
+        count = look(poll_milliseconds(MonotonicClock::now(), deadline));
+    }
     if (count < 0 && errno != EINTR) return Error::system("epoll_wait");
     ++wakeups_;
     now_ = MonotonicClock::now();
