@@ -54,11 +54,12 @@ std::vector<pid_t> descendants_of(pid_t root, const std::string& proc) {
 std::vector<pid_t> process_numbers(const std::string& proc) { return numbers_in(proc); }
 
 std::optional<std::vector<pid_t>> descendants_from_children_lists(pid_t root, const std::string& proc) {
-    if (!children_of_thread(root, root, proc)) return std::nullopt;
+    const std::optional<std::vector<pid_t>> first = children_of_thread(root, root, proc);
+    if (!first) return std::nullopt;
     std::vector<pid_t> found = children_first(root, [&](pid_t pid) {
         std::vector<pid_t> children;
         for (const pid_t thread : numbers_in(fmt::format("{}/{}/task", proc, pid))) {
-            const auto some = children_of_thread(pid, thread, proc);
+            const auto some = thread == root ? first : children_of_thread(pid, thread, proc);
             if (some) children.insert(children.end(), some->begin(), some->end());
         }
         return children;
