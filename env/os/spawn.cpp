@@ -380,14 +380,16 @@ bool SpawnSlots::open() {
 
 bool SpawnSlots::fill(std::vector<FdMapping>& mappings) {
     if (slots_.empty() && !open()) return false;
-    if (mappings.size() > slots_.size()) return false;
-    for (; used_ < mappings.size(); ++used_) {
-        if (::dup3(mappings[used_].ours, slots_[used_].get(), O_CLOEXEC) < 0) {
+    std::vector<FdMapping> moved = mappings;
+    for (FdMapping& mapping : moved) {
+        if (mapping.ours < end_) continue;  // it is in the child's part of the table already
+        if (used_ == slots_.size() || ::dup3(mapping.ours, slots_[used_].get(), O_CLOEXEC) < 0) {
             clear();
             return false;
         }
+        mapping.ours = slots_[used_++].get();
     }
-    for (std::size_t i = 0; i < mappings.size(); ++i) mappings[i].ours = slots_[i].get();
+    mappings = std::move(moved);
     return true;
 }
 

@@ -16,8 +16,8 @@ namespace ddprun::os {
 /// CLOSE_RANGE_UNSHARE), which copies the table only up to there (Linux 5.9; older kernels copy all).
 class SpawnSlots {
   public:
-    /// Puts each descriptor on a slot and replaces it by the slot's number. False: there are more descriptors
-    /// than slots, or no slot could be opened; nothing has changed.
+    /// Puts each descriptor whose number is above the slots on a slot and replaces it by the slot's number.
+    /// False: there are more descriptors than slots, or no slot could be opened; nothing has changed.
     bool fill(std::vector<FdMapping>& mappings);
     /// Empties the slots, so that no pipe's end stays open here.
     void clear();
