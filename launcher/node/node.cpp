@@ -27,6 +27,7 @@ Node::~Node() {
     if (parts_.loop) parts_.loop->set_keepalive(nullptr);
     keepalive_.reset();
     parts_.pmix.reset();  // the PMIx server uses the agent and the link until its end
+    parts_.guards.begin_end();
     parts_.log.write_through(nullptr);
 }
 

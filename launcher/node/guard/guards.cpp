@@ -45,6 +45,12 @@ Result<Guards> Guards::set_up(int workers, bool use_cgroup, bool keeps_files, co
     return guards;
 }
 
+void Guards::begin_end() {
+    files.reset();
+    cgroup.reset();
+    if (warden) warden->say_farewell();
+}
+
 /// Opens the socket for this host's workers, in the job's directory until they can use it without a name.
 /// With PMIx the directory stays for MPI's files, and the warden removes it if we are killed.
 Status Guards::open_store(bool keeps_files, os::Log& log) {

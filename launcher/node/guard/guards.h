@@ -30,6 +30,10 @@ struct Guards {
     std::unique_ptr<JobDirectory> files;  ///< null: the workers' MPI has no files
     UnixListener store;                   ///< this host's workers reach the store here
 
+    /// Removes what only workers need and sends the warden away, which exits while the rest of the node is
+    /// destroyed. Call it when no worker is left.
+    void begin_end();
+
   private:
     Status open_store(bool keeps_files, os::Log& log);
 };

@@ -158,15 +158,23 @@ bool Warden::has_killed() const { return table_->has_killed.load(); }
 void Warden::forget_kill() { table_->has_killed.store(false); }
 
 Warden::~Warden() {
-    table_->farewell.store(true);
+    say_farewell();
     if (pid_ > 0) wait_for_exit();
     ::munmap(table_, table_bytes(max_groups_));
 }
 
-// Our end stays open until the warden is gone: poll() on it tells when the other end has closed.
-void Warden::wait_for_exit() {
+void Warden::say_farewell() {
+    table_->farewell.store(true);
+    if (pid_ > 0) ask_to_exit();
+}
+
+void Warden::ask_to_exit() const {
     ::shutdown(alive_.get(), SHUT_WR);
     ::kill(pid_, SIGCONT);
+}
+
+// Our end stays open until the warden is gone: poll() on it tells when the other end has closed.
+void Warden::wait_for_exit() {
     const TimePoint deadline = deadline_after(MonotonicClock::now(), kExitTimeout);
     pollfd other{alive_.get(), 0, 0};
     int gone = 0;
@@ -179,7 +187,10 @@ void Warden::wait_for_exit() {
 }
 
 void Warden::end_all() {
-    if (pid_ > 0) wait_for_exit();
+    if (pid_ > 0) {
+        ask_to_exit();
+        wait_for_exit();
+    }
     pid_ = 0;
 }
 

@@ -30,6 +30,8 @@ class Warden {
     /// Writes the farewell and waits for the warden's exit (a millisecond). Wakes a stopped warden, and kills
     /// one that has not exited after kExitTimeout.
     ~Warden();
+    /// Tells the warden that no worker is left, and to exit. Does not wait: the destructor does.
+    void say_farewell();
     static constexpr Duration kExitTimeout = std::chrono::seconds(2);
     Warden(const Warden&) = delete;
     Warden& operator=(const Warden&) = delete;
@@ -70,6 +72,7 @@ class Warden {
     Status fork_child();
     void await_end() const;
     void kill_workers() const;
+    void ask_to_exit() const;
     void wait_for_exit();
 
     JobMark mark_;
