@@ -66,6 +66,9 @@ struct ReductionPlan {
     /// Not 0: gradients share memory in time. Each bucket's averaged slice is copied to memory of its own,
     /// and only the next `open_buckets` incomplete buckets may be written.
     std::size_t open_buckets = 0;
+    /// No bucket starts before finish(): ranks have the gradients of a bucket at other times, and make
+    /// collectives of their own between them.
+    bool starts_in_finish = false;
 };
 
 }  // namespace ddp

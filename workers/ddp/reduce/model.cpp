@@ -125,16 +125,18 @@ ModelOptions on_device(const Device& device, ModelOptions options) {
 bool is_16_bits(const Tensor& tensor) { return size_of(tensor.memory.dtype) == 2; }
 
 std::unique_ptr<const ReductionPlan> reduction_of(const FlatLayout& layout, const ModelOptions& options,
-                                                  int ranks) {
-    const bool may_share = ranks > 1 && options.shard >= Shard::Gradients && !options.accumulates &&
-                           !options.find_unused_parameters && !options.static_graph;
+                                                  int ranks, bool gathers_on_demand) {
+    const bool may_lack_gradients = options.find_unused_parameters || options.static_graph;
+    const bool may_share =
+        ranks > 1 && options.shard >= Shard::Gradients && !options.accumulates && !may_lack_gradients;
     const std::size_t open = std::max<std::size_t>(2, most_open_buckets(layout));
     const std::size_t shared_bytes = in_slots(layout, open + ReductionPlan::kInFlight).bytes +
                                      layout.bytes / static_cast<std::size_t>(ranks);
     return std::make_unique<ReductionPlan>(
         ReductionPlan{.layout = layout,
                       .scatters = ranks > 1,
-                      .open_buckets = may_share && shared_bytes < layout.bytes ? open : 0});
+                      .open_buckets = may_share && shared_bytes < layout.bytes ? open : 0,
+                      .starts_in_finish = gathers_on_demand && may_lack_gradients});
 }
 
 /// Zeroed.
@@ -259,7 +261,9 @@ void Model::attach(ProcessGroup& group, bool broadcast) {
 void Model::connect(ProcessGroup& group) {
     if (flat_->options.shard != Shard::None) group.refuse_recovery(kShardedRefusal);
     if (flat_->weights == nullptr) flat_->allocate(&group);
-    attach_group(group, flat_->parameters, reduction_of(flat_->layout, flat_->options, flat_->ranks));
+    attach_group(
+        group, flat_->parameters,
+        reduction_of(flat_->layout, flat_->options, flat_->ranks, flat_->kind == Flat::Weights::OnDemand));
     flat_->averages.clear();
     for (std::size_t i = 0; i < flat_->parts.size(); ++i)
         flat_->averages.push_back(

@@ -273,7 +273,7 @@ void Reducer::mark_ready(std::size_t parameter) {
     ready_[parameter] = true;
     ++marked_;
     --buckets_[bucket].missing;
-    start_complete_buckets();
+    if (!reduction_->starts_in_finish) start_complete_buckets();
 }
 
 void Reducer::mark_all_ready() {
@@ -341,7 +341,6 @@ void Reducer::handle_missing() {
     if (!options_.find_unused_parameters && !options_.static_graph) throw_missing(missing);
     require_static_graph();
     for (Bucket& bucket : buckets_) bucket.missing = 0;
-    start_complete_buckets();
 }
 
 void Reducer::throw_missing(std::span<const std::size_t> missing) const {
@@ -368,6 +367,7 @@ void Reducer::finish() {
     group_.require();
     if (accumulating_) return;
     handle_missing();
+    start_complete_buckets();
     // Inside a Join, this rank may have shadowed steps of others before its own first step.
     if (options_.static_graph && static_graph_.empty()) static_graph_ = ready_;
     complete_step();
