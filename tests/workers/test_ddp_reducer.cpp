@@ -279,6 +279,28 @@ TEST(Reducer, NamesTheParameterThatChangesAStaticGraph) {
     });
 }
 
+TEST(Reducer, CountsTheAccumulatedPassesOfAStepForItsStaticGraph) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({3, 3, 3});
+        Reducer reducer(group, model.parameters, {.limits = {}, .static_graph = true});
+        for (int step = 0; step < 3; ++step) {
+            reducer.zero_gradients();
+            reducer.set_accumulating(true);
+            backward(reducer, group.rank(), step, {0});  // a gradient in the first pass only
+            reducer.set_accumulating(false);
+            const float first = floats(reducer.gradient(0))[0];
+            backward(reducer, group.rank(), step, {1});
+            reducer.finish();
+            std::vector<float> sum = {first};
+            group.all_reduce(ddp::buffer_of(sum), ddp::ReduceOp::Avg).wait();
+            EXPECT_EQ(floats(reducer.gradient(0))[0], sum[0]);
+        }
+        reducer.mark_ready(1);
+        EXPECT_NE(message_of([&] { reducer.finish(); }).find("parameter 'layer0' has no gradient"),
+                  std::string::npos);
+    });
+}
+
 TEST(Reducer, GivesAHookTheGradientsOfABucketWithTheirNamesAndShapes) {
     run_ranks(2, [](ProcessGroup& group) {
         Model model({5, 7});

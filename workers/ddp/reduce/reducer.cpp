@@ -355,7 +355,7 @@ void Reducer::throw_missing(std::span<const std::size_t> missing) const {
 
 void Reducer::require_static_graph() const {
     for (std::size_t i = 0; i < static_graph_.size(); ++i) {
-        if (static_graph_[i] && !ready_[i])
+        if (static_graph_[i] && locally_used_[i] == 0)
             throw Error(fmt::format(
                 "rank {}: parameter '{}' has no gradient in this step, and had one in the first; without "
                 "static_graph (find_unused_parameters) that may change",
@@ -369,7 +369,9 @@ void Reducer::finish() {
     handle_missing();
     start_complete_buckets();
     // Inside a Join, this rank may have shadowed steps of others before its own first step.
-    if (options_.static_graph && static_graph_.empty()) static_graph_ = ready_;
+    // Passes in no_sync before this one count.
+    if (options_.static_graph && static_graph_.empty())
+        static_graph_.assign(locally_used_.begin(), locally_used_.end());
     complete_step();
 }
 
