@@ -585,6 +585,19 @@ TEST_P(ModelsThatDiffer, AreRefusedOnAllRanks) {
             Model(group, kTwo, {.shard = group.rank() == 1 ? Shard::Gradients : Shard::Optimizer});
         },
         "the model's shard is gradients on rank 1, optimizer on rank 0");
+    const std::pair<const char*, void (*)(ModelOptions&)> options[] = {
+        {"overlaps_gather is true", [](ModelOptions& one) { one.overlaps_gather = true; }},
+        {"broadcast_buffers is false", [](ModelOptions& one) { one.broadcast_buffers = false; }},
+        {"verify_every is 5", [](ModelOptions& one) { one.verify_every = 5; }}};
+    for (const auto& [what, change] : options) {
+        for (const auto& failure : failures([&, change = change](ProcessGroup& group) {
+                 ModelOptions own;
+                 if (group.rank() == 1) change(own);
+                 Model(group, kTwo, own);
+             }))
+            EXPECT_TRUE(ddp::testing::message_of(failure).starts_with(std::string("the model's ") + what +
+                                                                      " on rank 1, "));
+    }
     expect_on_all_ranks(
         [](ProcessGroup& group) {
             Model(group, {{"a", {3000}}, {"b", {group.rank() == 2 ? 1 : 2}}}, {.shard = Shard::Optimizer});
@@ -612,6 +625,9 @@ TEST_P(ModelsThatDiffer, FailOnAllRanksWhenTheyCannotBeTrained) {
     refused({{"", {1}}}, {}, "a tensor has no name");
     refused({{"n", {3}, DType::I64}}, {}, "parameter 'n' is int64[3]: only floating types can be trained");
     refused({{"a", {4, -1}}}, {}, "parameter 'a': float32[4, -1] is not a shape of a tensor in memory");
+    refused({{"a", {std::int64_t{1} << 62}}}, {},
+            "parameter 'a': float32[4611686018427387904] is larger than the address space");
+    refused(kTwo, {.shard = static_cast<Shard>(77)}, "there is no Shard 77");
     refused(kTwo, {.share_weights = true},
             "share_weights: each rank steps its part of the weights, which needs another Shard than None");
     if (GetParam().size() == 1) return;

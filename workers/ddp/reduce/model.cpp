@@ -75,6 +75,8 @@ namespace {
 
 /// Parameters without memory yet.
 std::vector<Tensor> described(std::span<const TensorSpec> specs, const Device& device) {
+    constexpr std::size_t kMostBytes = std::size_t{1} << 48;  // of the address space; sums do not overflow
+    std::size_t all_bytes = 0;
     std::vector<Tensor> tensors;
     for (const TensorSpec& spec : specs) {
         if (!is_reducible(spec.dtype, ReduceOp::Avg))
@@ -86,6 +88,10 @@ std::vector<Tensor> described(std::span<const TensorSpec> specs, const Device& d
                 throw InvalidInput(fmt::format("parameter '{}': {} is not a shape of a tensor in memory",
                                                spec.name, describe(spec.dtype, spec.shape)));
         }
+        if (count > kMostBytes / size_of(spec.dtype) ||
+            (all_bytes += count * size_of(spec.dtype)) > kMostBytes)
+            throw InvalidInput(fmt::format("parameter '{}': {} is larger than the address space", spec.name,
+                                           describe(spec.dtype, spec.shape)));
         tensors.push_back({spec.name, spec.shape, {nullptr, count, spec.dtype, device}});
     }
     return tensors;
@@ -104,6 +110,9 @@ void verify_same_model(ProcessGroup& group, std::span<const TensorSpec> specs, c
                  {{"the model's shard", name_of(options.shard)},
                   {"the model's share_weights", fmt::format("{}", options.share_weights)},
                   {"the model's accumulates", fmt::format("{}", options.accumulates)},
+                  {"the model's overlaps_gather", fmt::format("{}", options.overlaps_gather)},
+                  {"the model's broadcast_buffers", fmt::format("{}", options.broadcast_buffers)},
+                  {"the model's verify_every", fmt::format("{}", options.verify_every)},
                   {"the model's find_unused_parameters", fmt::format("{}", options.find_unused_parameters)},
                   {"the model's static_graph", fmt::format("{}", options.static_graph)},
                   {"the model's limits of buckets",
@@ -170,6 +179,8 @@ const char* name_of(Shard shard) {
 
 Model::Flat::Flat(std::vector<TensorSpec> all, ModelOptions settings)
     : specs(std::move(all)), options(std::move(settings)), parameters(described(specs, options.device)) {
+    if (options.shard > Shard::Parameters)
+        throw InvalidInput(fmt::format("there is no Shard {}", static_cast<int>(options.shard)));
     if (options.share_weights && options.shard == Shard::None)
         throw InvalidInput(
             "share_weights: each rank steps its part of the weights, which needs another Shard than None");
