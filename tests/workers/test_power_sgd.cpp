@@ -10,6 +10,7 @@
 #include "ddp/reduce/reducer.h"
 #include "ddp/testing.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/workers/failures.h"
 
 namespace {
 
@@ -191,6 +192,23 @@ TEST(PowerSgd, ResumesFromACheckpointWithTheBitsOfTheRunThatSavedIt) {
         });
     }
     EXPECT_EQ(std::memcmp(whole.data(), resumed.data(), whole.size() * sizeof(float)), 0);
+}
+
+TEST(PowerSgd, RefusesAGradientOfAnotherShapeInItsPlace) {
+    run_ranks(2, [](ProcessGroup& group) {
+        const ddp::CommunicationHook hook = ddp::power_sgd({.start_step = 0});
+        std::vector<float> small(64 * 64), large(256 * 256);
+        Reducer first(group, {ddp::tensor_of("w", std::span(small), {64, 64})}, {});
+        first.set_hook(hook);
+        first.mark_ready(0);
+        first.finish();
+        Reducer second(group, {ddp::tensor_of("w", std::span(large), {256, 256})}, {});
+        second.set_hook(hook);
+        EXPECT_EQ(
+            ddp::testing::thrown_by([&] { second.mark_ready(0); }),
+            "InvalidInput: power_sgd: 'w' is float32[256, 256], and this hook has seen a gradient of another "
+            "shape in its place: make a hook for each model");
+    });
 }
 
 TEST(PowerSgd, RefusesInvalidOptions) {

@@ -148,14 +148,25 @@ struct PowerSgd::Impl {
         return static_cast<double>((f.rows + f.columns) * f.rank) * options_.min_compression_rate <
                static_cast<double>(f.rows * f.columns);
     }
+    static void require_shape(const Factors& known, const Tensor& gradient) {
+        const bool is_same =
+            (gradient.shape.empty() ? 1U : static_cast<std::size_t>(gradient.shape.front())) == known.rows &&
+            gradient.memory.count == known.rows * known.columns;
+        if (!is_same)
+            throw InvalidInput(
+                "power_sgd: '" + gradient.name + "' is " + describe(gradient) +
+                ", and this hook has seen a gradient of another shape in its place: make a hook for "
+                "each model");
+    }
     Step divide(const GradientBucket& bucket) {
         Step step;
         for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
             const Tensor& gradient = bucket.gradients[i];
-            // Pointers into the map stay valid. The key is the parameter, because buckets are rebuilt once.
+            // Pointers into the map stay valid.
             auto known = factors_.find(bucket.parameters[i]);
             if (known == factors_.end())
                 known = factors_.emplace(bucket.parameters[i], shape_of(gradient)).first;
+            require_shape(known->second, gradient);
             if (!is_compressible(known->second)) {
                 step.whole.push_back(gradient);
                 continue;
