@@ -199,7 +199,7 @@ TEST(Safetensors, RefusesInconsistentHeaders) {
         {R"({"w":)", "not a JSON object"},
         {R"({"w":3})", "has no dtype"},
         {R"({"w":{"dtype":"F32","shape":[2]}})", "has no dtype"},
-        {R"({"w":{"dtype":"F8_E5M2","shape":[8],"data_offsets":[0,8]}})", "not supported"},
+        {R"({"w":{"dtype":"F128","shape":[8],"data_offsets":[0,8]}})", "not supported"},
         {R"({"w":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "malformed shape"},
         {R"({"w":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", "malformed shape"},
         {R"({"w":{"dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,8]}})", "malformed shape"},
@@ -355,6 +355,35 @@ TEST(Safetensors, ReadsMatchingTensorsByOtherNamesAndReturnsTheUnmatched) {
               }),
               path + ": tensor 'w' is float32[2] there, float32[1] in this program");
     EXPECT_EQ(fresh[0], 7) << "all checks come before the first write";
+}
+
+// Quantised models have such scales beside tensors that anybody can read.
+TEST(Safetensors, RefusesATensorOfATypeThatItLacksOnlyWhenItIsAskedFor) {
+    const TemporaryDirectory directory;
+    const std::string path = directory.file("a");
+    const std::pair<const char*, int> types[] = {{"I16", 16}, {"U16", 16},    {"U32", 32},    {"U64", 64},
+                                                 {"C64", 64}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8},
+                                                 {"F4", 4},   {"F6_E2M3", 6}, {"F6_E3M2", 6}};
+    for (const auto& [type, bits] : types) {
+        const std::size_t bytes = static_cast<std::size_t>(bits) * 4 / 8;
+        const std::string end = std::to_string(4 + bytes);
+        write_all(path,
+                  file_with(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"scale":{"dtype":")" +
+                                std::string(type) + R"(","shape":[2,2],"data_offsets":[4,)" + end + "]}}",
+                            std::string(4 + bytes, '\0')));
+        std::vector<float> w = {7}, scale(4);
+        const Tensor weight = ddp::tensor_of("w", std::span(w), {1});
+        const auto unmatched = ddp::load_weights(path, {&weight, 1});
+        EXPECT_EQ(w[0], 0) << type;
+        EXPECT_EQ(unmatched.unused, std::vector<std::string>{"scale"});
+        const Tensor asked = ddp::tensor_of("scale", std::span(scale), {2, 2});
+        EXPECT_EQ(message_of([&] {
+                      (void)ddp::load_weights(path, {&asked, 1});
+                  }),
+                  path + ": tensor 'scale' is " + type + "[2, 2] there, float32[2, 2] in this program");
+    }
+    write_all(path, file_with(R"({"w":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", "ab"));
+    EXPECT_EQ(refusal(path), path + ": tensor 'w' has a malformed shape");
 }
 
 TEST(Safetensors, RefusesEverythingExceptRegularFiles) {

@@ -47,6 +47,9 @@ class SafetensorsFile {
   public:
     struct Entry {
         DType dtype = DType::F32;
+        /// Its type in the file ("F8_E4M3"), where libddp has none; `dtype` means nothing then, and the
+        /// tensor cannot be read.
+        std::string other_type = {};
         std::vector<std::int64_t> shape;
         std::uint64_t offset = 0;  ///< from the beginning of the file
         std::uint64_t bytes = 0;

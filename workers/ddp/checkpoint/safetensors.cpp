@@ -53,6 +53,29 @@ constexpr std::array<std::pair<DType, const char*>, kDTypes> kNames = {{{DType::
                                                                         {DType::I8, "I8"},
                                                                         {DType::Bool, "BOOL"}}};
 
+/// The format's types that libddp lacks, with the bits of an element: a tensor of one does not hinder those
+/// who read others.
+constexpr std::pair<std::string_view, std::uint64_t> kOtherTypes[] = {
+    {"I16", 16},    {"U16", 16},    {"U32", 32},    {"U64", 64},        {"C64", 64},
+    {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
+    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
+
+/// The bits of an element of a type of the format; nullopt for an unknown one.
+std::optional<std::uint64_t> bits_of(std::string_view type) {
+    for (const auto& [name, bits] : kOtherTypes) {
+        if (name == type) return bits;
+    }
+    for (const auto& [dtype, name] : kNames) {
+        if (name == type) return 8 * size_of(dtype);
+    }
+    return std::nullopt;
+}
+
+std::string describe(const SafetensorsFile::Entry& entry) {
+    const std::string known = describe(entry.dtype, entry.shape);
+    return entry.other_type.empty() ? known : entry.other_type + known.substr(known.find('['));
+}
+
 const char* format_name(DType dtype) {
     return std::find_if(kNames.begin(), kNames.end(), [&](const auto& n) { return n.first == dtype; })
         ->second;
@@ -82,19 +105,20 @@ std::string make_header(std::span<const Tensor> tensors, const Metadata& metadat
     return text;
 }
 
-/// The dimensions, if they are non-negative integers whose product times the element size fits 64 bits.
+/// The dimensions and the bytes, if the dimensions are non-negative integers whose product times the bits of
+/// an element fits 64 bits, and makes whole bytes.
 std::optional<std::pair<std::vector<std::int64_t>, std::uint64_t>> parse_shape(const Json& json,
-                                                                               DType dtype) {
+                                                                               std::uint64_t bits) {
     if (!json.is_array() || json.size() > kMaxDimensions) return std::nullopt;
     std::vector<std::int64_t> shape;
-    std::uint64_t bytes = size_of(dtype);
     for (const Json& extent : elements(json)) {
         const Result<std::int64_t> value = as<std::int64_t>(extent);
-        if (!value || *value < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(*value), &bytes))
+        if (!value || *value < 0 || __builtin_mul_overflow(bits, static_cast<std::uint64_t>(*value), &bits))
             return std::nullopt;
         shape.push_back(*value);
     }
-    return std::pair{std::move(shape), bytes};
+    if (bits % 8 != 0) return std::nullopt;
+    return std::pair{std::move(shape), bits / 8};
 }
 
 std::optional<std::pair<std::uint64_t, std::uint64_t>> parse_offsets(const Json& json) {
@@ -157,9 +181,13 @@ void join_shards(const std::string& index, const std::string& path) {
     Metadata metadata = shards.metadata();
     metadata.erase(kSaveKey);
     std::vector<Tensor> tensors;
-    for (const auto& [name, entry] : shards.entries())
+    for (const auto& [name, entry] : shards.entries()) {
+        if (!entry.other_type.empty())
+            shards.refuse(fmt::format("tensor '{}' has type '{}', which is not supported", excerpt(name),
+                                      entry.other_type));
         tensors.push_back(
             {name, entry.shape, {nullptr, entry.bytes / size_of(entry.dtype), entry.dtype, {}}});
+    }
     DurableFile file(path);
     write_header(file, tensors, metadata);
     std::vector<std::byte> chunk(kChunkBytes);
@@ -270,10 +298,11 @@ void SafetensorsFile::parse_header(const std::string& header, std::uint64_t data
         if (!type || !item.contains("shape") || !item.contains("data_offsets"))
             refuse(fmt::format("tensor '{}' has no dtype, shape or data_offsets", excerpt(name)));
         const auto dtype = dtype_named(*type);
-        if (!dtype)
+        const auto bits = bits_of(*type);
+        if (!bits)
             refuse(fmt::format("tensor '{}' has type '{}', which is not supported", excerpt(name),
                                excerpt(*type)));
-        const auto shape = parse_shape(item["shape"], *dtype);
+        const auto shape = parse_shape(item["shape"], *bits);
         if (!shape) refuse(fmt::format("tensor '{}' has a malformed shape", excerpt(name)));
         const auto offsets = parse_offsets(item["data_offsets"]);
         if (!offsets || offsets->first > offsets->second)
@@ -282,10 +311,12 @@ void SafetensorsFile::parse_header(const std::string& header, std::uint64_t data
         if (end > data_bytes)
             refuse(fmt::format("truncated: tensor '{}' ends at byte {} of the data, the file holds {}",
                                excerpt(name), end, data_bytes));
+        const Entry entry{dtype.value_or(DType::U8), dtype ? "" : *type, shape->first, data_begin + begin,
+                          end - begin};
         if (end - begin != shape->second)
             refuse(fmt::format("tensor '{}' has {} bytes, its shape {} needs {}", excerpt(name), end - begin,
-                               describe(*dtype, shape->first), shape->second));
-        entries_[name] = {*dtype, shape->first, data_begin + begin, end - begin, 0};
+                               describe(entry), shape->second));
+        entries_[name] = entry;
         ranges.emplace_back(begin, end);
     }
     // The format forbids holes and overlaps: they would make a file ambiguous.
@@ -307,9 +338,9 @@ const SafetensorsFile::Entry* SafetensorsFile::find(const std::string& name) con
 }
 
 void SafetensorsFile::require_fit(const Tensor& tensor, const Entry& entry) const {
-    if (entry.dtype == tensor.memory.dtype && entry.shape == tensor.shape) return;
-    refuse(fmt::format("tensor '{}' is {} there, {} in this program", tensor.name,
-                       describe(entry.dtype, entry.shape), describe(tensor)));
+    if (entry.other_type.empty() && entry.dtype == tensor.memory.dtype && entry.shape == tensor.shape) return;
+    refuse(fmt::format("tensor '{}' is {} there, {} in this program", tensor.name, describe(entry),
+                       describe(tensor)));
 }
 
 void SafetensorsFile::read(const Tensor& tensor, const Entry& entry) const {
@@ -332,7 +363,7 @@ void SafetensorsFile::require_same(std::span<const Tensor> tensors) const {
     for (const auto& [name, entry] : entries_) {
         if (!used.contains(&entry))
             refuse(fmt::format("tensor '{}' is {} there, missing in this program", excerpt(name),
-                               describe(entry.dtype, entry.shape)));
+                               describe(entry)));
     }
 }
 
