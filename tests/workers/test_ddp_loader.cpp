@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include "ddp/loader.h"
 #include "ddp/sampler.h"
 #include "ddp/types.h"
+#include "tests/support/refused_calls.h"
 #include "tests/workers/numbers.h"
 
 namespace {
@@ -324,6 +326,23 @@ TEST_P(LoaderWithPrefetch, TakesABatchSizeAboveTheNumberOfSamples) {
         EXPECT_EQ(loader.next(), nullptr);
         EXPECT_EQ(Loader(numbers, backwards(3), {.batch_size = size, .drop_last = true}).batches(), 0U);
     }
+}
+
+TEST(Loader, NamesTheThreadThatCannotStart) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        if (!ddprun::test::refuse_calls({SYS_clone3, SYS_clone3, EAGAIN})) ::_exit(42);
+        const Numbers numbers(9);
+        try {
+            const Loader loader(numbers, backwards(9), {.batch_size = 2});
+        } catch (const ddp::Error& error) {
+            ::_exit(std::string_view(error.what()).starts_with("start the thread ddp-loader") ? 42 : 2);
+        }
+        ::_exit(1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(WEXITSTATUS(status), 42);
 }
 
 TEST(Loader, IsDestroyedInAForkedChildWithoutWaitingForItsThread) {

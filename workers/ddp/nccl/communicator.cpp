@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ddp/worker/device_error.h"
+#include "ddp/worker/work.h"
 
 namespace ddp::nccl {
 
@@ -56,7 +57,7 @@ bool returns_within(std::chrono::nanoseconds limit, std::function<void()> task) 
         bool done = false;
     };
     const auto shared = std::make_shared<Shared>();
-    std::thread thread([shared, task = std::move(task)]() mutable {
+    std::thread thread = start_own_thread("ddp-nccl", [shared, task = std::move(task)]() mutable {
         task();
         task = nullptr;  // frees its captures before the end is published
         const std::lock_guard lock(shared->mutex);
@@ -211,7 +212,7 @@ class Communicator::Finalizing {
             state_->returned = true;
             return;
         }
-        thread_ = std::thread([state = state_, self = std::move(self), handle]() mutable {
+        thread_ = start_own_thread("ddp-nccl", [state = state_, self = std::move(self), handle]() mutable {
             state->code = self->api_->comm_finalize(handle);
             self = nullptr;  // freed before the end is published
             state->returned = true;

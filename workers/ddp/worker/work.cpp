@@ -1,10 +1,10 @@
 #include "ddp/worker/work.h"
 
+#include <fmt/core.h>
 #include <pthread.h>
 #include <sched.h>
 
 #include <chrono>
-#include <system_error>
 #include <utility>
 
 #include "env/io/background_call.h"
@@ -58,8 +58,10 @@ void Work::synchronize() {
 bool Work::done() const { return !state_ || state_->is_done(); }
 
 std::thread start_own_thread(const char* name, std::function<void()> run) {
-    ddprun::Result<std::thread> thread = ddprun::start_thread("start a thread", std::move(run));
-    if (!thread) throw std::system_error(thread.error().sys, std::generic_category());
+    ddprun::Result<std::thread> thread =
+        ddprun::start_thread(fmt::format("start the thread {}", name), std::move(run));
+    if (!thread)
+        throw Error(thread.error().what + " (ulimit -u, or pids.max of the cgroup, limits the threads)");
     ::pthread_setname_np(thread->native_handle(), name);
     return *std::move(thread);
 }
