@@ -157,7 +157,8 @@ std::unique_ptr<Optimizer> make_sgd(Model& model, SgdOptions options);
 std::unique_ptr<Optimizer> make_adamw(Model& model, AdamWOptions options);
 
 /// As for borrowed gradients; collective where the model is sharded. The norm has the same bits for every
-/// Shard and number of ranks, if gradients have.
+/// Shard and number of ranks, if gradients have; clip_grad_norm(model.gradients(), ...) adds in another
+/// order, and its norm may differ in the last bit.
 double clip_grad_norm(Model& model, double max_norm, NonFiniteNorm non_finite = NonFiniteNorm::Throw);
 
 template <class T>

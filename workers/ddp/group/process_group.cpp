@@ -401,7 +401,8 @@ TimeoutScope::TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout
 void BorrowedGroup::throw_gone() {
     throw Error(
         "the ProcessGroup was destroyed before what was made over it (DistributedDataParallel, Join, Reducer); the group has to "
-        "outlive them: declare it before the model, and reset it after");
+        "outlive them: declare it before the model, and reset it after; Epochs::run and Recovery::run end their groups, so "
+        "call inside of them what needs a group");
 }
 
 std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
