@@ -18,6 +18,7 @@
 //   report TEXT     leaves an error report, as torch's @record does
 //   inside N        tells the launcher that it is inside all_reduce number N, as libddp would
 //   tell STEP VALUE NAME   tells a scalar, as ddprun.step() in Python would, if somebody reads them
+//   scribble        writes over the segment's header
 //   nameless        leaves a daemon whose environment is empty, but its arguments name PROBE_JOB
 //   grow   takes memory until it is killed
 #include <dirent.h>
@@ -169,6 +170,14 @@ void tell(std::uint64_t step, double value, const std::string& name) {
     ring.written = written + 1;
 }
 
+void scribble() {
+    const int fd = std::atoi(variable("DDPRUN_SEGMENT_FD").c_str());
+    void* const header =
+        ::mmap(nullptr, sizeof(ddprun::SegmentHeader), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (header == MAP_FAILED) ::_exit(111);
+    std::memset(header, 'A', sizeof(ddprun::SegmentHeader));
+}
+
 void print_cpus() {
     cpu_set_t set;
     ::sched_getaffinity(0, sizeof set, &set);
@@ -289,6 +298,8 @@ int main(int argc, char** argv) {
         } else if (act == "tell") {
             const std::string step = next(), value = next();
             tell(static_cast<std::uint64_t>(std::atoi(step.c_str())), std::atof(value.c_str()), next());
+        } else if (act == "scribble") {
+            scribble();
         } else if (act == "closeout") {
             ::close(1);
             ::close(2);

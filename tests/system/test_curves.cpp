@@ -123,6 +123,21 @@ TEST_F(JobCurves, WhatRankZeroToldIsOneCurveAlsoWhenItWasKilledAndRepeatsSteps) 
     EXPECT_TRUE(std::isnan(loss[3].second));
 }
 
+TEST_F(JobCurves, AWorkerThatWritesOverTheSegmentsHeaderEndsNoDdprun) {
+    const std::string id = unique_name("scribble");
+    Program job(ddprun({"--nproc-per-node=2", "--rdzv-id=" + id, "--tensorboard=" + directory_.path()},
+                       {path_of("PROBE"), "scribble", "tell", "1", "0.5", "loss", "say", "up", "hold"}));
+    ASSERT_TRUE(job.wait_for_output("[0]: up") && job.wait_for_output("[1]: up"));
+    EXPECT_TRUE(comes([&] {
+        return std::filesystem::exists(directory_.file(id)) &&
+               read_curves(directory_.file(id)).steps("loss") == steps_to(1);
+    }));
+    EXPECT_EQ(run({path_of("DDPRUN"), "drain", "--job=" + id}).status, 0);
+    const Outcome outcome = job.wait();
+    EXPECT_FALSE(outcome.signaled);
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+}
+
 TEST_F(JobCurves, APythonWorkerTellsEveryStepOfABurst) {
     std::ofstream(directory_.file("worker.py"))
         << "import ddprun\n"

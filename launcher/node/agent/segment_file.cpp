@@ -49,7 +49,8 @@ Result<std::unique_ptr<SegmentFile>> SegmentFile::create(os::System& system, con
     header->arena_bytes = arena_bytes;
     header->cpus = static_cast<std::uint32_t>(shape.cpus);
     header->magic.store(kSegmentMagic, std::memory_order_release);
-    return std::unique_ptr<SegmentFile>(new SegmentFile(std::move(*fd), base, arena));
+    return std::unique_ptr<SegmentFile>(
+        new SegmentFile(std::move(*fd), base, arena, shape.local_world_size, has_scalars ? scalars : 0));
 }
 
 SegmentFile::~SegmentFile() { ::munmap(base_, bytes_); }
@@ -84,11 +85,9 @@ const RankLine& SegmentFile::line(int local_rank) const {
 }
 
 ScalarRing* SegmentFile::scalars(int local_rank) {
-    if (header().scalars_offset == 0) return nullptr;
-    return reinterpret_cast<ScalarRing*>(static_cast<char*>(base_) + header().scalars_offset) + local_rank;
+    if (scalars_offset_ == 0) return nullptr;
+    return reinterpret_cast<ScalarRing*>(static_cast<char*>(base_) + scalars_offset_) + local_rank;
 }
-
-int SegmentFile::size() const { return static_cast<int>(header().local_world_size); }
 
 std::string describe_line(const RankLine& line) {
     const std::uint64_t started = line.started_seq.load(std::memory_order_acquire);

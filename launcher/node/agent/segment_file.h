@@ -21,7 +21,8 @@ struct SegmentShape {
 
 /// The launcher's side of one generation's shared segment: makes it, hands its descriptor to the workers,
 /// reads their lines. Owns the memfd and the mapping of its first pages; the memory lives until the last
-/// worker is gone.
+/// worker is gone. The workers can write to all of the memory, so nothing in it decides where or how much is
+/// read.
 class SegmentFile {
   public:
     /// Error: System (memfd_create, ftruncate, mmap).
@@ -44,16 +45,18 @@ class SegmentFile {
     [[nodiscard]] const RankLine& line(int local_rank) const;
     /// The scalars that this worker tells; null where a limit on file sizes left no room for them.
     [[nodiscard]] ScalarRing* scalars(int local_rank);
-    [[nodiscard]] int size() const;
+    [[nodiscard]] int size() const { return size_; }
 
   private:
-    SegmentFile(UniqueFd fd, void* base, std::size_t bytes)
-        : fd_(std::move(fd)), base_(base), bytes_(bytes) {}
+    SegmentFile(UniqueFd fd, void* base, std::size_t bytes, int size, std::uint64_t scalars_offset)
+        : fd_(std::move(fd)), base_(base), bytes_(bytes), size_(size), scalars_offset_(scalars_offset) {}
     [[nodiscard]] SegmentHeader& header() const { return *static_cast<SegmentHeader*>(base_); }
 
     UniqueFd fd_;
     void* base_;
     std::size_t bytes_;
+    int size_;                      ///< number of rank lines
+    std::uint64_t scalars_offset_;  ///< 0: there are no rings
 };
 
 /// "all_reduce #812 (25 MiB)" for a rank that is inside a collective, "finished all_reduce #811" for one that

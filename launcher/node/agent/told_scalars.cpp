@@ -44,10 +44,13 @@ std::vector<ToldScalar> take_scalars(ScalarRing& ring, std::size_t most) {
     if (written - next > kScalarRecords) next = written - kScalarRecords;  // also when `written` is nonsense
     std::vector<ToldScalar> taken;
     for (; next != written && taken.size() < most; ++next) {
-        const ScalarRecord record = ring.records[next % kScalarRecords];
-        if (record.tag >= names) continue;
-        const char* const name = ring.tags[record.tag];
-        std::string text = printable({name, ::strnlen(name, kScalarTagBytes)});
+        ScalarRecord& record = ring.records[next % kScalarRecords];
+        // An atomic load is done once: the tag that is tested is the one that is used.
+        const std::uint64_t tag = std::atomic_ref(record.tag).load(std::memory_order_relaxed);
+        if (tag >= names) continue;
+        char name[kScalarTagBytes];
+        std::memcpy(name, ring.tags[tag], sizeof name);
+        std::string text = printable({name, ::strnlen(name, sizeof name)});
         if (!text.empty()) taken.push_back({record.step, record.time, record.value, std::move(text)});
     }
     ring.taken.store(next, std::memory_order_release);
