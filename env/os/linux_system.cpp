@@ -143,12 +143,6 @@ Result<UniqueFd> LinuxSystem::make_segment(std::uint64_t bytes) {
     return fd;
 }
 
-Result<UniqueFd> LinuxSystem::make_error_file() {
-    UniqueFd fd(::memfd_create("ddprun-error", MFD_CLOEXEC));
-    if (!fd) return Error::system("memfd_create");
-    return fd;
-}
-
 std::vector<std::string> own_environment() {
     std::vector<std::string> all;
     for (char** one = environ; *one != nullptr; ++one) all.emplace_back(*one);

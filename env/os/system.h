@@ -109,8 +109,6 @@ class System {
     [[nodiscard]] virtual Result<SocketPair> make_socket_pair() = 0;
     /// A nameless shared-memory file of that (sparse) size, CLOEXEC. Its size is sealed.
     [[nodiscard]] virtual Result<UniqueFd> make_segment(std::uint64_t bytes) = 0;
-    /// A nameless, empty file that grows as it is written, CLOEXEC.
-    [[nodiscard]] virtual Result<UniqueFd> make_error_file() = 0;
 };
 
 class SpawnSlots;
@@ -132,7 +130,6 @@ class LinuxSystem final : public System {
     Result<Pipe> make_pipe(std::size_t buffer_bytes) override;
     Result<SocketPair> make_socket_pair() override;
     Result<UniqueFd> make_segment(std::uint64_t bytes) override;
-    Result<UniqueFd> make_error_file() override;
 
   private:
     [[nodiscard]] std::vector<pid_t> spared() const;  ///< other_children_ and their descendants, in order

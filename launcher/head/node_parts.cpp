@@ -1,5 +1,6 @@
 #include "launcher/head/node_parts.h"
 
+#include "env/hmac.h"
 #include "env/nodes/exchange.h"
 #include "launcher/ask/hang_watch.h"
 #include "launcher/node/output/log_files.h"
@@ -11,7 +12,7 @@ Status NodeParts::build_guards(bool is_head) {
     pmix_wish = decide_pmix(setup.spec, setup.program.path);
     const bool is_lone_worker = setup.workers == 1 && setup.spec.nodes.max == 1;
     if (is_head && !is_lone_worker && !pmix_wish.warning.empty()) log.warning("{}", pmix_wish.warning);
-    Result<Guards> made = Guards::set_up(setup.workers, setup.spec.use_cgroup, pmix_wish.wanted,
+    Result<Guards> made = Guards::set_up(setup.workers, setup.spec.use_cgroup,
                                          setup.start ? setup.start->call.secret.file : "", log);
     if (!made) return made.error();
     guards = *std::move(made);
@@ -26,7 +27,6 @@ Status NodeParts::build_pmix() {
     Result<std::unique_ptr<PmixServer>> server = serve_pmix(pmix_wish, setup.spec.pmix, std::move(parts));
     if (!server) return server.error();
     pmix = *std::move(server);
-    if (!pmix) guards.files.reset();
     return {};
 }
 
@@ -58,6 +58,7 @@ void NodeParts::build_agent(Agent::Send says) {
     config.machine = setup.machine;
     config.host = host;
     config.store = guards.store.inode.get();
+    config.error_files = guards.files->path() + "/error-" + random_hex(8).value_or("0");
     config.token = token.token;
     config.mark = guards.mark;
     config.environment = setup.environment;

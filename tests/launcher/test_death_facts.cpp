@@ -132,6 +132,17 @@ TEST(ReadableErrorFile, AddsErrorsOfNcclAndCudaThatTheMessageLacks) {
               "rank 1: timed out: the link is down\nlast CUDA error: device-side assert\n#0 main [x]");
 }
 
+TEST(ReadableErrorFile, SaysWhatIsLeftOutOfALongReport) {
+    const std::string trace = "Traceback:" + std::string(200'000, 'x') + "\\nValueError: no";
+    const std::string text = readable_error_file(R"({"message": {"message": "ValueError: no", "extraInfo": )"
+                                                 R"({"py_callstack": ")" +
+                                                 trace + "\"}}}");
+    EXPECT_LT(text.size(), 66'000U);
+    EXPECT_TRUE(text.starts_with("Traceback:xxx"));
+    EXPECT_TRUE(text.ends_with("xxx\nValueError: no"));
+    EXPECT_NE(text.find(" KiB of this report are left out]\n"), std::string::npos);
+}
+
 TEST(ReadableErrorFile, KeepsAnyOtherText) {
     for (const char* text :
          {"plain words", "{\"message\": 5}", "{\"message\": {\"message\": 5}}", "[1]", ""}) {

@@ -17,9 +17,9 @@ OutputSpec kept(StreamsMap redirects, StreamsMap tee) {
     return output;
 }
 
-TEST(Descriptors, APlainWorkerTakesTwoPipesItsLifelineAndItsErrorFile) {
-    EXPECT_EQ(descriptors_for_workers({}, 1), 4);
-    EXPECT_EQ(descriptors_for_workers({}, 64), 256);
+TEST(Descriptors, APlainWorkerTakesTwoPipesAndItsLifeline) {
+    EXPECT_EQ(descriptors_for_workers({}, 1), 3);
+    EXPECT_EQ(descriptors_for_workers({}, 64), 192);
 }
 
 TEST(Descriptors, TeedStreamsTakeAFileEachAndRedirectedOnesNothing) {
@@ -37,7 +37,7 @@ TEST(Descriptors, ARotatedFileIsWrittenByUs) {
 TEST(Descriptors, AWorkerThatIsNotShownTakesAPipeForStderrOnly) {
     OutputSpec output;
     output.local_ranks = {0};
-    EXPECT_EQ(descriptors_for_workers(output, 2), 4 + 3);
+    EXPECT_EQ(descriptors_for_workers(output, 2), 3 + 2);
 }
 
 TEST(Descriptors, ALimitThatIsTooSmallIsReportedWithTheNumberNeededAndTheRemedy) {
@@ -45,7 +45,7 @@ TEST(Descriptors, ALimitThatIsTooSmallIsReportedWithTheNumberNeededAndTheRemedy)
     const Status refused = check_descriptor_limit({}, 64, 10, 200);
     ASSERT_FALSE(refused);
     EXPECT_THAT(refused.error().what,
-                AllOf(HasSubstr("64 workers"), HasSubstr("306"), HasSubstr("200"), HasSubstr("ulimit")));
+                AllOf(HasSubstr("64 workers"), HasSubstr("242"), HasSubstr("200"), HasSubstr("ulimit")));
 }
 
 TEST(Descriptors, InheritedNumbersStayBelowTheWorkersLimit) {

@@ -87,12 +87,32 @@ TEST(TimeOfReport, FollowsThisHostsClockWhateverTheFileSystemsClock) {
     for (const std::chrono::seconds behind : {100s, -100s}) {
         set_age(path, behind);  // the time stamp of a file server whose clock differs by this
         const TimePoint now = MonotonicClock::now();
-        EXPECT_GT(time_of_report(path, -behind), now - 50s);
-        EXPECT_LE(time_of_report(path, -behind), MonotonicClock::now());
+        EXPECT_GT(time_of_report(path, "", -behind, {}), now - 50s);
+        EXPECT_LE(time_of_report(path, "", -behind, {}), MonotonicClock::now());
     }
     set_age(path, 100s);
-    EXPECT_LT(time_of_report(path, 0s), MonotonicClock::now() - 50s);
-    EXPECT_EQ(time_of_report(directory.file("none"), 0s), TimePoint{});
+    EXPECT_LT(time_of_report(path, "", 0s, {}), MonotonicClock::now() - 50s);
+    EXPECT_EQ(time_of_report(directory.file("none"), "", 0s, {}), TimePoint{});
+}
+
+TEST(TimeOfReport, LiesInTheSecondThatTorchNamesUnlessThatIsNonsense) {
+    using namespace std::chrono_literals;
+    const test::TemporaryDirectory directory;
+    const std::string path = directory.file("error.json");
+    ASSERT_TRUE(write_file_atomically(path, "{}", 0600));
+    const auto age = [&](std::int64_t seconds_ago, Duration worker_age) {
+        const Json extra{{"timestamp", std::to_string(::time(nullptr) - seconds_ago)}};
+        const std::string report = to_text(Json{{"message", Json{{"message", "no"}, {"extraInfo", extra}}}});
+        const TimePoint now = MonotonicClock::now();
+        return now - time_of_report(path, report, 0s, now - worker_age);
+    };
+    set_age(path, 0s);
+    EXPECT_GT(age(30, 100s), 25s) << "its long trace took 30 s to write";
+    EXPECT_LE(age(30, 100s), 30s);
+    EXPECT_LT(age(1000, 100s), 5s) << "the worker did not run then";
+    EXPECT_LT(age(-1000, 100s), 5s) << "this time will come";
+    set_age(path, 60s);
+    EXPECT_LT(age(2, 100s), 5s) << "the clock of the file's server is late";
 }
 
 TEST(TimeOfReport, NeedsNoCorrectionOnThisHostsFileSystems) {

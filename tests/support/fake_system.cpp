@@ -117,13 +117,6 @@ Result<UniqueFd> FakeSystem::make_segment(std::uint64_t bytes) {
     return segment;
 }
 
-Result<UniqueFd> FakeSystem::make_error_file() {
-    if (fails()) return Error::system("memfd_create", EMFILE);
-    Result<UniqueFd> file = os::LinuxSystem().make_error_file();
-    if (file) track(file->get());
-    return file;
-}
-
 void FakeSystem::end(const os::ChildExit& how) {
     if (running_.erase(how.pid) == 0) return;
     zombies_.push_back(how);

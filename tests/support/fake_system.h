@@ -39,7 +39,6 @@ class FakeSystem final : public os::System {
     Result<Pipe> make_pipe(std::size_t buffer_bytes) override;
     Result<SocketPair> make_socket_pair() override;
     Result<UniqueFd> make_segment(std::uint64_t bytes) override;
-    Result<UniqueFd> make_error_file() override;
 
     // Actions of the test.
 

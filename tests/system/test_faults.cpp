@@ -6,6 +6,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 #include "env/io/socket.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
@@ -135,6 +137,55 @@ TEST(Faults, TheFirstErrorReportIsTheRootCauseThoughAPeerExitsFirst) {
     EXPECT_THAT(outcome.err,
                 AllOf(HasSubstr("root cause, after all: rank 1"), HasSubstr("first cause   rank 1"),
                       HasSubstr("ValueError: boom"), HasSubstr("rank 0: exit code 4")));
+}
+
+/// Rank 1 reports an error and is still at its end when rank 0 fails of it. Both run behind `wrapper`.
+Outcome run_with_late_reporter(const std::string& report, const std::vector<std::string>& wrapper) {
+    const TemporaryDirectory directory;
+    std::filesystem::permissions(directory.path(), std::filesystem::perms::all);  // also for another user
+    std::vector<std::string> command = {path_of("DDPRUN"), "--nproc-per-node=2", "--no-python"};
+    command.insert(command.end(), wrapper.begin(), wrapper.end());
+    const std::string failed = directory.file("failed");
+    const std::vector<std::string> acts = {
+        path_of("PROBE"), "rank", "1", "report", report,  "once", failed,  "end", "rank", "1", "sleep",
+        "2000",           "exit", "3", "end",    "await", failed, "sleep", "200", "exit", "7"};
+    command.insert(command.end(), acts.begin(), acts.end());
+    return run(command);
+}
+
+TEST(Faults, ALongErrorReportIsTheRootCauseToo) {
+    const Outcome outcome = run_with_late_reporter("ValueError: " + std::string(100'000, 'x'), {"env"});
+    EXPECT_EQ(outcome.status, 1) << outcome.err.substr(0, 2000);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"), HasSubstr("error report"),
+                                   HasSubstr("ValueError: xxx"), HasSubstr("of this report are left out")));
+}
+
+TEST(Faults, AWorkerInOtherNamespacesLeavesItsErrorReport) {
+    // What apptainer, enroot and podman do without root; and what a wrapper does that changes the user.
+    std::vector<std::vector<std::string>> wrappers = {
+        {"unshare", "-Ur"}, {"unshare", "-Urpf", "--mount-proc"}, {"unshare", "-Urm"}};
+    if (::geteuid() == 0) wrappers.push_back({"setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"});
+    for (const std::vector<std::string>& wrapper : wrappers) {
+        std::vector<std::string> works = wrapper;
+        works.emplace_back("true");
+        if (run(works).status != 0) continue;
+        const Outcome outcome = run_with_late_reporter("ValueError: boom", wrapper);
+        EXPECT_EQ(outcome.status, 1) << wrapper[0] << ' ' << wrapper[1] << '\n' << outcome.err;
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"), HasSubstr("ValueError: boom")));
+        EXPECT_EQ(said_of_its_own_job(outcome), outcome.err);
+    }
+}
+
+TEST(Faults, AnErrorReportIsThisUsersAndGoesWithTheJob) {
+    const Outcome outcome =
+        run({path_of("DDPRUN"), "--nproc-per-node=1", "--no-python", "sh", "-c",
+             "echo \"file $TORCHELASTIC_ERROR_FILE\"; stat -c '%u %s' \"$TORCHELASTIC_ERROR_FILE\""});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const std::size_t begin = outcome.out.find("file /");
+    ASSERT_NE(begin, std::string::npos);
+    const std::string path = outcome.out.substr(begin + 5, outcome.out.find('\n', begin) - begin - 5);
+    EXPECT_THAT(outcome.out, HasSubstr(std::to_string(::geteuid()) + " 0\n"));
+    EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(path).parent_path())) << path;
 }
 
 TEST(Faults, AnErrorThatAllRanksReportIsOneRootCause) {

@@ -21,6 +21,10 @@
 namespace ddprun {
 namespace {
 
+constexpr std::size_t kMostRead = 4 * 1024 * 1024;
+/// Of a readable report, whose end names the error in Python's form, and whose beginning does in others.
+constexpr std::size_t kMostShown = 64 * 1024, kShownOfBegin = 16 * 1024;
+
 std::string readable_name(const std::string& symbol) {
     int status = 0;
     const std::unique_ptr<char, decltype(&std::free)> name(
@@ -37,6 +41,44 @@ std::string device_errors(const Json& extra, const std::string& message) {
             lines += fmt::format("last {} error: {}\n", library, words);
     }
     return lines;
+}
+
+bool continues_character(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
+
+std::string without_middle(std::string text) {
+    if (text.size() <= kMostShown) return text;
+    std::size_t begin = kShownOfBegin, end = text.size() - (kMostShown - kShownOfBegin);
+    while (begin > 0 && continues_character(text[begin])) --begin;
+    while (end < text.size() && continues_character(text[end])) ++end;
+    return fmt::format("{}\n[{} of this report are left out]\n{}", text.substr(0, begin),
+                       format_bytes(end - begin), text.substr(end));
+}
+
+/// The message, and the trace below it.
+std::string message_and_trace(std::string_view content) {
+    const Result<Json> json = parse_json_object(content);
+    if (!json) return std::string(trim(content));
+    // {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, in older releases {"message":
+    // "..."}.
+    const Json& inner = member(*json, "message");
+    std::string text = as<std::string>(inner).value_or(text_of(inner, "message"));
+    if (text.empty()) return std::string(trim(content));
+    const Json& extra = member(inner, "extraInfo");
+    const std::string stack = with_readable_names(text_of(extra, "py_callstack"));
+    const std::string device = device_errors(extra, text);
+    // A Python trace ends with the message; do not say it twice.
+    if (stack.find(text) != std::string::npos) return device + std::string(trim(stack));
+    text += '\n' + device;
+    return std::string(trim(text + std::string(trim(stack))));
+}
+
+/// The second, since 1970, in which torch (or libddp) says that the error happened.
+std::optional<std::int64_t> timestamp_in(std::string_view content) {
+    const Result<Json> json = parse_json_object(content);
+    if (!json) return std::nullopt;
+    const Result<std::int64_t> second =
+        parse_int(text_of(member(member(*json, "message"), "extraInfo"), "timestamp"));
+    return second ? std::optional(*second) : std::nullopt;
 }
 
 /// torch adds the code to reports whose message is an object, and leaves others as they are.
@@ -75,21 +117,21 @@ std::string with_readable_names(std::string_view text) {
     return out;
 }
 
+std::string read_error_report(const std::string& path) {
+    const Result<UniqueFd> file = open_regular_file(path);
+    std::string content;
+    char piece[16 * 1024];
+    while (file && content.size() < kMostRead) {
+        const ssize_t n = ::read(file->get(), piece, sizeof piece);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        content.append(piece, static_cast<std::size_t>(n));
+    }
+    return content;
+}
+
 std::string readable_error_file(std::string_view content) {
-    const Result<Json> json = parse_json_object(content);
-    if (!json) return std::string(trim(content));
-    // {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, in older releases {"message":
-    // "..."}.
-    const Json& inner = member(*json, "message");
-    std::string text = as<std::string>(inner).value_or(text_of(inner, "message"));
-    if (text.empty()) return std::string(trim(content));
-    const Json& extra = member(inner, "extraInfo");
-    const std::string stack = with_readable_names(text_of(extra, "py_callstack"));
-    const std::string device = device_errors(extra, text);
-    // A Python trace ends with the message; do not say it twice.
-    if (stack.find(text) != std::string::npos) return device + std::string(trim(stack));
-    text += '\n' + device;
-    return std::string(trim(text + std::string(trim(stack))));
+    return without_middle(message_and_trace(content));
 }
 
 std::string render_launcher_error_file(const LauncherFailure& failure) {
@@ -144,11 +186,19 @@ Duration clock_lead_of(const std::string& directory) {
     return stamp + kFileClockTick < before ? stamp - before : Duration::zero();
 }
 
-TimePoint time_of_report(const std::string& path, Duration lead) {
+TimePoint time_of_report(const std::string& path, std::string_view content, Duration lead,
+                         TimePoint started) {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return {};
-    return MonotonicClock::now() -
-           std::max(realtime_now() + lead - of_timespec(status.st_mtim), Duration::zero());
+    const Duration now = realtime_now();
+    const TimePoint monotonic_now = MonotonicClock::now();
+    Duration written = of_timespec(status.st_mtim) - lead;
+    const std::optional<std::int64_t> second = timestamp_in(content);
+    if (second && *second >= 0 && *second <= std::chrono::ceil<std::chrono::seconds>(now).count()) {
+        const Duration begin = std::chrono::seconds(*second), end = begin + std::chrono::seconds(1);
+        if (now - end <= monotonic_now - started) written = std::clamp(written, begin, end);
+    }
+    return monotonic_now - std::max(now - written, Duration::zero());
 }
 
 }  // namespace ddprun

@@ -12,8 +12,12 @@
 
 namespace ddprun {
 
+/// The content of a worker's error report, at most its first 4 MiB; "" when there is none.
+std::string read_error_report(const std::string& path);
+
 /// A worker's error report as people read it. torch's error.json becomes the message and, below it, the trace
-/// with readable C++ names; any other text stays as it is. Never fails: a worker may write anything.
+/// with readable C++ names; any other text stays as it is. Of more than 64 KiB the middle is left out, which
+/// a line says. Never fails: a worker may write anything.
 std::string readable_error_file(std::string_view content);
 
 /// Every mangled C++ name in the text, in its readable form: a signal handler cannot do that itself.
@@ -43,8 +47,10 @@ void tell_launcher_above(os::Log& log, LauncherFailure failure, const WorkerEnd*
 /// How far the clock that stamps files in `directory` (an NFS server's may differ) is ahead of this host's.
 /// Makes a file there and removes it. Zero when that fails.
 Duration clock_lead_of(const std::string& directory);
-/// The time at which an error report was written, on this host's monotonic clock, at most now; TimePoint{}
-/// when there is no report. `lead` is the clock_lead_of its directory.
-TimePoint time_of_report(const std::string& path, Duration lead);
+/// The time of an error report, on this host's monotonic clock, at most now; TimePoint{} when there is no
+/// file. It is that of the file's last write, moved into the second that torch's timestamp in `content`
+/// names: the report of an earlier error may take longer to be written. A timestamp before `started`, the
+/// start of the worker, is ignored. `lead` is the clock_lead_of the file's directory.
+TimePoint time_of_report(const std::string& path, std::string_view content, Duration lead, TimePoint started);
 
 }  // namespace ddprun

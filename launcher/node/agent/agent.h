@@ -37,6 +37,7 @@ struct AgentConfig {
     Machine machine;
     std::string host;
     int store = -1;  ///< descriptor of the socket over which workers reach the store (listen_unix), borrowed
+    std::string error_files;  ///< where the paths of error reports begin when there is no log directory
     std::string token;
     JobMark mark;                          ///< the mark that every worker carries
     std::vector<std::string> environment;  ///< "NAME=value": what the workers inherit
@@ -122,7 +123,6 @@ class Agent {
         bool is_awaited = false;        ///< the worker has reported its error, and should exit
         bool killed_failing = false;    ///< we killed it, because it had failed and did not exit
         UniqueFd lifeline;
-        UniqueFd error_file;  ///< a memfd when there is no log directory
         std::string error_path;
         std::string stacks;         ///< the stacks that the worker has sent
         std::string kill_why = {};  ///< why we killed it as a failed one; "" we did not
@@ -166,6 +166,7 @@ class Agent {
     void kill_failed(int local_rank, const std::string& why);
     void spawn_slice();
     Result<pid_t> spawn(int local_rank);
+    Status place_error_file(Worker& worker, int local_rank) const;
     Status connect_stdin(const WorkerPlan& plan, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
     Status connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
     Status give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& spec,

@@ -18,8 +18,6 @@
 namespace ddprun {
 namespace {
 
-constexpr std::size_t kMaxErrorFile = 64 * 1024;
-
 /// Sorts exits whose order is not known, as they were seen together. A crash explains a sibling's error exit
 /// more often than the other way round: failed starts first, then signals, then exit codes.
 int likely_order(const rdzv::WorkerExited& exit) {
@@ -153,7 +151,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
     if (!error_report.empty()) {
         const TimePoint written = [&] {
             const os::BlockingCall looks_at_file(loop_.keepalive());
-            return time_of_report(worker.error_path, lead_of_error_files());
+            return time_of_report(worker.error_path, error_report, lead_of_error_files(), worker.started);
         }();
         report.error_age_ns = (MonotonicClock::now() - written).count();
         report.stopped_failing =
@@ -205,8 +203,7 @@ void Agent::end_scalars() {
 
 std::string Agent::read_error_file(const Worker& worker) const {
     const os::BlockingCall reads_file(loop_.keepalive());
-    Result<std::string> content = read_regular_file(worker.error_path, kMaxErrorFile);
-    return content ? std::move(*content) : std::string();
+    return read_error_report(worker.error_path);
 }
 
 /// Returns zero where the error files are in this host's memory.

@@ -1,6 +1,7 @@
 // How the agent starts workers, a few at a time, and what each worker gets.
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -205,18 +206,25 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     spec.descriptors.push_back({config_.store, numbers.store});
     childs.push_back(std::move(lifeline->theirs));
 
-    if (const std::string directory = output_.attempt_directory(); !directory.empty()) {
-        worker.error_path =
-            fmt::format("{}/{}/error.json", directory, first_logged_rank_ + env.rank - order_.first_rank);
-        if (order_.in_place) ::unlink(worker.error_path.c_str());  // the report of the one that it replaces
-    } else {
-        // A nameless file: a worker opens it by our descriptor, and nothing is left behind if we are killed.
-        Result<UniqueFd> file = system_.make_error_file();
-        if (!file) return file.error();
-        worker.error_file = std::move(*file);
-        worker.error_path = fmt::format("/proc/{}/fd/{}", own_number_in_proc(), worker.error_file.get());
-    }
+    if (const Status placed = place_error_file(worker, env.rank - order_.first_rank); !placed) return placed;
     complete(worker, env);
+    return {};
+}
+
+/// Chooses the path of the worker's error report. It is no descriptor of ours in /proc, because a worker in
+/// another user or PID namespace (a container) could not open that.
+Status Agent::place_error_file(Worker& worker, int local_rank) const {
+    if (const std::string directory = output_.attempt_directory(); !directory.empty()) {
+        worker.error_path = fmt::format("{}/{}/error.json", directory, first_logged_rank_ + local_rank);
+        if (order_.in_place) ::unlink(worker.error_path.c_str());  // the report of the one that it replaces
+        return {};
+    }
+    worker.error_path = fmt::format("{}-{}.json", config_.error_files, local_rank);
+    ::unlink(worker.error_path.c_str());  // the report of the last generation
+    const UniqueFd file(::open(worker.error_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!file) return Error::system("open " + worker.error_path);
+    // Root's workers can change their user; nobody else can know the name.
+    if (::geteuid() == 0) (void)::fchmod(file.get(), 0622);
     return {};
 }
 

@@ -27,8 +27,7 @@ int for_stream(const OutputSpec& output, int local_rank, Streams stream) {
 
 int for_worker(const OutputSpec& output, int local_rank) {
     const int lifeline = 1;
-    const int error_file = output.log_dir.empty() ? 1 : 0;
-    return lifeline + error_file + for_stream(output, local_rank, Streams::Out) +
+    return lifeline + for_stream(output, local_rank, Streams::Out) +
            for_stream(output, local_rank, Streams::Err);
 }
 

@@ -9,8 +9,7 @@
 
 namespace ddprun {
 
-Result<Guards> Guards::set_up(int workers, bool use_cgroup, bool keeps_files, const std::string& secret_file,
-                              os::Log& log) {
+Result<Guards> Guards::set_up(int workers, bool use_cgroup, const std::string& secret_file, os::Log& log) {
     Result<std::string> id = random_hex(8);
     if (!id) return id.error();
     Guards guards;
@@ -27,8 +26,7 @@ Result<Guards> Guards::set_up(int workers, bool use_cgroup, bool keeps_files, co
     }
     const std::string directory =
         own.directory.empty() ? "" : own.directory + "/" + job_cgroup_name(guards.id);
-    const std::string files =
-        keeps_files ? place_of_job_directories() + "/" + job_directory_name(guards.id) : "";
+    const std::string place = place_of_job_directories(), files = place + "/" + job_directory_name(guards.id);
     // Start the warden first: it removes the cgroup if we are killed after we have made it.
     Result<std::unique_ptr<Warden>> warden =
         Warden::start(guards.mark, directory, workers, files, secret_file);
@@ -41,7 +39,12 @@ Result<Guards> Guards::set_up(int workers, bool use_cgroup, bool keeps_files, co
     }
     if (guards.cgroup) log.debug("the workers live in the cgroup {}", directory);
     else log.debug("the workers live in our own cgroup: {}", own.why);
-    if (const Status opened = guards.open_store(keeps_files, log); !opened) return opened.error();
+    for (const std::string& name : remove_abandoned_job_directories(place))
+        log.info("a ddprun that was killed had left {}/{}; removed it", place, name);
+    Result<std::unique_ptr<JobDirectory>> made = JobDirectory::create(files);
+    if (!made) return made.error().with("a place for the files of this job (TMPDIR names another)");
+    guards.files = *std::move(made);
+    if (const Status opened = guards.open_store(); !opened) return opened.error();
     return guards;
 }
 
@@ -52,19 +55,12 @@ void Guards::begin_end() {
 }
 
 /// Opens the socket for this host's workers, in the job's directory until they can use it without a name.
-/// With PMIx the directory stays for MPI's files, and the warden removes it if we are killed.
-Status Guards::open_store(bool keeps_files, os::Log& log) {
-    const std::string place = place_of_job_directories();
-    for (const std::string& name : remove_abandoned_job_directories(place))
-        log.info("a ddprun that was killed had left {}/{}; removed it", place, name);
-    Result<std::unique_ptr<JobDirectory>> made = JobDirectory::create(place + "/" + job_directory_name(id));
-    if (!made) return made.error().with("a place for the workers' way to the store (TMPDIR names another)");
-    const std::string path = (*made)->path() + "/store";
+Status Guards::open_store() {
+    const std::string path = files->path() + "/store";
     Result<UnixListener> listener = listen_unix(path);
     if (!listener) return listener.error().with("the workers' way to the store");
     ::unlink(path.c_str());
     store = *std::move(listener);
-    if (keeps_files) files = *std::move(made);
     return {};
 }
 

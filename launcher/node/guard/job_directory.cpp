@@ -66,6 +66,8 @@ Result<std::unique_ptr<JobDirectory>> JobDirectory::create(const std::string& pa
     const std::string draft = path + std::string(kDraft);
     if (::mkdir(draft.c_str(), 0700) != 0) return Error::system("mkdir " + draft);
     UniqueFd lock = open_without_links(draft);
+    if (::geteuid() == 0)
+        ::fchmod(lock.get(), 0711);  // ignoring a failure: workers of another user then report nothing
     // Where directories cannot be locked, no other ddprun can take it for abandoned either.
     if (lock) (void)::flock(lock.get(), LOCK_EX | LOCK_NB);
     if (::rename(draft.c_str(), path.c_str()) != 0) {

@@ -15,8 +15,10 @@ std::string place_of_job_directories();
 /// "ddprun-job-<id>", the id being 16 hexadecimal digits.
 std::string job_directory_name(std::string_view id);
 
-/// A directory of this job on this node, for libraries of the workers that keep shared memory and sockets in
-/// named files: these are removed with the job. Only this user can enter it.
+/// A directory of this job on this node, for the workers' error reports, and for libraries of the workers
+/// that keep shared memory and sockets in named files: these are removed with the job. Only this user can
+/// enter it. Root's may be entered, but not listed, by everyone: root's workers can change their user, and
+/// then still write a report whose name they know.
 ///
 /// While it exists we hold a lock on it (flock), as on the job's cgroup, so that another ddprun can tell a
 /// directory in use from one that was left when ddprun and its warden were both killed.
