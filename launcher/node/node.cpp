@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "env/os/keepalive.h"
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/head/report/error_file.h"
@@ -147,8 +148,14 @@ Status Node::watch_starter() {
 
 /// Reads what a batch job's last run has left.
 Result<std::optional<RequeueRun>> Node::begin_run(RequeueRun::Head head) {
-    return RequeueRun::begin(spec_.requeue, spec_.output.log_dir, head,
-                             [this](const std::string& line) { parts_.log.info("{}", line); });
+    std::vector<std::string> lines;  // the log may use a connection
+    Result<std::optional<RequeueRun>> run = [&] {
+        const os::BlockingCall uses_files(parts_.loop ? parts_.loop->keepalive() : nullptr);
+        return RequeueRun::begin(spec_.requeue, spec_.output.log_dir, head,
+                                 [&](const std::string& line) { lines.push_back(line); });
+    }();
+    for (const std::string& line : lines) parts_.log.info("{}", line);
+    return run;
 }
 
 void Node::take_over(Standby& standby, const std::string& why, Inheritance inherited) {

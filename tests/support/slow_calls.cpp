@@ -5,8 +5,8 @@
 //
 // It delays, once for each kind, calls of a process named ddprun on files below DIRECTORY: exec, the second
 // write, and in an attempt's directory mkdir, stat, inotify_add_watch and open (for each ending of a name).
-// So no delay happens before the nodes have met. REPORT gets a line for each: "open .log". Exit code 77 if
-// seccomp cannot do this.
+// So no delay happens before the nodes have met. REPORT gets a line for each: "open .log". While the file
+// REPORT.all exists, every call on such a file is delayed. Exit code 77 if seccomp cannot do this.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -44,12 +44,12 @@ struct Call {
 };
 constexpr Call kCalls[] = {
 #ifdef SYS_open
-    {SYS_open, "open", 0},    {SYS_mkdir, "mkdir", 0},   {SYS_stat, "stat", 0},
-    {SYS_lstat, "stat", 0},
+    {SYS_open, "open", 0},    {SYS_mkdir, "mkdir", 0},      {SYS_stat, "stat", 0},
+    {SYS_lstat, "stat", 0},   {SYS_access, "access", 0},
 #endif
-    {SYS_openat, "open", 1},  {SYS_mkdirat, "mkdir", 1}, {SYS_newfstatat, "stat", 1},
-    {SYS_statx, "stat", 1},   {SYS_execve, "exec", 0},   {SYS_inotify_add_watch, "watch", 1},
-    {SYS_write, "write", -1},
+    {SYS_openat, "open", 1},  {SYS_mkdirat, "mkdir", 1},    {SYS_newfstatat, "stat", 1},
+    {SYS_statx, "stat", 1},   {SYS_execve, "exec", 0},      {SYS_inotify_add_watch, "watch", 1},
+    {SYS_write, "write", -1}, {SYS_faccessat, "access", 1},
 };
 
 /// The descriptor that reports this process's calls of these kinds; -1: none.
@@ -120,7 +120,11 @@ std::string path_of(const Call& call, const seccomp_notif& request) {
 class SlowFiles {
   public:
     SlowFiles(int listener, std::chrono::milliseconds delay, std::string directory, const char* report)
-        : listener_(listener), delay_(delay), directory_(std::move(directory) + "/"), report_(report) {}
+        : listener_(listener),
+          delay_(delay),
+          directory_(std::move(directory) + "/"),
+          report_(report),
+          all_(std::string(report) + ".all") {}
 
     /// Serves until the child has ended, and returns its exit code.
     int serve(pid_t child) {
@@ -151,6 +155,11 @@ class SlowFiles {
             const std::string path = path_of(call, request);
             if (!path.starts_with(directory_)) return false;
             const std::string name = call.kind;
+            if (::access(all_.c_str(), F_OK) == 0) {
+                report_ << name << std::endl;
+                return true;
+            }
+            if (name == "access") return false;
             if (name == "write" && ++writes_ != 2) return false;
             if (name != "write" && name != "exec" && path.find("/attempt_") == path.npos) return false;
             const std::string ending =
@@ -173,6 +182,7 @@ class SlowFiles {
     std::chrono::milliseconds delay_;
     std::string directory_;
     std::ofstream report_;
+    std::string all_;
     std::set<std::string> seen_;
     int writes_ = 0;
     std::multimap<Clock::time_point, std::uint64_t> held_up_;

@@ -369,6 +369,58 @@ std::string scrape(std::uint16_t port, const std::string& path) {
     return text;
 }
 
+TEST_F(Ask, NoQuestionOfAJobWhoseFileCallsAllHangCostsANode) {
+    const TemporaryDirectory slow;
+    const std::string report = slow.path() + ".held";
+    const ReservedPort port, metrics;
+    std::filesystem::create_directory(slow.file("bin"));
+    std::vector<std::unique_ptr<Program>> nodes;
+    for (const std::string node : {"0", "1"}) {
+        std::vector<std::string> command = {path_of("SLOW_CALLS"), "3000", slow.path(), report + node};
+        const std::vector<std::string> job =
+            ddprun_probe({"--nnodes=2", "--node-rank=" + node, "--nproc-per-node=1", "--rdzv-id=" + id_,
+                          "--rdzv-endpoint=" + port.text(), "--heartbeat-timeout=1500ms", "--redirects=3",
+                          "--log-dir=" + slow.file("logs" + node), "--events=" + slow.file("events" + node)},
+                         {"once", slow.file("up" + node), "end", "note", "10", "noted", "hold"});
+        command.insert(command.end(), job.begin(), job.end());
+        if (node == "0") command.insert(command.begin() + 5, "--metrics-port=" + metrics.number());
+        nodes.push_back(std::make_unique<Program>(
+            command, with_environment(
+                         {"DDPRUN_TOKEN=secret of the job", "PATH=" + slow.file("bin") + ":/usr/bin:/bin"})));
+    }
+    const auto are_up = [&] {
+        return std::filesystem::exists(slow.file("up0")) && std::filesystem::exists(slow.file("up1"));
+    };
+    if (!comes(are_up) && nodes[0]->wait().status == 77) GTEST_SKIP() << "no seccomp listeners here";
+    // The last files that ddprun needs at the start are those of the error reports.
+    const auto has_begun = [&](const std::string& node) {
+        const std::string held = file_content(report + node);
+        return held.find("watch\n") != held.npos && held.find("open .json\n") != held.npos;
+    };
+    ASSERT_TRUE(comes([&] { return has_begun("0") && has_begun("1"); }));
+    ASSERT_TRUE(comes([&] { return ask(id_, {"ps"}).out.find("2 workers") != std::string::npos; }));
+    for (const char* node : {"0", "1"}) std::ofstream(report + node + ".all") << "";
+    for (const std::vector<std::string>& question : std::vector<std::vector<std::string>>{
+             {"ps"}, {"ps", "--json"}, {"top"}, {"stacks"}, {"logs"}, {"signal", "USR1"}, {"drain"}}) {
+        if (question[0] == "drain") {
+            EXPECT_THAT(scrape(metrics.endpoint().port, "/metrics"), HasSubstr("ddprun_"));
+        }
+        const Outcome answer = ask(id_, question);
+        EXPECT_EQ(answer.status, 0) << question[0] << ": " << answer.err;
+        EXPECT_THAT(answer.out, Not(HasSubstr("no answer"))) << question[0];
+    }
+    for (const char* node : {"0", "1"}) std::filesystem::remove(report + node + ".all");
+    for (const auto& node : nodes) {
+        const Outcome outcome = node->wait();
+        EXPECT_EQ(outcome.status, 75) << outcome.err;
+        EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("heartbeat")), Not(HasSubstr("lost"))));
+    }
+    for (const char* node : {"0", "1"}) {
+        EXPECT_THAT(file_content(report + node), AllOf(HasSubstr("stat\n"), HasSubstr("access\n")));
+        std::filesystem::remove(report + node);
+    }
+}
+
 TEST_F(Ask, MetricsAreServedOnTheLoopbackPort) {
     const Result<Listener> taken = listen_tcp({"127.0.0.1", 0});
     ASSERT_TRUE(taken);

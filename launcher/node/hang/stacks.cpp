@@ -2,14 +2,17 @@
 
 #include <fmt/core.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <utility>
 
+#include "env/io/background_call.h"
 #include "env/io/file.h"
 #include "env/io/proc.h"
 #include "env/io/proc_stat.h"
@@ -27,10 +30,8 @@ constexpr std::size_t kMaxToolOutput = 256 * 1024;
 constexpr std::size_t kMaxThreads = 64;  ///< of one worker
 constexpr Duration kHandlerTimeout = std::chrono::seconds(1);
 constexpr Duration kHandlerInterval = std::chrono::milliseconds(10);
-
-std::string find_on_path(const char* program) {
-    return find_executable(program, process_environment("PATH").value_or("/usr/bin:/bin"));
-}
+/// How long a search for the tools may take: longer where a directory of PATH hangs.
+constexpr Duration kSearchTimeout = std::chrono::seconds(1);
 
 bool runs_python(pid_t pid) {
     char path[4096];
@@ -99,13 +100,32 @@ os::SpawnSpec tool_command(StackMethod method, const StackTools& tools, pid_t pi
     return spec;
 }
 
-/// The py-spy beside the worker's Python, where it often is installed without being in our PATH; "" none.
-std::string py_spy_beside(pid_t pid) {
+/// The Python that runs the process, as its command line names it; "" where that is no path.
+std::string python_of(pid_t pid) {
     const std::string command = read_file(fmt::format("{}/{}/cmdline", own_proc(), pid), 4096).value_or("");
-    const std::string python = command.substr(0, command.find('\0'));
+    return command.substr(0, command.find('\0'));
+}
+
+/// The py-spy beside a Python, where it often is installed without being in our PATH; "" none.
+std::string py_spy_beside(const std::string& python) {
     if (!python.starts_with('/')) return "";
     std::string candidate = python.substr(0, python.rfind('/')) + "/py-spy";
     return ::access(candidate.c_str(), X_OK) == 0 ? candidate : "";
+}
+
+/// The tools for each of the processes: those on PATH, and the py-spy of its own Python. Blocks as the file
+/// systems do.
+std::vector<StackTools> find_stack_tools(const std::string& path, const std::vector<pid_t>& pids) {
+    std::vector<StackTools> found(pids.size());
+    if (!has_own_proc()) return found;  // debuggers would look for the worker's pid there
+    const StackTools on_path{find_executable("py-spy", path), find_executable("gdb", path),
+                             find_executable("eu-stack", path)};
+    for (std::size_t i = 0; i < pids.size(); ++i) {
+        found[i] = on_path;
+        if (found[i].py_spy.empty() && runs_python(pids[i]))
+            found[i].py_spy = py_spy_beside(python_of(pids[i]));
+    }
+    return found;
 }
 
 StackTools without(StackTools tools, StackMethod failed) {
@@ -125,14 +145,36 @@ class Collection : public std::enable_shared_from_this<Collection> {
   public:
     using Done = std::function<void(std::vector<RankStack>)>;
     Collection(os::EventLoop& loop, os::System& system, std::vector<StackTarget> targets, Done done)
-        : loop_(loop), system_(system), done_(std::move(done)), tools_(find_stack_tools()) {
+        : loop_(loop), system_(system), done_(std::move(done)) {
         for (const StackTarget& target : targets) jobs_.push_back(job_for(target));
     }
 
+    /// Searches for the tools in a thread, because a directory of PATH may hang.
     void begin(Duration timeout) {
         ends_at_ = deadline_after(loop_.now(), timeout);
+        std::vector<pid_t> pids;
+        for (const Job& job : jobs_) pids.push_back(job.stack.pid);
+        search_.emplace([pids, path = process_environment("PATH").value_or("/usr/bin:/bin")] {
+            return find_stack_tools(path, pids);
+        });
+        deadline_ = loop_.call_after(std::min(timeout, kSearchTimeout),
+                                     [self = shared_from_this()] { self->end_search(); });
+        const Result<int> found = search_->done();
+        if (!found ||
+            !loop_.watch(*found, EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->end_search(); }))
+            end_search();
+    }
+
+  private:
+    /// Goes on with the tools that were found in time.
+    void end_search() {
+        loop_.cancel(deadline_);
+        if (const Result<int> found = search_->done(); found) loop_.unwatch(*found);
+        const std::vector<StackTools> tools =
+            search_->wait(loop_.now()).value_or(std::vector<StackTools>(jobs_.size()));
         deadline_ = loop_.call_at(ends_at_, [self = shared_from_this()] { self->give_up(); });
         for (std::size_t i = 0; i < jobs_.size(); ++i) {
+            choose(jobs_[i], tools[i]);
             if (jobs_[i].stack.method == StackMethod::Handler) ask(jobs_[i]);
             else waiting_.push_back(i);
         }
@@ -140,20 +182,19 @@ class Collection : public std::enable_shared_from_this<Collection> {
         go_on();
     }
 
-  private:
     struct Job {
         StackTarget target;
         RankStack stack;  ///< has the kernel's view until a stack arrives
         bool done = false;
         std::uint32_t sent_before = 0, asked = 0;
-        bool is_python = false;
+        StackFacts facts;
         StackTools tools;  ///< that have not failed
     };
 
-    [[nodiscard]] Job job_for(const StackTarget& target) const {
+    static Job job_for(const StackTarget& target) {
         Job job;
         job.target = target;
-        StackFacts facts;
+        StackFacts& facts = job.facts;
         job.stack.rank = target.rank;
         job.stack.pid = target.pid;
         facts.has_handler = target.line != nullptr && target.line->stack_signal.load() != 0;
@@ -164,15 +205,17 @@ class Collection : public std::enable_shared_from_this<Collection> {
         job.stack.pid = facts.has_handler ? own_pid : busiest_of(target.pid);
         const char state = proc_stat_of(job.stack.pid).value_or(ProcStat{}).state;
         facts.stopped = state == 'T' || state == 't' || state == 'D';
-        facts.python = job.is_python = runs_python(job.stack.pid);
-        job.tools = tools_;
-        if (job.is_python && job.tools.py_spy.empty()) job.tools.py_spy = py_spy_beside(job.stack.pid);
-        job.stack.method = choose_stack_method(facts, job.tools);
+        facts.python = runs_python(job.stack.pid);
         // Ask the kernel before any debugger runs: one that fails may leave the process stopped.
         job.stack.text = kernel_view(job.stack.pid);
-        if (job.is_python && job.tools.py_spy.empty())
-            job.stack.text += "\npy-spy, in PATH or beside this Python, would tell its lines";
         return job;
+    }
+
+    static void choose(Job& job, const StackTools& tools) {
+        job.tools = tools;
+        job.stack.method = choose_stack_method(job.facts, tools);
+        if (job.facts.python && tools.py_spy.empty())
+            job.stack.text += "\npy-spy, in PATH or beside this Python, would tell its lines";
     }
 
     static void ask(Job& job) {
@@ -196,7 +239,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
                 job.done = job.asked > 0;
             }
             if (!job.done && (late || job.asked == 0)) {  // it blocks the signal, or has ended
-                job.stack.method = choose_stack_method({false, true, job.is_python}, job.tools);
+                job.stack.method = choose_stack_method({false, true, job.facts.python}, job.tools);
                 waiting_.push_back(i);
             }
             some_wait = some_wait || (!job.done && job.stack.method == StackMethod::Handler);
@@ -240,7 +283,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
             job.done = true;
         } else {
             job.tools = without(job.tools, job.stack.method);
-            job.stack.method = choose_stack_method({false, true, job.is_python}, job.tools);
+            job.stack.method = choose_stack_method({false, true, job.facts.python}, job.tools);
             waiting_.push_back(index);
         }
         loop_.post([self = shared_from_this()] { self->go_on(); });
@@ -271,7 +314,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
     os::EventLoop& loop_;
     os::System& system_;
     Done done_;
-    StackTools tools_;
+    std::optional<BackgroundCall<std::vector<StackTools>>> search_;
     std::deque<Job> jobs_;
     std::deque<std::size_t> waiting_;
     int running_ = 0;
@@ -292,11 +335,6 @@ const char* describe(StackMethod method) {
         case StackMethod::Kernel: return "the kernel";
     }
     return "?";
-}
-
-StackTools find_stack_tools() {
-    if (!has_own_proc()) return {};  // debuggers would look for the worker's pid there
-    return {find_on_path("py-spy"), find_on_path("gdb"), find_on_path("eu-stack")};
 }
 
 StackMethod choose_stack_method(const StackFacts& facts, const StackTools& tools) {

@@ -33,8 +33,6 @@ struct StackFacts {
 struct StackTools {
     std::string py_spy, gdb, eu_stack;
 };
-/// Searches PATH.
-StackTools find_stack_tools();
 /// The best available method. Pure.
 StackMethod choose_stack_method(const StackFacts& facts, const StackTools& tools);
 

@@ -10,6 +10,9 @@ namespace {
 
 constexpr std::size_t kTailBytes = 16 * 1024;
 constexpr std::size_t kReportLines = 20;
+/// One question asks for all ranks: the file times that it has read serve the other ranks too.
+constexpr Duration kFileTimesLast = std::chrono::milliseconds(100);
+constexpr Duration kLongestWaitForFiles = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -53,11 +56,41 @@ std::vector<std::string> RankMemory::last_stderr(int rank) const {
     return last_lines(end, kReportLines, end.size() == kTailBytes);
 }
 
-TimePoint RankMemory::last_output(int rank) const {
+/// Waits for another thread only when it has just begun: one that a file system holds up must not delay every
+/// question.
+void RankMemory::read_file_times() {
+    const TimePoint now = MonotonicClock::now();
+    TimePoint deadline = now;
+    if (!reading_) {
+        if (file_times_read_ != TimePoint{} && now - file_times_read_ < kFileTimesLast) return;
+        std::vector<std::string> paths;
+        for (const auto& [rank, one] : ranks_)
+            paths.insert(paths.end(), one.direct_files.begin(), one.direct_files.end());
+        reading_.emplace([paths = std::move(paths)] {
+            FileTimes times;
+            for (const std::string& path : paths) times[path] = last_write(path);
+            return times;
+        });
+        deadline += kLongestWaitForFiles;
+    }
+    std::optional<FileTimes> times = reading_->wait(deadline);
+    if (!times) return;
+    file_times_ = *std::move(times);
+    file_times_read_ = MonotonicClock::now();
+    reading_.reset();
+}
+
+TimePoint RankMemory::last_output(int rank) {
     const auto found = ranks_.find(rank);
     if (found == ranks_.end()) return {};
-    TimePoint latest = found->second.last_output;
-    for (const std::string& path : found->second.direct_files) latest = std::max(latest, last_write(path));
+    const Rank& one = found->second;
+    TimePoint latest = one.last_output;
+    if (one.direct_files.empty()) return latest;
+    read_file_times();
+    for (const std::string& path : one.direct_files) {
+        if (const auto time = file_times_.find(path); time != file_times_.end())
+            latest = std::max(latest, time->second);
+    }
     return latest;
 }
 

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "env/clock.h"
+#include "env/io/background_call.h"
 #include "launcher/job_spec.h"
 
 namespace ddprun {
@@ -23,10 +25,12 @@ class RankMemory {
 
     /// The last (at most 20) lines rank wrote to stderr: from memory, or from its file.
     [[nodiscard]] std::vector<std::string> last_stderr(int rank) const;
-    /// The time at which the rank last wrote anything, or began.
-    [[nodiscard]] TimePoint last_output(int rank) const;
+    /// The time at which the rank last wrote anything, or began. Another thread reads the times of direct
+    /// files: blocks for 50 ms at most, and where their file system hangs returns what is known.
+    [[nodiscard]] TimePoint last_output(int rank);
 
   private:
+    using FileTimes = std::map<std::string, TimePoint>;  ///< by path
     struct Rank {
         std::string tail;  ///< the end of its stderr
         bool tail_is_cut = false;
@@ -35,8 +39,12 @@ class RankMemory {
         std::vector<std::string> direct_files;
     };
     static void remember(Rank& rank, std::string_view chunk);
+    void read_file_times();
 
     std::map<int, Rank> ranks_;
+    FileTimes file_times_;
+    TimePoint file_times_read_{};
+    std::optional<BackgroundCall<FileTimes>> reading_;  ///< nullopt: no thread is reading
 };
 
 }  // namespace ddprun
