@@ -233,7 +233,13 @@ int run(CommandLine line, JobSetup setup) {
     };
     setup.spec = std::move(line.spec);
     complete_signals(setup.spec.signals);
-    if (!setup.spec.trace.empty()) setup.spec.trace = std::filesystem::absolute(setup.spec.trace).string();
+    if (!setup.spec.trace.empty()) {
+        std::error_code gone;
+        setup.spec.trace = std::filesystem::absolute(setup.spec.trace, gone).string();
+        if (gone)
+            return give_up(fmt::format("--trace: the current directory: {}", gone.message()),
+                           ExitCode::Usage);
+    }
     // mpirun gives its processes terminals that nobody reads.
     OutputSpec::Color& color = setup.spec.output.color;
     if (setup.task && color == OutputSpec::Color::Auto) color = OutputSpec::Color::Never;

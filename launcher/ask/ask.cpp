@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <future>
+#include <deque>
 
+#include "env/io/background_call.h"
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/exit_codes.h"
@@ -75,15 +76,14 @@ std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, con
     const TimePoint others = deadline_after(MonotonicClock::now(), timeout);
     std::vector<Result<JobStatus>> answers;
     while (answers.size() < jobs.size()) {
-        std::vector<std::future<Result<JobStatus>>> asked;
+        std::deque<BackgroundCall<Result<JobStatus>>> asked;
         for (std::size_t i = answers.size(); i < jobs.size() && asked.size() < kAskedAtOnce; ++i) {
             const TimePoint deadline =
                 jobs[i].uid == ::geteuid() ? deadline_after(MonotonicClock::now(), timeout) : others;
-            asked.push_back(std::async(std::launch::async, [&job = jobs[i], &request, deadline] {
-                return ask_status(job, request, deadline);
-            }));
+            asked.emplace_back(
+                [job = jobs[i], request, deadline] { return ask_status(job, request, deadline); });
         }
-        for (auto& one : asked) answers.push_back(one.get());
+        for (auto& one : asked) answers.push_back(*one.wait(kNever));
     }
     return answers;
 }

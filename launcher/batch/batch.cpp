@@ -103,7 +103,9 @@ Result<BatchStatus> query_pbs(const std::string& job) {
         return Error{is_unreachable(words) ? Errc::Refused : Errc::NotFound, words, 0};
     }
     BatchStatus status = to_batch_status(*told);
-    if (std::filesystem::is_directory(status.log)) status.log = fmt::format("{}/{}.OU", status.log, job);
+    // A colleague's directory, which we may not enter, is none to us.
+    if (std::error_code ignored; std::filesystem::is_directory(status.log, ignored))
+        status.log = fmt::format("{}/{}.OU", status.log, job);
     if (status.phase == BatchStatus::Phase::Waiting && told->state == "Q") {
         const Result<ToolEnd> table = run_scheduler_command({"qstat"}, kCommandTimeout);
         if (table) status.place = pbs::place_in_queue(table->out, job, told->queue);

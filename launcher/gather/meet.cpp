@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <thread>
 #include <utility>
 
 #include "env/hmac.h"
+#include "env/io/background_call.h"
 #include "env/io/file.h"
 #include "env/io/resolve.h"
 #include "env/nodes/batch_job.h"
@@ -344,11 +344,11 @@ MeetingOutcome meet_unless_stopped(const JobSpec& spec, const OuterTask& task,
     const UniqueFd signals = signals_to_read(spec);
     // The launcher's library may hang beyond every timeout: the thread is then left behind, and the process
     // ends.
-    std::thread([shared] {
+    call_in_background([shared] {
         shared->meeting = meet(shared->spec, shared->task, shared->lookup);
         const std::uint64_t one = 1;
         static_cast<void>(!::write(shared->is_over.get(), &one, sizeof one));
-    }).detach();
+    });
     MeetingOutcome outcome;
     outcome.task = task;
     for (;;) {

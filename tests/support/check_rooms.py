@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Reads the #include lines: no two rooms know each other, no room is too large, and what must not be known is not.
+Reads the calls of the standard library: none throws where errors are values.
 Looks into the root: nothing lies there that is not on the list.
 
 Takes the root of the tree; prints one line for each thing that is wrong.
@@ -71,7 +72,26 @@ IN_ROOT = {
     "pyproject.toml", "quickstart", "rendezvous", "tests", "workers",
 }
 
+# Trees in which no call of the standard library may throw, and the file that wraps one.
+ERRORS_ARE_VALUES = ["env", "launcher", "pbs", "rendezvous"]
+MAY_THROW = {"env/io/background_call.cpp"}  # start_thread
+
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+# What to use in place of a call that throws.
+THROWING = [
+    (re.compile(r"std::(?:async|promise|packaged_task|jthread)\b|std::thread\s*[({]|std::thread\s+\w+\s*[({]"),
+     "use start_thread() or BackgroundCall (env/io/background_call.h)"),
+    (re.compile(r"std::sto(?:i|l|ul|ll|ull|f|d|ld)\s*\("), "use parse_int() and the like (env/text.h)"),
+    (re.compile(r"std::(?:random_device|regex|locale)\b"), "it throws"),
+    (re.compile(r"std::filesystem::(?:recursive_)?directory_iterator\b"), "its increment throws: use names_in() (env/io/file.h)"),
+]
+ON_FILES = re.compile(
+    r"std::filesystem::(absolute|canonical|weakly_canonical|relative|proximate|copy|copy_file|copy_symlink|create_directory"
+    r"|create_directories|create_hard_link|create_symlink|create_directory_symlink|current_path|equivalent|exists|file_size"
+    r"|hard_link_count|is_block_file|is_character_file|is_directory|is_empty|is_fifo|is_other|is_regular_file|is_socket"
+    r"|is_symlink|last_write_time|permissions|read_symlink|remove|remove_all|rename|resize_file|space|status|symlink_status"
+    r"|temp_directory_path)\s*\(")
+ERROR_CODE = re.compile(r"std::error_code\s*&?\s*(\w+)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
 
@@ -168,6 +188,35 @@ def forbidden(includes, not_known):
                 yield f"{start} may not know {ways[0][-1]}: {' -> '.join(ways[0])}"
 
 
+def last_argument(text, begin):
+    """Of the call whose arguments begin there, behind the parenthesis."""
+    depth, at = 1, begin
+    last = begin
+    while depth > 0 and at < len(text):
+        if text[at] in "([{":
+            depth += 1
+        elif text[at] in ")]}":
+            depth -= 1
+        elif text[at] == "," and depth == 1:
+            last = at + 1
+        at += 1
+    return text[last:at - 1].strip()
+
+
+def throwing_calls(root, trees):
+    for file in sorted(path for tree in trees for path in (root / tree).rglob("*") if path.suffix in SUFFIXES):
+        name = file.relative_to(root).as_posix()
+        if name in MAY_THROW:
+            continue
+        text = re.sub(r"//.*", "", file.read_text())
+        codes = set(ERROR_CODE.findall(text))
+        found = [(match, remedy) for pattern, remedy in THROWING for match in pattern.finditer(text)]
+        found += [(match, "give it a std::error_code") for match in ON_FILES.finditer(text)
+                  if last_argument(text, match.end()) not in codes]
+        for match, remedy in found:
+            yield f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match.group().rstrip('( {')} throws: {remedy}"
+
+
 def strays(root, allowed):
     ignore = root / ".gitignore"
     patterns = [line.strip("/") for line in ignore.read_text().splitlines()] if ignore.exists() else []
@@ -185,7 +234,7 @@ def complaints(root, trees, apart, not_known):
 
 if __name__ == "__main__":
     tree = pathlib.Path(sys.argv[1])
-    wrong = [*complaints(tree, TREES, APART, NOT_KNOWN), *strays(tree, IN_ROOT)]
+    wrong = [*complaints(tree, TREES, APART, NOT_KNOWN), *throwing_calls(tree, ERRORS_ARE_VALUES), *strays(tree, IN_ROOT)]
     for line in wrong:
         print(line)
     sys.exit(1 if wrong else 0)

@@ -54,6 +54,20 @@ class Rooms(unittest.TestCase):
         self.assertEqual(self.complaints({"house/a.h": []}, [(["house/attic/"], ["house/loop"])]),
                          ["house/attic/: there is no such file"])
 
+    def test_a_call_of_the_standard_library_that_throws_is_named_with_its_line(self):
+        with tempfile.TemporaryDirectory() as root:
+            tree = pathlib.Path(root, "house")
+            tree.mkdir()
+            (tree / "fine.cpp").write_text("// std::stoi(text)\nstd::error_code gone;\nstd::thread::id id;\nstd::vector<std::thread> all;\n"
+                                           "std::filesystem::absolute(f(a, b), gone);\nstd::filesystem::path(name).stem();\n")
+            (tree / "wrong.cpp").write_text("std::error_code gone;\nstd::filesystem::is_directory(f(a, gone));\nstd::stoi(text);\n"
+                                            "std::thread([] {}).detach();\nstd::async(run);\n"
+                                            "std::filesystem::directory_iterator(place, gone);\n")
+            said = list(check_rooms.throwing_calls(pathlib.Path(root), ["house"]))
+            self.assertEqual([line.split(": ")[0] for line in said],
+                             [f"house/wrong.cpp:{line}" for line in (4, 5, 3, 6, 2)])
+            self.assertEqual(said[-1], "house/wrong.cpp:2: std::filesystem::is_directory throws: give it a std::error_code")
+
     def test_a_file_in_the_root_that_is_not_on_the_list_is_named_unless_git_ignores_it(self):
         with tempfile.TemporaryDirectory() as root:
             tree = pathlib.Path(root)

@@ -248,6 +248,15 @@ TEST(Faults, ADirectoryThatIsGoneIsNoFault) {
     EXPECT_THAT(outcome.out, HasSubstr("here"));
 }
 
+TEST(Faults, ATraceBelowADirectoryThatIsGoneIsRefused) {
+    const std::string directory = TemporaryDirectory().path();
+    const Outcome outcome =
+        run({"bash", "-c", "mkdir \"$2\" && cd \"$2\" && rmdir \"$2\" && exec \"$0\" --trace t \"$1\"",
+             path_of("DDPRUN"), path_of("PROBE"), directory});
+    EXPECT_EQ(outcome.status, 64) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("--trace: the current directory: No such file or directory"));
+}
+
 TEST(Faults, ClosedStandardStreamsAreNoFault) {
     const TemporaryDirectory directory;
     const Outcome outcome = run(

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <filesystem>
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
@@ -193,9 +192,9 @@ std::vector<Xid> read_xids() {
 
 /// True when the PCI bus has a display or 3D controller of NVIDIA.
 bool has_nvidia_device() {
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator("/sys/bus/pci/devices", error)) {
-        const std::string path = entry.path().string();
+    const std::string devices = "/sys/bus/pci/devices/";
+    for (const std::string& name : names_in(devices)) {
+        const std::string path = devices + name;
         if (trim(read_file(path + "/vendor", 64).value_or("")) != "0x10de") continue;
         if (read_file(path + "/class", 64).value_or("").starts_with("0x03")) return true;
     }

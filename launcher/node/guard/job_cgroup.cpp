@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <optional>
 #include <vector>
 
@@ -197,10 +196,11 @@ std::vector<std::string> find_job_cgroups(const std::string& root) {
     std::vector<std::string> found;
     for (const std::string& name : cgroups_of_jobs(cgroups_below(root), ::geteuid()))
         found.push_back(root + "/" + name);
-    std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(root, ignored)) {
-        if (!entry.is_directory(ignored) || entry.is_symlink(ignored)) continue;
-        for (std::string& below : find_job_cgroups(entry.path().string())) found.push_back(std::move(below));
+    for (const std::string& name : names_in(root)) {
+        const std::string path = root + "/" + name;
+        struct stat status {};
+        if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) continue;
+        for (std::string& below : find_job_cgroups(path)) found.push_back(std::move(below));
     }
     return found;
 }

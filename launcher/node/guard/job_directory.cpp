@@ -11,6 +11,8 @@
 #include <ctime>
 #include <filesystem>
 
+#include "env/io/file.h"
+
 namespace ddprun {
 namespace {
 
@@ -87,10 +89,8 @@ void remove_job_directory(const std::string& path) {
 
 std::vector<std::string> abandoned_job_directories(const std::string& place) {
     std::vector<std::string> names;
-    std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(place, ignored)) {
-        std::string name = entry.path().filename().string();
-        if (is_named_as_ours(name) && lock_abandoned_directory(entry.path().string()))
+    for (std::string& name : names_in(place)) {
+        if (is_named_as_ours(name) && lock_abandoned_directory(place + "/" + name))
             names.push_back(std::move(name));
     }
     return names;
