@@ -18,6 +18,7 @@
 #include "launcher/node/output/log_files.h"
 #include "launcher/node/output/output.h"
 #include "launcher/node/output/output_sender.h"
+#include "tests/support/small_disk.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {
@@ -666,6 +667,36 @@ TEST(LogFile, RotatesAtLineEndsAndKeepsThreeOlderFiles) {
     EXPECT_FALSE(std::filesystem::exists(path + ".4"));
     file->write(std::string(30, 'g') + "\nh\n");
     EXPECT_EQ(content(path), "h\n") << "a line longer than a file stays whole";
+}
+
+TEST(LogFile, RotatesAgainAfterTheDiskWasFullForAMoment) {
+    const test::SmallDisk disk("size=64k");
+    if (!disk.mounted()) GTEST_SKIP() << "no file system may be mounted here";
+    const std::string path = disk.path() + "/stdout.log", line = std::string(999, 'x') + '\n';
+    Result<LogFile> file = LogFile::open(path, 4000);
+    ASSERT_TRUE(file);
+    std::ofstream(disk.path() + "/filler") << std::string(70'000, 'y');
+    file->write(line);
+    EXPECT_EQ(file->lost_bytes(), line.size());
+    std::filesystem::remove(disk.path() + "/filler");
+    for (int i = 0; i < 10; ++i) file->write(line);
+    EXPECT_EQ(content(path + ".2").size(), 4000U);
+    EXPECT_EQ(content(path + ".1").size(), 4000U);
+    EXPECT_EQ(content(path).size(), 2000U);
+}
+
+TEST(LogFile, ThatCannotBeRotatedGoesOnAndTriesAgain) {
+    const test::SmallDisk disk("size=256k,nr_inodes=2");  // the root and one file
+    if (!disk.mounted()) GTEST_SKIP() << "no file system may be mounted here";
+    const std::string path = disk.path() + "/stdout.log";
+    Result<LogFile> file = LogFile::open(path, 10);
+    ASSERT_TRUE(file);
+    for (int i = 0; i < 4; ++i) file->write("aaaa\n");
+    EXPECT_EQ(content(path).size(), 20U) << "no line is lost";
+    ASSERT_EQ(::mount("tmpfs", disk.path().c_str(), "tmpfs", MS_REMOUNT, "nr_inodes=10"), 0);
+    file->write("bbbb\n");
+    EXPECT_EQ(content(path), "bbbb\n");
+    EXPECT_EQ(content(path + ".1").size(), 20U);
 }
 
 // ---- memory of ranks

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -83,31 +84,31 @@ void LogFile::write(std::string_view bytes) {
     while (max_bytes_ != 0 && size_ + bytes.size() > max_bytes_) {
         const std::uint64_t room = max_bytes_ > size_ ? max_bytes_ - size_ : 0;
         const std::size_t now = bytes_before_rotation(bytes, room, size_ == 0);
+        const std::uint64_t lost_before = lost_bytes_;
         write_all(bytes.substr(0, now));
         bytes.remove_prefix(now);
-        if (bytes.empty() || !fd_ || lost_bytes_ > 0) break;
-        rotate();
+        // A file that is too long is better than lost lines; the next write tries again.
+        if (bytes.empty() || lost_bytes_ > lost_before || !rotate()) break;
     }
     write_all(bytes);
 }
 
-void LogFile::rotate() {
+/// False: the file could not be rotated, and nothing has changed.
+bool LogFile::rotate() {
+    const std::string next = path_ + ".next";
+    Result<UniqueFd> fresh = open_log(next, O_TRUNC);
+    if (!fresh) return false;
     for (int number = kKept; number > 1; --number) {
         const std::string from = fmt::format("{}.{}", path_, number - 1);
         (void)::rename(from.c_str(), fmt::format("{}.{}", path_, number).c_str());
     }
-    if (::rename(path_.c_str(), (path_ + ".1").c_str()) != 0) {
-        // A file that is too long is better than lost lines.
-        max_bytes_ = 0;
-        return;
-    }
-    Result<UniqueFd> fresh = open_log(path_, O_TRUNC);
-    if (!fresh) {
-        max_bytes_ = 0;  // goes on in the renamed file
-        return;
+    if (::rename(path_.c_str(), (path_ + ".1").c_str()) != 0 || ::rename(next.c_str(), path_.c_str()) != 0) {
+        ::unlink(next.c_str());
+        return false;
     }
     fd_ = *std::move(fresh);
     size_ = 0;
+    return true;
 }
 
 std::string read_file_end(const std::string& path, std::size_t max_bytes) {

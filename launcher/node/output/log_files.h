@@ -39,7 +39,7 @@ class LogFile {
 
   private:
     void write_all(std::string_view bytes);
-    void rotate();
+    bool rotate();
     void lose(std::uint64_t bytes, std::string_view attempt);
 
     std::string path_;
