@@ -230,6 +230,20 @@ TEST_F(OutputTest, ASlowConsoleMakesTheWorkersWaitAndLosesNothing) {
     EXPECT_EQ(output().loss().bytes, 0U);
 }
 
+TEST_F(OutputTest, AWholeLineIsNotCutBecauseNobodyReadsTheConsoleForAWhile) {
+    spec_.half_line_after = milliseconds(1);
+    const UniqueFd worker0 = worker(0);
+    std::string block;  // as a program writes its lines: each block ends within one
+    for (int i = 0; i < 40; ++i) block += std::string(99, 'x') + '\n';
+    block.resize(4096, 'x');
+    const long blocks = fill(worker0, block);
+    ASSERT_GT(blocks, 0);
+    ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), milliseconds(20))));
+    const std::size_t whole_lines = static_cast<std::size_t>(blocks) * (4096 + 40 * 5) - 96;
+    const std::string text = shown(whole_lines).substr(0, whole_lines);
+    EXPECT_EQ(text.find(kUnfinishedMark), std::string::npos);
+}
+
 TEST_F(OutputTest, AJammedConsoleDoesNotKeepTheLoopAwakeWhenItsWorkerEnds) {
     UniqueFd worker0 = worker(0);
     ASSERT_GT(fill(worker0, std::string(4096, '\n')), 0);

@@ -59,6 +59,8 @@ class LineAssembler {
     [[nodiscard]] TimePoint due(Duration half_line_after) const {
         return partial_.empty() ? kNever : deadline_after(since_, half_line_after);
     }
+    /// Counts the unfinished line's age from `now`: its rest has come and waits to be read.
+    void restart_age(TimePoint now) { since_ = now; }
     /// The unfinished line so far, marked, as one line. Call only while due() is not kNever.
     [[nodiscard]] std::string cut();
     /// The rest at the end of the stream as one line, or "".
@@ -68,7 +70,7 @@ class LineAssembler {
     [[nodiscard]] std::string take();
 
     std::string partial_;
-    TimePoint since_{};       ///< when the first byte of partial_ arrived
+    TimePoint since_{};       ///< when the first byte of partial_ arrived, or restart_age()
     bool continued_ = false;  ///< the beginning of this line has been shown
 };
 

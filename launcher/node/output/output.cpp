@@ -326,7 +326,9 @@ void Output::Impl::on_timer() {
         if (stream->outlet == nullptr || stream->is_relayed() ||
             stream->assembler.due(spec.half_line_after) > loop.now())
             continue;
-        show(*stream, stream->assembler.cut());
+        // While nobody reads the console, the rest of the line waits in the pipe.
+        if (stream->has_unread()) stream->assembler.restart_age(loop.now());
+        else show(*stream, stream->assembler.cut());
     }
     write_now();
     arm_timer();

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,6 +23,11 @@ constexpr Duration kRest = std::chrono::milliseconds(2);
 PipeReader::Pipe::Pipe(UniqueFd fd) : fd_(std::move(fd)) {
     const int capacity = ::fcntl(fd_.get(), F_GETPIPE_SZ);
     capacity_ = capacity > 0 ? static_cast<std::size_t>(capacity) : 0;
+}
+
+bool PipeReader::Pipe::has_unread() const {
+    int bytes = 0;
+    return ::ioctl(fd_.get(), FIONREAD, &bytes) == 0 && bytes > 0;
 }
 
 PipeReader::PipeReader(os::EventLoop& loop, Owner& owner)

@@ -26,6 +26,9 @@ class PipeReader {
         /// Takes the non-blocking read end.
         explicit Pipe(UniqueFd fd);
 
+        /// True when the pipe holds bytes that were not read.
+        [[nodiscard]] bool has_unread() const;
+
       private:
         friend class PipeReader;
         UniqueFd fd_;
