@@ -147,7 +147,7 @@ Status show_plan(const JobSetup& setup, bool workers_are_given) {
         choice = *std::move(chosen);
     }
     if (choice && choice->is_head) {
-        if (const Status report = check_report_file(setup.spec); !report) return report;
+        if (const Status possible = check_places(setup.spec); !possible) return possible;
         const std::optional<int> port = setup.spec.rendezvous.master_port;
         if (port && !shared_endpoint(setup.spec)) {
             if (const Status free = MasterPort::check(*port); !free) return free;

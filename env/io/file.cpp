@@ -153,6 +153,22 @@ std::string find_executable(std::string_view name, std::string_view path) {
     return "";
 }
 
+Status check_makeable(const std::string& path) {
+    const auto cannot = [&](const std::string& there, const char* why) {
+        return Error{Errc::InvalidArgument, fmt::format("{}: {} {} (name another)", path, there, why), 0};
+    };
+    std::string there = path;
+    struct stat status {};
+    while (::stat(there.c_str(), &status) != 0) {
+        if ((errno != ENOENT && errno != ENOTDIR) || there == "/" || there == ".")
+            return cannot(there, ::strerror(errno));
+        there = directory_of(there);
+    }
+    if (!S_ISDIR(status.st_mode)) return cannot(there, "is no directory");
+    if (::access(there.c_str(), W_OK | X_OK) != 0) return cannot(there, "cannot be written");
+    return {};
+}
+
 Status check_replaceable(const std::string& path) {
     const auto cannot = [&](const std::string& why) {
         return Error{Errc::InvalidArgument, fmt::format("{}: {}", path, why), 0};

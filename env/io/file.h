@@ -44,6 +44,9 @@ Status write_file_atomically(const std::string& path, std::string_view content, 
 /// not exist. Error: InvalidArgument with the remedy.
 Status check_replaceable(const std::string& path);
 
+/// Checks that make_directories() can work now, and that files can be made there: the nearest of `path` and
+/// its parents that exists is a writable directory. Error: InvalidArgument with the remedy.
+Status check_makeable(const std::string& path);
 /// mkdir -p. Error: System naming the directory that failed.
 Status make_directories(const std::string& path);
 

@@ -41,12 +41,15 @@ Status NodeParts::build_output(bool is_apart) {
         if (!made) return made.error();
         sender = *std::move(made);
     }
-    output = std::make_unique<Output>(
-        *loop, is_apart ? without_files(setup.spec.output) : prepare_log_directory(setup.spec, log),
-        OutputRanks{.here = setup.workers,
-                    .is_whole_job = setup.spec.nodes.max == 1,
-                    .is_merged = setup.start || setup.started},
-        sender ? sender->console(Output::Stream::Out) : 1, sender ? sender->console(Output::Stream::Err) : 2);
+    Result<OutputSpec> spec =
+        is_apart ? without_files(setup.spec.output) : prepare_log_directory(setup.spec, log);
+    if (!spec) return spec.error();
+    output = std::make_unique<Output>(*loop, *std::move(spec),
+                                      OutputRanks{.here = setup.workers,
+                                                  .is_whole_job = setup.spec.nodes.max == 1,
+                                                  .is_merged = setup.start || setup.started},
+                                      sender ? sender->console(Output::Stream::Out) : 1,
+                                      sender ? sender->console(Output::Stream::Err) : 2);
     log.write_through([this](std::string_view line) { return output->say(line); });
     return {};
 }

@@ -44,7 +44,7 @@ Status Node::build() {
     parts_.token = *std::move(token);
     std::optional<RequeueRun> run;
     if (choice->is_head) {
-        if (const Status report = check_report_file(spec_); !report) return report;
+        if (const Status possible = check_places(spec_); !possible) return possible;
         Result<std::optional<RequeueRun>> begun = begin_run(RequeueRun::Head::First);
         if (!begun) return begun.error();
         run = *std::move(begun);

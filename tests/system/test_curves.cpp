@@ -152,14 +152,24 @@ TEST_F(JobCurves, APythonWorkerTellsEveryStepOfABurst) {
     EXPECT_EQ(curves.steps("eval/accuracy"), steps_to(3000));
 }
 
-TEST_F(JobCurves, ADirectoryThatCannotBeWrittenCostsOneLineAndNotTheJob) {
+TEST_F(JobCurves, ADirectoryThatCannotBeWrittenIsRefusedBeforeTheJobBegins) {
     std::ofstream(directory_.file("notes")) << "text";
     const Outcome outcome = run(ddprun({"--tensorboard=" + directory_.file("notes"), "--rdzv-id=r"},
                                        {path_of("PROBE"), "say", "done"}));
+    EXPECT_EQ(outcome.status, 64) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr("--tensorboard: " + directory_.file("notes") + ": "));
+}
+
+TEST_F(JobCurves, ADirectoryThatIsLostLaterCostsOneLineAndNotTheJob) {
+    std::ofstream(directory_.file("r")) << "text";
+    const Outcome outcome =
+        run(ddprun({"--tensorboard=" + directory_.path(), "--rdzv-id=r"}, {path_of("PROBE"), "say", "done"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.err, "--tensorboard"), 1) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("--tensorboard: mkdir " + directory_.file("notes") +
-                                       "/r: Not a directory; points of curves are lost, the job goes on"));
+    EXPECT_THAT(outcome.err,
+                HasSubstr("--tensorboard: mkdir " + directory_.file("r") +
+                          "/ddprun: Not a directory; points of curves are lost, the job goes on"));
 }
 
 }  // namespace

@@ -203,16 +203,18 @@ TEST(Logs, EveryAttemptHasADirectoryOfItsOwn) {
 
 // ---- no log ends a job
 
-TEST(Logs, ALogDirectoryThatCannotBeMadeCostsOnlyTheFiles) {
+TEST(Logs, ALogDirectoryThatCannotBeMadeIsRefusedBeforeTheJobBegins) {
     const TemporaryDirectory directory;
     std::ofstream(directory.file("plain")) << "a file";
-    for (const char* streams : {"-r3", "-t3"}) {
-        const Outcome outcome = run(
-            ddprun_probe({"--log-dir", directory.file("plain") + "/logs", streams}, {"say", "still here"}));
-        EXPECT_EQ(outcome.status, 0) << outcome.err;
-        EXPECT_EQ(outcome.out, std::string(streams) == "-t3" ? "[default0]:still here\n" : "still here\n");
-        EXPECT_THAT(outcome.err, AllOf(HasSubstr("no log files"), HasSubstr(directory.file("plain"))));
-    }
+    std::vector<std::string> job =
+        ddprun_probe({"--log-dir", directory.file("plain") + "/logs"}, {"say", "started"});
+    const Outcome outcome = run(job);
+    EXPECT_EQ(outcome.status, 64) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr("--log-dir: " + directory.file("plain") + "/logs: " +
+                                       directory.file("plain") + " is no directory (name another)"));
+    job.insert(job.begin() + 1, "--dry-run");
+    EXPECT_EQ(run(job).err, outcome.err);
 }
 
 TEST(Logs, AFullDiskIsReportedOnceAndCountedAndTheJobGoesOn) {

@@ -303,10 +303,17 @@ std::string render_report(const JobEnd& end, std::optional<int> width) {
     return table.take();
 }
 
-Status check_report_file(const JobSpec& spec) {
-    if (spec.report_file.empty()) return {};
-    const Status possible = check_replaceable(spec.report_file);
-    return possible ? Status() : Status(possible.error().with("--report"));
+Status check_places(const JobSpec& spec) {
+    if (!spec.report_file.empty()) {
+        const Status possible = check_replaceable(spec.report_file);
+        if (!possible) return possible.error().with("--report");
+    }
+    for (const auto& [option, directory] :
+         {std::pair("--log-dir", &spec.output.log_dir), std::pair("--tensorboard", &spec.tensorboard)}) {
+        const Status possible = directory->empty() ? Status() : check_makeable(*directory);
+        if (!possible) return possible.error().with(option);
+    }
+    return {};
 }
 
 /// The time that was not useful, by cause; null where no rank commits any step.

@@ -69,8 +69,8 @@ std::string headline(const JobEnd& end);
 /// The table printed at the end of a failed job, with a final newline; "" for a successful job. Rows longer
 /// than `width` columns are wrapped; nullopt (no terminal): each row is one line, so that `grep` finds it.
 std::string render_report(const JobEnd& end, std::optional<int> width);
-/// Checks that --report can be written. Error: InvalidArgument, with the remedy.
-Status check_report_file(const JobSpec& spec);
+/// Checks that --report, --log-dir and --tensorboard can be written. Error: InvalidArgument, with the remedy.
+Status check_places(const JobSpec& spec);
 /// The report as one JSON object for --report (docs/report.md).
 std::string render_report_json(const JobEnd& end);
 

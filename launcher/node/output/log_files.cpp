@@ -132,7 +132,7 @@ std::vector<std::string> last_lines(std::string_view text, std::size_t count, bo
     return lines;
 }
 
-OutputSpec prepare_log_directory(const JobSpec& spec, os::Log& log) {
+Result<OutputSpec> prepare_log_directory(const JobSpec& spec, os::Log& log) {
     OutputSpec output = spec.output;
     if (output.log_dir.empty() && !wants_files(output)) return output;
     const char* temporary = std::getenv("TMPDIR");
@@ -148,6 +148,8 @@ OutputSpec prepare_log_directory(const JobSpec& spec, os::Log& log) {
             log.info("log files are in {} (no --log-dir was given)", output.log_dir);
         return output;
     }
+    if (!spec.output.log_dir.empty())
+        return Error{Errc::InvalidArgument, "--log-dir: " + made.error().what, 0};
     log.warning("no log files: {}; output goes to the console only", made.error().what);
     return without_files(std::move(output));
 }

@@ -56,9 +56,9 @@ std::string read_file_end(const std::string& path, std::size_t max_bytes);
 std::vector<std::string> last_lines(std::string_view text, std::size_t count, bool is_cut);
 
 /// Makes this run's directory "<--log-dir>/<run id>_<random>", or a temporary one when streams go to files
-/// without --log-dir, and returns the output part of `spec` with it. When that fails, logs a warning and
-/// returns without_files(): the job goes on.
-OutputSpec prepare_log_directory(const JobSpec& spec, os::Log& log);
+/// without --log-dir, and returns the output part of `spec` with it. When no temporary one can be made, logs
+/// a warning and returns without_files(): the job goes on. Error: InvalidArgument, naming --log-dir.
+Result<OutputSpec> prepare_log_directory(const JobSpec& spec, os::Log& log);
 /// The same output, to the console only. A head without workers uses it too: log files lie on the nodes.
 OutputSpec without_files(OutputSpec output);
 
