@@ -217,6 +217,18 @@ TEST(Logs, ALogDirectoryThatCannotBeMadeIsRefusedBeforeTheJobBegins) {
     EXPECT_EQ(run(job).err, outcome.err);
 }
 
+TEST(Logs, AFullDiskIsReportedWhereWorkersWriteTheirFilesThemselves) {
+    const SmallDisk disk("size=128k");
+    if (!disk.mounted()) GTEST_SKIP() << "a tmpfs cannot be mounted here";
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "--log-dir",
+                                 disk.path(), "-r", "3", "sh", "-c", "seq 100000; exit 0"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.err, "output is being lost: write into " + disk.path()), 1) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("No space left on device"));
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(disk.path()))
+        EXPECT_EQ(entry.path().string().find(".room"), std::string::npos) << entry.path();
+}
+
 TEST(Logs, AFullDiskIsReportedOnceAndCountedAndTheJobGoesOn) {
     const SmallDisk disk("size=128k");
     if (!disk.mounted()) GTEST_SKIP() << "a tmpfs cannot be mounted here";

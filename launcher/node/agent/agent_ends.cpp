@@ -263,6 +263,10 @@ void Agent::perform(const agent_action::ReportStrays& action) {
 
 void Agent::perform(const agent_action::ReportEnded& action) {
     send_exits();
+    {
+        const os::BlockingCall writes_file(loop_.keepalive());
+        output_.check_disk();
+    }
     output_.finish_attempt();
     if (config_.pmix != nullptr) config_.pmix->end_generation();
     rdzv::GenerationEnded ended{};

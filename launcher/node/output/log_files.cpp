@@ -111,6 +111,20 @@ bool LogFile::rotate() {
     return true;
 }
 
+Status check_room(const std::string& directory) {
+    const std::string some(4096, 'x');
+    std::string path = directory + "/.room-XXXXXX";
+    UniqueFd file(::mkostemp(path.data(), O_CLOEXEC));
+    bool has_room =
+        file && ::write(file.get(), some.data(), some.size()) == static_cast<ssize_t>(some.size());
+    // close(2) is where NFS reports a full disk.
+    if (has_room) has_room = ::close(file.release()) == 0;
+    const int error = errno;
+    ::unlink(path.c_str());
+    const bool is_full = !has_room && (error == ENOSPC || error == EDQUOT);
+    return is_full ? Status(Error::system("write into " + directory, error)) : Status();
+}
+
 std::string read_file_end(const std::string& path, std::size_t max_bytes) {
     const Result<UniqueFd> fd = open_regular_file(path);
     if (!fd) return "";

@@ -55,6 +55,10 @@ std::string read_file_end(const std::string& path, std::size_t max_bytes);
 /// The last `count` lines of a text whose first line may be cut off (`is_cut`).
 std::vector<std::string> last_lines(std::string_view text, std::size_t count, bool is_cut);
 
+/// Writes a small file and removes it, to learn whether the disk is full. Blocks as the file system does.
+/// Error: System ("write into /logs: No space left on device").
+Status check_room(const std::string& directory);
+
 /// Makes this run's directory "<--log-dir>/<run id>_<random>", or a temporary one when streams go to files
 /// without --log-dir, and returns the output part of `spec` with it. When no temporary one can be made, logs
 /// a warning and returns without_files(): the job goes on. Error: InvalidArgument, naming --log-dir.

@@ -454,6 +454,12 @@ void Output::finish_attempt() {
     impl.write_now();
 }
 
+void Output::check_disk() {
+    if (!impl_->ranks.has_direct_files()) return;
+    const Status room = check_room(impl_->files.directory());
+    if (!room) impl_->note_loss(room.error().what);
+}
+
 bool Output::say(std::string_view lines, Stream where) {
     const bool queued = impl_->outlet_of(where).say(lines);
     impl_->write_now();

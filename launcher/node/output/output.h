@@ -70,6 +70,9 @@ class Output {
     /// Reads what the workers' pipes hold, without waiting, finishes half lines and closes the streams, even
     /// those that a surviving grandchild holds open. Call it when all workers of a generation have ended.
     void finish_attempt();
+    /// Takes a full disk for a loss where workers write to files themselves: we do not see their failed
+    /// writes. Call it when all workers of a generation have ended. Blocks as the file system does.
+    void check_disk();
     /// Shows whole lines of ddprun's own, in order with what has been read from the workers and never inside
     /// one of their lines. False: 1 MiB of our own lines wait already, so these are dropped (nobody can make
     /// our memory grow).

@@ -47,6 +47,11 @@ void RankMemory::add_direct_file(int rank, Streams stream, const std::string& pa
     if (stream == Streams::Err) ranks_[rank].stderr_path = path;
 }
 
+bool RankMemory::has_direct_files() const {
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const auto& one) { return !one.second.direct_files.empty(); });
+}
+
 std::vector<std::string> RankMemory::last_stderr(int rank) const {
     const auto found = ranks_.find(rank);
     if (found == ranks_.end()) return {};

@@ -21,6 +21,8 @@ class RankMemory {
     void on_output(int rank, Streams stream, std::string_view chunk, TimePoint now);
     /// The rank writes this stream to a file itself, without on_output().
     void add_direct_file(int rank, Streams stream, const std::string& path);
+    /// True when some rank writes a stream to a file itself.
+    [[nodiscard]] bool has_direct_files() const;
     void clear() { ranks_.clear(); }
 
     /// The last (at most 20) lines rank wrote to stderr: from memory, or from its file.
