@@ -31,12 +31,6 @@ bool is_line(std::string_view text) {
                         [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0 && c != '\t'; });
 }
 
-bool is_variable_name(std::string_view name) {
-    const auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
-    return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
-           std::all_of(name.begin(), name.end(), is_part);
-}
-
 /// The job's name for a program: "train" for "./build/train.py".
 std::string job_name_of(const std::string& program) {
     std::string name = std::filesystem::path(program).stem().string();

@@ -50,6 +50,8 @@ Status take_environment(const Json& value, std::vector<std::pair<std::string, st
     for (const auto& [name, one] : members(value)) {
         const Result<std::string> text = as<std::string>(one);
         if (!text) return Error::invalid(fmt::format("{}: expected a text", name));
+        if (!is_variable_name(name))
+            return Error::invalid(fmt::format("'{}' is no name of a variable", excerpt(name)));
         into.emplace_back(name, *text);
     }
     return {};
@@ -83,6 +85,12 @@ Status take_field(const std::string& name, const Json& value, SiteProfile& site)
 }
 
 }  // namespace
+
+bool is_variable_name(std::string_view name) {
+    const auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+    return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
+           std::all_of(name.begin(), name.end(), is_part);
+}
 
 const std::vector<SiteProfile>& built_in_sites() {
     static const SiteProfile derecho{.name = "derecho",

@@ -45,4 +45,7 @@ Result<SiteProfile> find_site(const std::string& word);
 std::string default_site(const std::optional<std::string>& ddprun_site,
                          const std::vector<std::string>& files);
 
+/// True for a name that a shell takes for a variable's.
+bool is_variable_name(std::string_view name);
+
 }  // namespace ddprun

@@ -204,6 +204,10 @@ TEST(Site, NamesTheErrorInAFile) {
     EXPECT_EQ(why(R"({"modules": "cuda"})"), "modules: expected a list of texts");
     EXPECT_EQ(why(R"({"setup": ["a\nb"]})"), "setup: expected a list of texts, each one line");
     EXPECT_EQ(why(R"({"environment": {"A": 1}})"), "environment: A: expected a text");
+    for (const char* name : {"A B", "", "-x", "A$(cmd)", "1A"}) {
+        EXPECT_EQ(why((std::string(R"({"environment": {")") + name + R"(": "4"}})").c_str()),
+                  "environment: '" + std::string(name) + "' is no name of a variable");
+    }
     EXPECT_EQ(why(R"({"queue": "a\nb"})"), "queue: expected a text of one line");
     EXPECT_EQ(why(R"({"like": "nowhere"})"), "like: expected one of generic, derecho, polaris");
     EXPECT_FALSE(parse_site(""));
