@@ -31,11 +31,15 @@ Status become(const std::string& user) {
     if (user.empty()) return {};
     const Result<std::int64_t> number = parse_int_between(user, 0, 0x7fffffff);
     const passwd* const entry = number ? ::getpwuid(static_cast<uid_t>(*number)) : ::getpwnam(user.c_str());
-    if (entry == nullptr) return Error::invalid(fmt::format("--user: there is no user {}", user));
-    if (entry->pw_uid == ::geteuid()) return {};
+    if (entry == nullptr && !number) return Error::invalid(fmt::format("--user: there is no user {}", user));
+    // A user of a container, or of a deleted account, has a number only.
+    const uid_t uid = entry != nullptr ? entry->pw_uid : static_cast<uid_t>(*number);
+    const gid_t gid = entry != nullptr ? entry->pw_gid : uid;
+    if (uid == ::geteuid()) return {};
     if (::geteuid() != 0) return Error::invalid("--user: only root may remove what another user's jobs left");
-    const bool is_done = ::initgroups(entry->pw_name, entry->pw_gid) == 0 && ::setgid(entry->pw_gid) == 0 &&
-                         ::setuid(entry->pw_uid) == 0;
+    const bool has_groups =
+        (entry != nullptr ? ::initgroups(entry->pw_name, gid) : ::setgroups(0, nullptr)) == 0;
+    const bool is_done = has_groups && ::setgid(gid) == 0 && ::setuid(uid) == 0;
     return is_done ? Status() : Status(Error::system("--user: become " + user));
 }
 

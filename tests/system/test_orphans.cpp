@@ -241,6 +241,15 @@ TEST(Orphans, CleanEndsTheProcessesOfAKilledDdprunAndTouchesNoRunningJob) {
     EXPECT_THAT(run({ddprun, "clean", "--user=daemon"}).out, HasSubstr("nothing is left"));
 }
 
+TEST(Orphans, CleanTakesANumberThatNoUserHas) {
+    const std::string ddprun = path_of("DDPRUN");
+    if (::geteuid() != 0) GTEST_SKIP() << "only root cleans up for others";
+    const Outcome outcome = run({ddprun, "clean", "--user", "60125"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("nothing is left"));
+    EXPECT_EQ(run({ddprun, "clean", "--user", "nobody-has-this-name"}).status, 64);
+}
+
 TEST(Orphans, AStoppedWardenIsWokenAndKillsTheWorkers) {
     const Marked job;
     Program program(ddprun_probe({"--nproc-per-node=2"}, {"daemon", "say", "up", "hold"}), job.options);
