@@ -7,13 +7,14 @@
 namespace ddprun {
 namespace {
 
+/// `status` may be followed by lines of the head.
 std::string response(std::string_view status, std::string_view type, std::string_view body, bool with_body) {
     return fmt::format("HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
                        status, type, body.size(), with_body ? body : std::string_view());
 }
 
 std::string plain(std::string_view status) {
-    return response(status, "text/plain", fmt::format("{}\n", status), true);
+    return response(status, "text/plain", fmt::format("{}\n", status.substr(0, status.find('\r'))), true);
 }
 
 }  // namespace
@@ -26,7 +27,7 @@ std::size_t http_head_length(std::string_view read) {
 std::string http_response(std::string_view head, const RenderMetrics& render) {
     const std::vector<std::string_view> words = split(head.substr(0, head.find("\r\n")), ' ');
     if (words.size() != 3 || !words[2].starts_with("HTTP/1.")) return plain("400 Bad Request");
-    if (words[0] != "GET" && words[0] != "HEAD") return plain("405 Method Not Allowed");
+    if (words[0] != "GET" && words[0] != "HEAD") return plain("405 Method Not Allowed\r\nAllow: GET, HEAD");
     if (words[1].substr(0, words[1].find('?')) != "/metrics") return plain("404 Not Found");
     return response("200 OK", "text/plain; version=0.0.4; charset=utf-8", render(), words[0] == "GET");
 }

@@ -562,7 +562,9 @@ TEST(Metrics, OnlyGetMetricsIsServed) {
     EXPECT_THAT(http_response("HEAD /metrics HTTP/1.1\r\n\r\n", render),
                 AllOf(HasSubstr("Content-Length: 5"), Not(HasSubstr("body"))));
     EXPECT_THAT(http_response("GET / HTTP/1.1\r\n\r\n", render), StartsWith("HTTP/1.1 404 "));
-    EXPECT_THAT(http_response("POST /metrics HTTP/1.1\r\n\r\n", render), StartsWith("HTTP/1.1 405 "));
+    EXPECT_THAT(http_response("POST /metrics HTTP/1.1\r\n\r\n", render),
+                AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("\r\nAllow: GET, HEAD\r\n"),
+                      ::testing::EndsWith("\r\n\r\n405 Method Not Allowed\n")));
     EXPECT_THAT(http_response("hello\r\n\r\n", render), StartsWith("HTTP/1.1 400 "));
     EXPECT_EQ(http_head_length("GET / HTTP/1.1\r\n"), 0u);
     EXPECT_EQ(http_head_length("GET / HTTP/1.1\r\n\r\nmore"), 18u);
