@@ -538,7 +538,8 @@ TEST_F(Program, NotFoundIs127AndSuggestsWhatIsNear) {
     EXPECT_EQ(error("nosuch").what, "nosuch: not found among ddprun's own workers and in PATH");
     EXPECT_THAT(error("tuch").what, HasSubstr("did you mean touch?"));
     make(bin() + "/halt", 0755);
-    search_.own_words = {"--help", "stacks"};
+    search_.own_words = {"--help", "stacks", "ps"};
+    EXPECT_THAT(error("status").what, HasSubstr("did you mean ddprun ps?"));
     EXPECT_THAT(error("stack").what, HasSubstr("did you mean ddprun stacks?"));
     EXPECT_THAT(error("help").what, HasSubstr("did you mean ddprun --help?"));
     EXPECT_EQ(program_exit_code(error("trian")), ExitCode::NotFound);

@@ -125,7 +125,9 @@ std::vector<Place> places_of(const ProgramSearch& search) {
 
 /// The nearest word ("stacks" for "stack", "--help" for "help"); "" when none is near.
 std::string near_word(const std::string& name, const std::vector<std::string>& words) {
-    const std::string option = "--" + name;
+    const std::string option = "--" + name, ps = "ps";
+    // What other programs call it.
+    if (name == "status" && std::find(words.begin(), words.end(), ps) != words.end()) return ps;
     return std::find(words.begin(), words.end(), option) != words.end() ? option : nearest(name, words);
 }
 
