@@ -200,7 +200,7 @@ Result<Duration> parse_duration(std::string_view text) {
     const double nanoseconds = *number * static_cast<double>(unit->factor);
     // Twice the range of a deadline (292 years) would overflow; a century is enough.
     constexpr double kCentury = 100.0 * 365.0 * 86400e9;
-    if (nanoseconds > kCentury) return malformed(text, "is too long a duration");
+    if (nanoseconds > kCentury) return Error{Errc::Limit, malformed(text, "is too long a duration").what, 0};
     return Duration(std::llround(nanoseconds));
 }
 

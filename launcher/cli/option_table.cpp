@@ -48,7 +48,8 @@ Status set_endpoint(Draft& draft, Text value) {
 /// Refuses a timeout so short that a delay on a busy machine would lose a node.
 Result<Duration> parse_heartbeat_timeout(Text value) {
     const Result<Duration> span = parse_span(value);
-    if (!span || *span < std::chrono::milliseconds(100))
+    if (!span) return span.error();
+    if (*span < std::chrono::milliseconds(100))
         return invalid(fmt::format("'{}' is not a time of at least 100 ms", excerpt(value)));
     return *span;
 }

@@ -328,6 +328,7 @@ Result<Endpoint> parse_metrics_address(std::string_view text) {
 
 Result<Duration> parse_span(std::string_view text) {
     const Result<Duration> span = parse_duration(text);
+    if (!span && span.error().code == Errc::Limit) return invalid(span.error().what);
     if (!span || *span < Duration::zero()) {
         return invalid(fmt::format("'{}' is not a time span (expected seconds, or for example 500ms, 2m, 1h)",
                                    excerpt(text)));

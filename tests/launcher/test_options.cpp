@@ -179,6 +179,11 @@ TEST(Option, RdzvConfTakesTorchrunsKeys) {
         ElementsAre(HasSubstr("close_timeout: accepted, without effect"),
                     HasSubstr("read_timeout: accepted, without effect")));
     EXPECT_EQ(error_of({"--rdzv-conf", "=5"}), "--rdzv-conf: '=5' is not KEY=VALUE");
+    EXPECT_EQ(error_of({"--heartbeat-timeout=50ms"}),
+              "--heartbeat-timeout: '50ms' is not a time of at least 100 ms");
+    EXPECT_EQ(error_of({"--heartbeat-timeout=100000d"}),
+              "--heartbeat-timeout: '100000d' is too long a duration");
+    EXPECT_THAT(error_of({"--heartbeat-timeout=5x"}), HasSubstr("'5x' is not a time span"));
     EXPECT_EQ(error_of({"--rdzv-conf", "keep_alive_interval=0"}),
               "--rdzv-conf: keep_alive_interval: '0' is not a time of at least 10 ms");
     EXPECT_EQ(error_of({"--rdzv-conf", "join_timeout=soon"}),
