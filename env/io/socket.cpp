@@ -260,11 +260,14 @@ ssize_t receive_packet(int socket, std::span<char> packet, UniqueFd& descriptor,
     const ssize_t n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | flags);
     descriptor.reset();
     const cmsghdr* const header = n < 0 ? nullptr : CMSG_FIRSTHDR(&message);
-    if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
-        return n;
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    descriptor = UniqueFd(fd);
+    if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return n;
+    // The buffer's alignment has room for a second descriptor: own it, too, so that it is closed.
+    for (std::size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(header) + at - CMSG_LEN(0), sizeof fd);
+        UniqueFd received(fd);
+        if (!descriptor) descriptor = std::move(received);
+    }
     return n;
 }
 

@@ -4,9 +4,11 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <cstring>
 #include <thread>
 #include <vector>
 
+#include "env/io/file.h"
 #include "env/io/socket.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/receive_exactly.h"
@@ -215,6 +217,34 @@ TEST(HostName, IsTheKernelsAndNotTheVariables) {
     EXPECT_NE(host_name(), "a-lie");
     EXPECT_FALSE(host_name().empty());
     ::unsetenv("HOSTNAME");
+}
+
+TEST(ReceivePacket, LeaksNoDescriptorOfAPacketWithTwo) {
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    const UniqueFd ours(ends[0]), theirs(ends[1]);
+    const int sent[2] = {theirs.get(), theirs.get()};
+    char byte = 'x';
+    iovec part{&byte, 1};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof sent)] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof sent);
+    std::memcpy(CMSG_DATA(header), sent, sizeof sent);
+    ASSERT_EQ(::sendmsg(theirs.get(), &message, 0), 1);
+    const std::size_t before = names_in("/proc/self/fd").size();
+    {
+        UniqueFd descriptor;
+        ASSERT_EQ(receive_packet(ours.get(), {&byte, 1}, descriptor), 1);
+        EXPECT_EQ(names_in("/proc/self/fd").size(), before + 1);
+    }
+    EXPECT_EQ(names_in("/proc/self/fd").size(), before);
 }
 
 }  // namespace
