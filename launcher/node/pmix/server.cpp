@@ -406,9 +406,11 @@ void LibPmixServer::handle(const ModexFound& found) {
 
 void LibPmixServer::explain(rdzv::WorkerExited& report) {
     handle_upcalls();  // the worker's calls before its end
-    if (report.generation != order_.generation || report.local_rank >= static_cast<int>(clients_.size()))
+    // The report's local rank is the outer launcher's where that starts each rank.
+    const int index = report.rank - order_.first_rank;
+    if (report.generation != order_.generation || index < 0 || index >= static_cast<int>(clients_.size()))
         return;
-    const Client& ended = clients_[static_cast<std::size_t>(report.local_rank)];
+    const Client& ended = clients_[static_cast<std::size_t>(index)];
     if (ended.abort) {
         report.meaning = fmt::format("it called MPI_Abort with {}", ended.abort->status);
         // Leave out "N/A", which Open MPI and PMIx write for a program without a message.
