@@ -232,6 +232,17 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     EXPECT_EQ(heirs.longest_start, 41s);
 }
 
+TEST(Succession, ABudgetOfVeryManyRestartsFitsIntoAMessage) {
+    JobState state;
+    state.restarts_used = 200'000;
+    for (int i = 0; i < state.restarts_used; ++i) state.history.restarts.push_back(kDawn - 1h + i * 1ms);
+    const rdzv::Legacy legacy = legacy_of(state, kDawn);
+    EXPECT_TRUE(rdzv::encode_message(legacy));
+    const JobState heirs = inherited(legacy, kDawn);
+    EXPECT_EQ(heirs.history.restarts.size(), 200'000U);
+    EXPECT_EQ(heirs.history.restarts.back(), state.history.restarts.back());
+}
+
 TEST(Succession, ASuccessorAdoptsTheNodesWhoseWorkersWait) {
     rdzv::Legacy legacy;
     legacy.ranks = 7;

@@ -11,6 +11,9 @@
 namespace ddprun {
 namespace {
 
+/// The newest ones; a message has a limit of 1 MiB, and a decimal age up to 22 bytes.
+constexpr std::size_t kMostRestartAges = 10'000;
+
 /// A call of step().
 struct HeadStep {
     SuccessionState& state;
@@ -155,8 +158,10 @@ rdzv::Legacy legacy_of(const JobState& state, TimePoint now) {
     rdzv::Legacy legacy;
     legacy.generation = state.generation;
     legacy.restarts_used = state.restarts_used;
-    for (const TimePoint restart : state.history.restarts)
-        legacy.restart_ages_ns.push_back(std::to_string((now - restart).count()));
+    const std::vector<TimePoint>& restarts = state.history.restarts;
+    const std::size_t oldest = restarts.size() - std::min(restarts.size(), kMostRestartAges);
+    for (std::size_t i = oldest; i < restarts.size(); ++i)
+        legacy.restart_ages_ns.push_back(std::to_string((now - restarts[i]).count()));
     legacy.without_progress = state.history.without_progress;
     legacy.age_ns = (now - state.generation_started).count();
     legacy.steps = state.history.furthest_step;
@@ -178,6 +183,11 @@ JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
     state.history.furthest_step = legacy.steps;
     for (const std::string& age : legacy.restart_ages_ns)
         state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));
+    // Those that the message had no room for are as old as the oldest that it has.
+    std::vector<TimePoint>& restarts = state.history.restarts;
+    const auto used = static_cast<std::size_t>(std::max(legacy.restarts_used, 0));
+    if (restarts.size() == kMostRestartAges && restarts.size() < used)
+        restarts.insert(restarts.begin(), used - restarts.size(), restarts.front());
     state.generation_started = now - Duration(legacy.age_ns);
     state.nodes.resize(1);
     state.nodes[0].workers = legacy.ranks;
