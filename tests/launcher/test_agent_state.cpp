@@ -463,6 +463,47 @@ TEST(AgentRecovery, TellsAWorkerThatHasLetGoThatNoGenerationFollows) {
     EXPECT_EQ(all_of<agent_action::TellLast>(later).size(), 1u);
 }
 
+TEST(AgentRecovery, WorkersThatStopMeetAgainWhenTheHeadReplacesADeadOne) {
+    AgentState state = recoverable(2);
+    step(state, agent_event::StopRequested{SIGTERM, 30s, false}, kStart);
+    die(state, 102);
+    const auto left = step(state, agent_event::LetGo{0, 7}, kStart);
+    EXPECT_TRUE(all_of<agent_action::TellLast>(left).empty());
+    EXPECT_EQ(all_of<agent_action::ReportLetGo>(left).size(), 1u);
+    const auto begun = step(state, agent_event::RecoverRequested{8}, kStart);
+    EXPECT_EQ(all_of<agent_action::SpawnNext>(begun).size(), 1u);
+    EXPECT_TRUE(step(state, agent_event::StopRequested{SIGTERM, 29s, false}, kStart).empty())
+        << "the dead one's successor has to be started first";
+    const auto stop = step(state, agent_event::Spawned{1, 201}, kStart);
+    EXPECT_EQ(state.phase, Phase::Stopping);
+    EXPECT_TRUE(all_of<agent_action::SignalWorker>(stop).empty()) << "the other one knows";
+    ASSERT_EQ(all_of<agent_action::SetDeadline>(stop).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SetDeadline>(stop)[0].when, kStart + 29s);
+    join(state, 0, 8);
+    const auto joined = join(state, 1, 8);
+    EXPECT_EQ(all_of<agent_action::ReportStage>(joined).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SignalWorker>(joined).size(), 1u);
+}
+
+TEST(AgentRecovery, WorkersThatStopEndWhenTheHeadReplacesNone) {
+    AgentState state = recoverable(2);
+    step(state, agent_event::StopRequested{SIGTERM, 30s, false}, kStart);
+    die(state, 102);
+    step(state, agent_event::LetGo{0, 7}, kStart);
+    EXPECT_EQ(all_of<agent_action::TellLast>(step(state, agent_event::NoneFollows{}, kStart)).size(), 1u);
+}
+
+TEST(AgentRecovery, ANodeWhoseWorkersHaveAllDiedInAStopAwaitsTheHead) {
+    AgentState state = recoverable(1);
+    step(state, agent_event::StopRequested{SIGTERM, 30s, false}, kStart);
+    EXPECT_TRUE(all_of<agent_action::Sweep>(die(state, 101)).empty());
+    EXPECT_EQ(all_of<agent_action::Sweep>(step(state, agent_event::NoneFollows{}, kStart)).size(), 1u);
+    AgentState saved = recoverable(1);
+    step(saved, agent_event::StopRequested{SIGTERM, 30s, false}, kStart);
+    const auto ended = step(saved, agent_event::Exited{exited(101, 75)}, kStart);
+    EXPECT_EQ(all_of<agent_action::Sweep>(ended).size(), 1u);
+}
+
 TEST(AgentRecovery, AStopLetsReplacementsJoinBeforeTheyGetTheSignal) {
     AgentState state = recoverable(2);
     die(state, 102);

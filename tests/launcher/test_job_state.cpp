@@ -868,6 +868,7 @@ TEST(InPlace, AStopEndsTheRecoveryWithTheWholeGrace) {
     const auto actions = job.tell(job_event::StopAsked{SIGTERM, 1});
     ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, job.policy.shutdown_timeout);
+    job.now += job.policy.shutdown_timeout;
     EXPECT_TRUE(all_of<job_action::Recover>(job.fails(1)).empty()) << "nothing starts any more";
 }
 
@@ -1230,6 +1231,72 @@ TEST(InPlaceNodes, AStopFollowsWhenWorkersThatWaitHaveAWorldInWhichTheyCanSave) 
         EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), 1u);
         EXPECT_EQ(job.state.after, JobState::After::Finish);
     }
+}
+
+/// A worker of node 1 that dies in a stop; ddprun has signalled it before.
+job_event::WorkerEnded dies_in_stop(int signal) {
+    return {1, 2, {false, true, signal, true}, true, true, "rank 2 on node01, signal 9 (SIGKILL)"};
+}
+
+TEST(InPlaceNodes, ARankThatDiesInAStopStartsAgainSoThatAllSave) {
+    for (const bool is_preemption : {false, true}) {
+        Nodes job(3);
+        job.tell(job_event::WalltimeKnown{job.now});
+        job.tell(is_preemption ? JobEvent(job_event::PreemptAsked{SIGTERM, "walltime"})
+                               : JobEvent(job_event::StopAsked{SIGTERM, 1}));
+        job.now += 20ms;
+        const auto actions = job.tell(dies_in_stop(SIGKILL));
+        EXPECT_EQ(text_of(actions),
+                  "rank 2 on node01, signal 9 (SIGKILL): 5 ranks go on in place, rank 2 starts "
+                  "again, to save before the stop\n");
+        ASSERT_EQ(all_of<job_action::Recover>(actions).size(), 1u);
+        EXPECT_EQ(all_of<job_action::Recover>(actions)[0].failed_rank, 2);
+        ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+        EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, 30s - 20ms);
+        EXPECT_EQ(job.state.phase, Phase::Stopping);
+        EXPECT_TRUE(all_of<job_action::EndCollectives>(actions).empty());
+    }
+}
+
+TEST(InPlaceNodes, ADeathInAStopThatIsNotRecoveredIsToldToAllNodesOnce) {
+    Job job(with_restarts(0), {2, 2, 2});  // its workers do not recover in place
+    job.tell(job_event::StopAsked{SIGTERM, 1});
+    const auto actions = job.tell(dies_in_stop(SIGKILL));
+    EXPECT_TRUE(all_of<job_action::Recover>(actions).empty());
+    ASSERT_EQ(all_of<job_action::EndCollectives>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::EndCollectives>(actions)[0].lost_rank, 2);
+    EXPECT_TRUE(job.tell(dies_in_stop(SIGKILL)).empty());
+}
+
+TEST(InPlaceNodes, AWorkerThatEndsByTheStopItselfIsNotStartedAgain) {
+    Nodes job(3);
+    job.tell(job_event::StopAsked{SIGTERM, 1});
+    const auto actions = job.tell(dies_in_stop(SIGTERM));
+    EXPECT_TRUE(all_of<job_action::Recover>(actions).empty());
+    EXPECT_EQ(all_of<job_action::EndCollectives>(actions).size(), 1u);
+}
+
+TEST(InPlaceNodes, ARankThatHasSavedIsNotAwaitedByThoseThatMeetAgainInAStop) {
+    Nodes job(3);
+    job.tell(job_event::StopAsked{SIGTERM, 1});
+    job.tell(dies_in_stop(SIGKILL));
+    EXPECT_EQ(all_of<job_action::EndCollectives>(job.tell(job_event::WorkerEnded{0, 0, {}, false, true, ""}))
+                  .size(),
+              1u);
+    Nodes met(3);
+    met.tell(job_event::StopAsked{SIGTERM, 1});
+    met.tell(dies_in_stop(SIGKILL));
+    met.join_all();
+    EXPECT_TRUE(met.tell(job_event::WorkerEnded{0, 0, {}, false, true, ""}).size() <= 1u);
+    EXPECT_FALSE(met.state.has_ended_collectives);
+}
+
+TEST(InPlaceNodes, ABrokenLinkInAStopIsMendedSoThatAllSave) {
+    Nodes job(3);
+    job.tell(job_event::StopAsked{SIGTERM, 1});
+    const auto actions = job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group"});
+    EXPECT_EQ(all_of<job_action::Recover>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
 }
 
 TEST(InPlaceNodes, AStopWithoutAnotherWorldIsAStop) {

@@ -996,7 +996,11 @@ class SimulatedJob {
             return after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}); });
         }
         const bool is_stop = action.signal == SIGTERM || action.signal == 0;  // 0: at the agreed step
-        if (!is_stop || dice_.chance(15)) return;                             // the worker goes on
+        if (is_stop && recovers_ && dice_.chance(5))                          // it dies before it has saved
+            return after(dice_.span(0s, 30ms), [this, pid] {
+                exits(pid, {pid, true, SIGKILL, false}, true);
+            });
+        if (!is_stop || dice_.chance(15)) return;  // the worker goes on
         const bool saves = dice_.chance(70);
         after(saves ? dice_.span(1ms, 3s) : dice_.span(0s, 5ms), [this, pid, saves] {
             exits(pid, {pid, !saves, saves ? 0 : SIGTERM, false});
@@ -1113,7 +1117,7 @@ class SimulatedJob {
     /// Checks that each node gets the next ranks of a generation, and that no connected node still runs
     /// workers of the last one.
     void check(const Agent& agent, const rdzv::StartGeneration& start) {
-        must(!end_was_told_, "a generation begins though it was told that the job ends");
+        must(!end_was_told_ || start.in_place, "a generation begins though it was told that the job ends");
         must(start.restart_count >= heard_restarts_, "restarts that were used up are counted back");
         if (start.generation != checked_generation_) {
             must(start.generation > checked_generation_, "a generation comes again");
@@ -1166,10 +1170,16 @@ class SimulatedJob {
         heard_restarts_ = std::max(heard_restarts_, start.restart_count);
         agent.heir->generation_began(start);
         agent.grace_ends.reset();
-        agent.highest = agent.accepted = 0;
         using enum AgentState::Phase;
-        const bool has_workers =
-            agent.state.phase == Starting || agent.state.phase == Running || agent.state.phase == Suspended;
+        const bool is_stopping = agent.state.phase == Stopping;
+        // Workers that meet again in a stop have agreed before.
+        if (!start.in_place || !end_was_told_) agent.highest = agent.accepted = 0;
+        const bool has_workers = agent.state.phase == Starting || agent.state.phase == Running ||
+                                 agent.state.phase == Suspended || is_stopping;
+        if (start.in_place && (agent.state.phase == Killing || agent.state.phase == Sweeping)) {
+            agent.state.generation = start.generation;
+            return;
+        }
         if (start.in_place && has_workers) return go_on(agent, start);
         if (!start.in_place) first_generation_ = start.generation;
         agent.work_ends = start.in_place ? latest().agent.work_ends : clock_.now() + work_;
@@ -1187,7 +1197,7 @@ class SimulatedJob {
                          stop.stop_at));
         if (!agent.grace_ends) agent.grace_ends = clock_.now() + Duration(stop.grace_ns);
         if (recovers_ && stop.failed_rank >= 0) let_go_of_all(agent);
-        feed(agent, agent_event::StopRequested{stop.signal, Duration(stop.grace_ns)});
+        feed(agent, agent_event::StopRequested{stop.signal, Duration(stop.grace_ns), stop.failed_rank >= 0});
     }
     void obey(Agent& agent, const rdzv::StopProposal& proposal) {
         if (proposal.generation != agent.order.generation || dice_.chance(3)) return;  // or the node is slow
@@ -1209,6 +1219,10 @@ class SimulatedJob {
     void obey(Agent& agent, const rdzv::Shutdown& shutdown) { agent.heir->feed(shutdown); }
     void obey(Agent& agent, const rdzv::Notice& notice) {
         if (notice.kind == "signal") forward(agent, SignalFrom::Head);
+        if (notice.kind == "lost") {
+            if (recovers_) let_go_of_all(agent);
+            feed(agent, agent_event::NoneFollows{});
+        }
         if (notice.kind != "kill" || agent.order.local_world_size == 0) return;
         const int local_rank = std::atoi(notice.text.c_str()) - agent.order.first_rank;
         must(local_rank >= 0 && local_rank < agent.order.local_world_size,

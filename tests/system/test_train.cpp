@@ -140,6 +140,30 @@ TEST_F(Train, ASigtermToOneWorkerIsNoSuccess) {
     EXPECT_EQ(log_of("report.json")["exit_code"], 75);
 }
 
+TEST_F(Train, ARankThatDiesWhileTheJobStopsCostsNoCheckpoint) {
+    RunOptions options = here();
+    options.environment.push_back("DDPRUN_TOKEN=secret of the job");
+    const ReservedPort port;
+    const auto node = [&](int rank) {
+        return std::make_unique<Program>(
+            command(2, {"--epochs=100000", "--checkpoint-every=100000", "--checkpoint-dir=saved"},
+                    {"--nnodes=2", "--node-rank=" + std::to_string(rank), "--master-addr=127.0.0.1",
+                     "--master-port=" + port.number()}),
+            options);
+    };
+    const std::unique_ptr<Program> head = node(0), other = node(1);
+    ASSERT_TRUE(head->wait_for_output("loss"));
+    const std::vector<pid_t> workers = children_named(other->pid(), "train");
+    ASSERT_EQ(workers.size(), 2u);
+    head->signal(SIGTERM);
+    ::kill(workers.front(), SIGKILL);  // the one that would tell the other node
+    const Outcome zero = head->wait(), one = other->wait();
+    EXPECT_EQ(zero.status, 75) << zero.err;
+    EXPECT_LT(zero.took, std::chrono::seconds(25)) << "the grace is 30 s" << zero.err << one.err;
+    EXPECT_THAT(zero.out, HasSubstr("asked to stop in epoch")) << zero.err;
+    EXPECT_FALSE(files_in("saved").empty());
+}
+
 TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportHasItsLastCollective) {
     Program program(command(4, {"--epochs", "100000", "--checkpoint-dir", "c"}, {"--recover=restart"}),
                     here());

@@ -485,6 +485,7 @@ void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_
 
 void Controller::perform(const job_action::StartGeneration& action) {
     agreement_ = {};  // of workers that have all ended
+    agreed_step_ = 0;
     held_stop_.reset();
     committed_.push_back(committed_by(ends_));
     ends_.clear();
@@ -686,7 +687,8 @@ void Controller::perform(const job_action::StopGeneration& action) {
         return;
     }
     feed(stop_event::Broken{action.why});
-    send_stop(action, 0);
+    // Workers that meet again, to save, have agreed already.
+    send_stop(action, action.failed_rank < 0 ? agreed_step_ : 0);
 }
 
 /// `stop_at`: the agreed step, after which the workers stop without a signal.
@@ -745,6 +747,7 @@ void Controller::perform(const job_action::NotifyPreempt& action) {
         if (!state_.nodes[i].ended && !state_.nodes[i].lost) with_workers.push_back(static_cast<int>(i));
     }
     stop_why_ = action.why;
+    agreed_step_ = 0;
     feed(stop_event::Noticed{std::move(with_workers), action.time});
 }
 
@@ -763,6 +766,7 @@ void Controller::feed(const StopEvent& event) {
 void Controller::decide_stop(const StopActions::Decision& decision) {
     if (!decision.why.empty())
         log_.warning("the workers have not agreed on the step after which they stop: {}", decision.why);
+    agreed_step_ = decision.step;
     if (decision.step > 0) log_.info("all workers stop after step {}", decision.step);
     else broadcast(rdzv::Notice{"preempt", stop_why_});
     const auto held = std::exchange(held_stop_, std::nullopt);

@@ -209,6 +209,7 @@ class Controller {
     SuccessionState succession_;
     StopAgreement agreement_;
     std::string stop_why_;
+    std::uint64_t agreed_step_ = 0;  ///< after which the workers of this stop end; 0: none
     /// The stop that waits for the end of the agreement, and since when.
     std::optional<std::pair<job_action::StopGeneration, TimePoint>> held_stop_;
     rdzv::Membership membership_;

@@ -133,6 +133,7 @@ void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     state.failure.clear();
     state.failure_decided.reset();
     forget_what_is_due(state);
+    state.stop.reset();
     state.outlived.reset();
     state.cannot_recover.clear();
     state.is_released = false;
@@ -166,23 +167,26 @@ void stop_generation(JobState& state, int signal, Duration grace, int failed_ran
     state.phase = JobPhase::Stopping;
     if (!state.idle_since) state.idle_since = state.in_place ? state.in_place->since : now;
     forget_what_is_due(state);
+    state.stop.reset();
+    state.has_ended_collectives = failed_rank >= 0;
     actions.emplace_back(job_action::StopGeneration{signal, grace, failed_rank, std::move(why)});
     continue_after_end(state, now, actions);
 }
 
 /// Stops all workers as the user or the scheduler has asked.
-void stop_workers(JobState& state, const JobState::Stop& stop, TimePoint now, JobActions& actions) {
+void stop_workers(JobState& state, JobState::Stop stop, TimePoint now, JobActions& actions) {
     const Duration left = stop.grace - std::min(stop.grace, now - stop.since);
     if (stop.may_save)
         actions.emplace_back(job_action::NotifyPreempt{stop.why, std::min(*stop.may_save, left)});
     stop_generation(state, stop.signal, left, -1, stop.why, now, actions);
+    if (state.phase == JobPhase::Stopping) state.stop = std::move(stop);
 }
 
 /// True: a stop was held back until the suspended workers have a world again, which they will not have.
 bool stops_instead(JobState& state, const std::string& what, TimePoint now, JobActions& actions) {
     if (!state.held_stop) return false;
     warn(actions, what + "; the job is being stopped");
-    stop_workers(state, JobState::Stop(*state.held_stop), now, actions);
+    stop_workers(state, *state.held_stop, now, actions);
     return true;
 }
 
@@ -461,6 +465,68 @@ void lose_rank(JobState& state, const job_event::WorkerEnded& event, const JobPo
     if (!event.is_late && !is_suspended) recover(state, event, policy, now, actions);
 }
 
+// ---- a death while the workers stop
+
+/// Tells all nodes once that a rank will never answer: its peers would wait in a collective until their grace
+/// is over.
+void end_collectives(JobState& state, int rank, JobActions& actions) {
+    if (!std::exchange(state.has_ended_collectives, true))
+        actions.emplace_back(job_action::EndCollectives{rank});
+}
+
+/// True when a failure while the workers stop can be recovered in place, so that they save.
+bool can_meet_again(const JobState& state, const FailureFacts& facts, const JobPolicy& policy,
+                    TimePoint now) {
+    if (!state.stop || state.killing || now - state.stop->since >= state.stop->grace) return false;
+    const auto is_gone = [](const JobState::Node& node) { return node.ended || node.lost || node.leaving; };
+    if (std::ranges::any_of(state.nodes, is_gone)) return false;
+    JobState in_time = state;
+    in_time.time_up = kNever;  // the end of the walltime is why they stop
+    return decide_in_place(in_time, policy, facts, {.ranks = state.ranks(), .lost = 1}, now).in_place;
+}
+
+/// Begins the generation in place in which the workers save. `rank`: the one that has ended; -1: none.
+void meet_again(JobState& state, int rank, const std::string& what, const JobPolicy& policy, TimePoint now,
+                JobActions& actions) {
+    JobState::Stop stop = *state.stop;
+    stop.may_save.reset();  // they know
+    stop.meets = true;
+    state.in_place = JobState::InPlace{.since = now, .cause = what, .ranks = state.ranks()};
+    if (rank >= 0) add_failed(*state.in_place, {rank});
+    state.phase = JobPhase::Running;
+    begin_in_place(state, rank, policy, now, actions);
+    warn(actions, fmt::format("{}: {} on in place{}, to save before the stop", what,
+                              go(state.ranks() - (rank >= 0 ? 1 : 0)),
+                              rank >= 0 ? fmt::format(", {} again", start({rank})) : ""));
+    set_timer(state, kNever, actions);
+    stop_workers(state, std::move(stop), now, actions);
+}
+
+/// Handles a worker's failure while the workers stop. One that the stop's own signal has ended, or that exits
+/// with an error, would do so again.
+void lose_while_stopping(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy,
+                         TimePoint now, JobActions& actions) {
+    const bool was_asked = event.facts.status == SIGTERM || event.facts.status == SIGINT ||
+                           (state.stop && event.facts.status == state.stop->signal);
+    if (event.facts.signaled && !was_asked && can_meet_again(state, event.facts, policy, now))
+        return meet_again(state, event.rank, event.what, policy, now, actions);
+    end_collectives(state, event.rank, actions);
+}
+
+/// Handles what nodes say of workers while these stop.
+void hear_while_stopping(JobState& state, const job_event::NodeReady& event, const JobPolicy& policy,
+                         TimePoint now, JobActions& actions) {
+    using enum job_event::NodeReady::Stage;
+    if (event.stage == Joined) {
+        state.nodes[static_cast<std::size_t>(event.node)].joined = true;
+        if (state.stop && std::ranges::all_of(state.nodes, &JobState::Node::joined))
+            state.stop->meets = false;
+    }
+    if (event.stage != LetGo) return;
+    if (can_meet_again(state, {}, policy, now)) return meet_again(state, -1, event.why, policy, now, actions);
+    end_collectives(state, first_rank_of(state, event.node), actions);
+}
+
 /// Notes a failure that the other ranks outlive.
 void outlive(JobState& state, const job_event::WorkerEnded& event, JobActions& actions) {
     warn(actions, fmt::format("{}: {}", event.what, without_recovery(RecoverSpec::Mode::Program)));
@@ -574,6 +640,7 @@ void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobA
 JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolicy& policy, TimePoint now) {
     using enum job_event::NodeReady::Stage;
     JobActions actions;
+    if (state.phase == JobPhase::Stopping) hear_while_stopping(state, event, policy, now, actions);
     if (!is_under_way(state)) return actions;
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
     node.knows = true;
@@ -677,8 +744,12 @@ JobActions on(JobState& state, job_event::WorkerEnded event, const JobPolicy& po
         --state.unfinished;
         if (can_recover_somewhere(state)) release(state, actions);
         if (state.phase == JobPhase::Running && state.unfinished == 0) state.phase = JobPhase::Succeeded;
+        // It has saved before it knew that the others meet again.
+        const bool is_missed = state.phase == JobPhase::Stopping && state.stop && state.stop->meets;
+        if (is_missed) end_collectives(state, event.rank, actions);
         return actions;
     }
+    if (state.phase == JobPhase::Stopping) lose_while_stopping(state, event, policy, now, actions);
     if (!is_under_way(state) || event.by_us) return actions;
     const bool others_go_on = policy.recover.mode == RecoverSpec::Mode::Program && !event.facts.never_ran;
     if (others_go_on) outlive(state, event, actions);
@@ -696,6 +767,8 @@ JobActions on(JobState& state, const job_event::NodeEnded& event, const JobPolic
     note_gone(state, node);
     node.ended = true;
     if (node.leaving) actions.emplace_back(job_action::Dismiss{*node.leaving});
+    if (state.phase == JobPhase::Stopping && state.stop && state.stop->meets)
+        end_collectives(state, first_rank_of(state, event.node), actions);
     if (state.phase == JobPhase::Suspended) reform_when_due(state, policy, now, actions);
     else if (state.phase != JobPhase::Running) continue_after_end(state, now, actions);
     else if (state.outlived && state.nodes_there == 0) end_outlived(state, policy, now, actions);

@@ -117,7 +117,8 @@ bool stopped_early(const FailureFacts& failure);
 ///                                                  \--too few nodes, refusal--> Stopping
 ///
 /// A stop or a preemption of suspended workers follows when they have a world again, so that they can save
-/// together; its grace runs meanwhile.
+/// together; its grace runs meanwhile. For the same reason a rank that a signal kills while the workers stop
+/// as asked starts again in place, and the stop goes on in the next generation.
 struct JobState {
     enum class Phase : std::uint8_t {
         Joining,
@@ -164,6 +165,7 @@ struct JobState {
         std::string why;
         TimePoint since{};
         std::optional<Duration> may_save = {};  ///< tell the workers to save within this time
+        bool meets = false;  ///< after a death the workers form another generation in place, to save
     };
     /// A change of the world that is due.
     struct Change {
@@ -200,14 +202,16 @@ struct JobState {
         FailureFacts facts;
         std::string what;
     };
-    std::optional<Failure> outlived;  ///< the generation's first failure, where the others go on
-    Change leave;                     ///< nodes leave, and the others go on in place
-    Change let_go;                    ///< ranks have left the generation by themselves
-    std::optional<Stop> held_stop;    ///< follows when the suspended workers have a world again
-    int recoveries = 0;               ///< failures of the job so far that were recovered in place
-    int rehearsals = 0;               ///< generations in place without a failure
-    bool has_run = false;             ///< all nodes of a generation have started their workers
-    Duration longest_start{};         ///< until all workers that started together had joined
+    std::optional<Failure> outlived;     ///< the generation's first failure, where the others go on
+    Change leave;                        ///< nodes leave, and the others go on in place
+    Change let_go;                       ///< ranks have left the generation by themselves
+    std::optional<Stop> held_stop;       ///< follows when the suspended workers have a world again
+    std::optional<Stop> stop;            ///< Stopping: workers stop as asked, not for a failure
+    bool has_ended_collectives = false;  ///< Stopping: all nodes know that a rank will never answer
+    int recoveries = 0;                  ///< failures of the job so far that were recovered in place
+    int rehearsals = 0;                  ///< generations in place without a failure
+    bool has_run = false;                ///< all nodes of a generation have started their workers
+    Duration longest_start{};            ///< until all workers that started together had joined
     LostTime lost;
     std::optional<TimePoint> idle_since;  ///< when the last generation failed or was stopped
     std::string cannot_recover;           ///< the first refusal of a worker; "" none

@@ -64,7 +64,14 @@ void Agent::perform(const agent_action::SetDeadline& action) {
 // ---- orders of the controller
 
 void Agent::handle(const rdzv::StartGeneration& order) {
-    if (order.in_place && state_.is_under_way() && kept_) return recover(order);
+    const bool goes_on = state_.is_under_way() || state_.phase == AgentState::Phase::Stopping;
+    if (order.in_place && goes_on && kept_) return recover(order);
+    const bool are_ending =
+        state_.phase == AgentState::Phase::Killing || state_.phase == AgentState::Phase::Sweeping;
+    if (order.in_place && are_ending) {  // the head hears of their end under the number that it knows
+        order_.generation = state_.generation = order.generation;
+        return;
+    }
     remember_last_workers();
     if (const Status prepared = prepare(order); !prepared) return fail_start(prepared.error().what);
     const bool await_gpus =
@@ -101,15 +108,12 @@ void Agent::handle(const rdzv::StopGeneration& order) {
     if (order.generation != order_.generation) return;
     stop_begins();
     if (segment_ && order.failed_rank >= 0) segment_->abort(order.failed_rank);
-    // The others wait for a worker that will not be started any more.
-    const bool ends_start = state_.is_recovering && state_.phase == AgentState::Phase::Starting;
-    if (segment_ && ends_start) segment_->abort(std::max(order_.failed_rank, 0));
     if (segment_) segment_->decide_stop(order.stop_at);
     if (const int alive = state_.alive(); alive > 0 && state_.phase == AgentState::Phase::Running) {
         log_.info("stopping {} worker{}: {}", alive, alive == 1 ? "" : "s", order.why);
     }
     if (order.signal == SIGKILL) return kill_all();
-    feed(agent_event::StopRequested{order.signal, Duration(order.grace_ns)});
+    feed(agent_event::StopRequested{order.signal, Duration(order.grace_ns), order.failed_rank >= 0});
     if (order.signal == SIGTERM && order.failed_rank >= 0) end_waiting_for_agreement();
 }
 
@@ -152,8 +156,10 @@ void Agent::handle(const rdzv::Notice& notice) {
     }
     if (notice.kind == "waiting") return log_.info("{}", printable(notice.text));
     if (notice.kind == "kill") return kill_failed(notice.text);
-    if (notice.kind == "lost" && segment_)
-        return segment_->abort(static_cast<int>(parse_int(notice.text).value_or(0)));
+    if (notice.kind == "lost" && segment_) {
+        segment_->abort(static_cast<int>(parse_int(notice.text).value_or(0)));
+        return feed(agent_event::NoneFollows{});
+    }
     if (notice.kind != "preempt") return;
     const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
     for (int i = 0; i < static_cast<int>(workers_.size()); ++i) tell(i, packet);

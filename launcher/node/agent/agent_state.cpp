@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "env/kept.h"
+#include "launcher/exit_codes.h"
 
 namespace ddprun {
 namespace {
@@ -84,6 +85,17 @@ AgentActions on(AgentState& state, const agent_event::StartRequested& event, Tim
     return actions;
 }
 
+AgentActions on(AgentState& state, const agent_event::StopRequested& event, TimePoint now);
+
+/// Stops workers that have been started, if they are to stop.
+void stop_if_due(AgentState& state, TimePoint now, AgentActions& actions) {
+    const auto due = std::exchange(state.due_stop, std::nullopt);
+    if (!due) return;
+    const Duration grace = std::max(Duration::zero(), Duration(due->deadline - now));
+    for (AgentAction& action : on(state, agent_event::StopRequested{due->signal, grace, due->is_last}, now))
+        actions.push_back(std::move(action));
+}
+
 /// Spawns the first worker at or after `first` that does not run, or reports that all have started.
 AgentActions spawn_next(AgentState& state, int first, TimePoint now) {
     for (int i = first; i < static_cast<int>(state.workers.size()); ++i) {
@@ -91,6 +103,7 @@ AgentActions spawn_next(AgentState& state, int first, TimePoint now) {
     }
     state.phase = AgentPhase::Running;
     AgentActions actions{agent_action::ReportStarted{}};
+    stop_if_due(state, now, actions);
     sweep_if_all_ended(state, now, actions);
     return actions;
 }
@@ -106,13 +119,14 @@ AgentActions on(AgentState& state, const agent_event::SuspendRequested& event, T
 }
 
 AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, TimePoint now) {
-    if (!state.is_under_way()) return {};
+    if (!state.is_under_way() && state.phase != AgentPhase::Stopping) return {};
     state.generation = event.generation;
     state.start_limit = event.start_limit;
     state.phase = AgentPhase::Starting;
     state.reported = AgentStage::Announced;
     state.is_recovering = true;
-    state.awaits_head = state.is_released = state.told_let_go = false;
+    state.awaits_head = state.is_released = state.told_let_go = state.is_last = false;
+    state.due_stop.reset();
     for (AgentState::Worker& worker : state.workers) {
         if (worker.state == WorkerState::Ended) worker = {.is_new = true};
         worker.stage = std::min(worker.stage, AgentStage::Announced);
@@ -148,11 +162,12 @@ AgentActions on(AgentState& state, const agent_event::StageReached& event, TimeP
             return a.stage < b.stage;
         })->stage;
     const bool has_recovered = slowest >= AgentStage::Joined && std::exchange(state.is_recovering, false);
-    // In a stop no failure is recovered any more, so nobody has to wait for the others.
+    // In a stop it has saved, and so have the others.
     if (event.stage == AgentStage::Finished && (state.is_released || !state.is_under_way()))
         actions.emplace_back(agent_action::TellRelease{event.local_rank});
-    if (!state.is_under_way() || state.phase == AgentPhase::Suspended) return actions;
-    if (has_recovered) set_deadline(state, kNever, actions);
+    const bool is_stopping = state.phase == AgentPhase::Stopping;
+    if ((!state.is_under_way() && !is_stopping) || state.phase == AgentPhase::Suspended) return actions;
+    if (has_recovered && !is_stopping) set_deadline(state, kNever, actions);
     while (state.reported < slowest) {
         state.reported = static_cast<AgentStage>(static_cast<int>(state.reported) + 1);
         actions.emplace_back(agent_action::ReportStage{state.reported});
@@ -184,11 +199,17 @@ AgentActions on(AgentState& state, const agent_event::ErrorReported&, TimePoint)
     return {};
 }
 
+/// True while the head may begin a generation in place for workers that stop, so that they save.
+bool may_meet_again(const AgentState& state) {
+    return state.phase == AgentPhase::Stopping && !state.is_last && state.can_recover();
+}
+
 AgentActions on(AgentState& state, const agent_event::LetGo& event, TimePoint now) {
     if (event.generation != state.generation) return {};  // the next one has begun already
     state.workers[static_cast<std::size_t>(event.local_rank)].has_let_go = true;
     AgentActions actions;
-    if (!state.is_under_way()) {
+    const bool may_follow = may_meet_again(state);
+    if (!state.is_under_way() && !may_follow) {
         actions.emplace_back(agent_action::TellLast{event.local_rank});
         return actions;
     }
@@ -261,6 +282,7 @@ AgentActions on(AgentState& state, const agent_event::SpawnFailed& event, TimePo
     state.phase = AgentPhase::Running;
     state.awaits_head = state.can_recover();
     AgentActions actions{agent_action::ReportExit{event.local_rank, {}, false, event.what}};
+    stop_if_due(state, now, actions);
     sweep_if_all_ended(state, now, actions);
     return actions;
 }
@@ -288,9 +310,32 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
         actions.emplace_back(agent_action::BuryGroup{worker.pid, farewell_signal(state, worker)});
         actions.emplace_back(agent_action::ReportExit{local_rank, event.exit, worker.asked_to_stop, {}});
     }
-    if (state.is_under_way() && (event.exit.signaled || event.exit.status != 0) && state.can_recover())
+    const bool failed = event.exit.signaled || event.exit.status != 0;
+    const bool has_saved = !event.exit.signaled && event.exit.status == static_cast<int>(ExitCode::TryAgain);
+    if (failed && ((state.is_under_way() && state.can_recover()) || (may_meet_again(state) && !has_saved)))
         state.awaits_head = true;
     send_due_stops(state, actions);
+    sweep_if_all_ended(state, now, actions);
+    return actions;
+}
+
+int first_that_let_go(const AgentState& state) {
+    const auto found = std::ranges::find_if(state.workers, &AgentState::Worker::has_let_go);
+    return found == state.workers.end() ? -1 : static_cast<int>(found - state.workers.begin());
+}
+
+void tell_last(const AgentState& state, AgentActions& actions) {
+    for (std::size_t i = 0; i < state.workers.size(); ++i) {
+        if (state.workers[i].has_let_go) actions.emplace_back(agent_action::TellLast{static_cast<int>(i)});
+    }
+}
+
+AgentActions on(AgentState& state, const agent_event::NoneFollows&, TimePoint now) {
+    AgentActions actions;
+    if (state.phase != AgentPhase::Stopping) return actions;
+    state.is_last = true;
+    state.awaits_head = false;
+    tell_last(state, actions);
     sweep_if_all_ended(state, now, actions);
     return actions;
 }
@@ -305,12 +350,17 @@ AgentActions on(AgentState& state, const agent_event::StopRequested& event, Time
     if (state.phase == AgentPhase::AwaitingGpus) return stop_waiting(state);
     AgentActions actions;
     if (!state.is_under_way()) return actions;
+    if (state.phase == AgentPhase::Starting && state.is_recovering) {
+        state.due_stop = {event.signal, deadline_after(now, event.grace), event.is_last};
+        return actions;
+    }
     if (state.phase == AgentPhase::Suspended) {
         for (AgentState::Worker& worker : state.workers) worker.is_new = false;  // nobody waits for it
     }
     state.phase = AgentPhase::Stopping;
     state.stop_signal = event.signal;
-    state.awaits_head = false;
+    state.is_last = event.is_last;
+    state.awaits_head = state.awaits_head && may_meet_again(state);
     tell_all(state, WorkerEvent::StopRequested, event.signal, actions);
     // A stopped (SIGSTOP, SIGTSTP) worker would sleep through the grace.
     const std::size_t signalled = actions.size();
@@ -318,9 +368,9 @@ AgentActions on(AgentState& state, const agent_event::StopRequested& event, Time
         const pid_t pid = std::get<agent_action::SignalWorker>(actions[i]).pid;
         actions.emplace_back(agent_action::SignalWorker{pid, SIGCONT});
     }
-    for (std::size_t i = 0; i < state.workers.size(); ++i) {
-        if (state.workers[i].has_let_go) actions.emplace_back(agent_action::TellLast{static_cast<int>(i)});
-    }
+    if (!may_meet_again(state)) tell_last(state, actions);
+    else if (const int left = first_that_let_go(state); left >= 0)
+        actions.emplace_back(agent_action::ReportLetGo{left, "before the stop"});
     release_finished(state, actions);
     set_deadline(state, deadline_after(now, event.grace), actions);
     sweep_if_all_ended(state, now, actions);

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -77,7 +78,9 @@ class ForwardedSignals {
 /// Recovery in place: when all workers have announced that they survive the end of a generation, a failure
 /// ends nothing here; the head decides. RecoverRequested begins a new generation: Running goes back to
 /// Starting, which starts the workers that have ended. Between the two, Running may become Suspended: the
-/// generation is over, and its workers wait until the head knows the next world.
+/// generation is over, and its workers wait until the head knows the next world. Stopping goes back to
+/// Starting in the same way when a worker dies before all have saved: the head says whether it does, or that
+/// no generation follows (`is_last`).
 ///
 /// Workers that do not leave a generation, or do not come to the next one, are killed when their time is over
 /// (limit_of in agent_state.cpp), which the head hears of as of any failure. A worker that has mapped the
@@ -134,6 +137,14 @@ struct AgentState {
     bool is_released = false;      ///< workers that have finished may end
     bool awaits_head = false;      ///< a worker has failed, and the head has not said what follows
     bool told_let_go = false;      ///< the head knows that a worker has left this generation by itself
+    bool is_last = false;          ///< Stopping: no generation in place follows
+    /// A stop that came while workers of a generation in place were being started: they have to meet first.
+    struct DueStop {
+        int signal = 0;
+        TimePoint deadline{};
+        bool is_last = true;
+    };
+    std::optional<DueStop> due_stop;
 
     [[nodiscard]] int alive() const;
     /// True when some workers have announced that they survive the end of a generation, but not all.
@@ -207,7 +218,10 @@ struct Exited {
 struct StopRequested {
     int signal;
     Duration grace;
+    bool is_last = true;  ///< no generation in place follows, whatever happens to the workers meanwhile
 };
+/// While the workers stop one has died, and none starts again in its place.
+struct NoneFollows {};
 /// The second Ctrl-C or a lost controller: no grace.
 struct KillRequested {};
 struct DeadlinePassed {
@@ -224,7 +238,8 @@ using AgentEvent =
                  agent_event::StageReached, agent_event::Released, agent_event::Refused,
                  agent_event::ErrorReported, agent_event::LetGo, agent_event::GpusFree, agent_event::Spawned,
                  agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
-                 agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
+                 agent_event::NoneFollows, agent_event::KillRequested, agent_event::DeadlinePassed,
+                 agent_event::Swept>;
 
 namespace agent_action {
 /// Feed GpusFree when the GPUs' memory is free, or after a bounded time.
