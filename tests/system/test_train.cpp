@@ -164,6 +164,29 @@ TEST_F(Train, ARankThatDiesWhileTheJobStopsCostsNoCheckpoint) {
     EXPECT_FALSE(files_in("saved").empty());
 }
 
+/// True when the process has a handler of SIGTERM.
+bool handles_term(pid_t pid) {
+    const std::string status = file_content("/proc/" + std::to_string(pid) + "/status"), key = "SigCgt:";
+    const std::size_t at = status.find(key);
+    return at != status.npos &&
+           (std::stoull(status.substr(at + key.size()), nullptr, 16) >> (SIGTERM - 1) & 1) != 0;
+}
+
+TEST_F(Train, ASigtermEndsRanksThatWaitForOneThatHasNotStarted) {
+    Program program({path_of("DDPRUN"), "--nproc-per-node=2", "sh", "-c",
+                     "test $RANK = 1 && exec sleep 100; exec " + path_of("TRAIN")},
+                    here());
+    const auto waits = [&] {
+        const std::vector<pid_t> workers = children_named(program.pid(), "train");
+        return workers.size() == 1 && handles_term(workers.front());
+    };
+    ASSERT_TRUE(comes(waits, std::chrono::seconds(60)));
+    program.signal(SIGTERM);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("still running; SIGKILL in")));
+}
+
 TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportHasItsLastCollective) {
     Program program(command(4, {"--epochs", "100000", "--checkpoint-dir", "c"}, {"--recover=restart"}),
                     here());

@@ -108,6 +108,7 @@ void Agent::handle(const rdzv::StopGeneration& order) {
     if (order.generation != order_.generation) return;
     stop_begins();
     if (segment_ && order.failed_rank >= 0) segment_->abort(order.failed_rank);
+    if (const int missing = missing_at_start(); missing >= 0) segment_->abort(order_.first_rank + missing);
     if (segment_) segment_->decide_stop(order.stop_at);
     if (const int alive = state_.alive(); alive > 0 && state_.phase == AgentState::Phase::Running) {
         log_.info("stopping {} worker{}: {}", alive, alive == 1 ? "" : "s", order.why);
@@ -115,6 +116,18 @@ void Agent::handle(const rdzv::StopGeneration& order) {
     if (order.signal == SIGKILL) return kill_all();
     feed(agent_event::StopRequested{order.signal, Duration(order.grace_ns), order.failed_rank >= 0});
     if (order.signal == SIGTERM && order.failed_rank >= 0) end_waiting_for_agreement();
+}
+
+/// The local rank that the others wait for, as not all have joined libddp's first group; -1: none. It has
+/// nothing to save, and they would wait until the grace is over.
+int Agent::missing_at_start() const {
+    if (!segment_ || state_.is_recovering) return -1;
+    int joined = 0, missing = -1;
+    for (int i = 0; i < segment_->size(); ++i) {
+        if (segment_->line(i).joined.load() != 0) ++joined;
+        else missing = i;
+    }
+    return joined > 0 ? missing : -1;
 }
 
 /// Ends workers that take SIGTERM for the beginning of an agreed stop, which does not come after a failure.

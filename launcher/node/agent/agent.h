@@ -190,6 +190,7 @@ class Agent {
     void end_scalars();
     void stop_begins();
     void end_waiting_for_agreement();
+    [[nodiscard]] int missing_at_start() const;
     void kill_rest_of_group(pid_t group, int rank);
     [[nodiscard]] std::vector<pid_t> strays();
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;
