@@ -91,6 +91,16 @@ TEST_F(HangDetection, TheStoppedRankIsNamedWhenAllAreInTheCollective) {
                 AllOf(HasSubstr("all ranks have been in all_reduce #9"), HasSubstr("rank 1 is stopped")));
 }
 
+TEST_F(HangDetection, TheStoppedRankIsNamedInAnEarlierCollectiveToo) {
+    for (const int rank : {0, 1, 3}) in_collective(rank, 813);
+    in_collective(2, 812);
+    ranks_[2].stopped = true;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_THAT(verdict->what, AllOf(HasSubstr("rank 2 is in all_reduce #812"),
+                                     HasSubstr("; rank 2 is stopped, by SIGSTOP or a debugger")));
+}
+
 TEST_F(HangDetection, CollectivesThatGoOnAreNoHangHoweverManyThereAre) {
     for (std::uint64_t seq = 1; seq < 50; ++seq) {
         for (const int rank : {0, 1, 2, 3}) in_collective(rank, seq);

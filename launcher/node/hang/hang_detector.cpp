@@ -58,10 +58,22 @@ std::optional<HangVerdict> HangDetector::feed(const std::vector<HangSample>& sam
         for (Watch& watch : watches_) watch.collective_since = watch.heartbeat_since = watch.idle_since = now;
         return stopped_rank(now);
     }
-    if (auto verdict = stuck_collective(now)) return verdict;
+    if (auto verdict = stuck_collective(now)) return with_stopped_ranks(*std::move(verdict));
     if (auto verdict = stopped_rank(now)) return verdict;
-    if (auto verdict = lost_heartbeat(now)) return verdict;
+    if (auto verdict = lost_heartbeat(now)) return with_stopped_ranks(*std::move(verdict));
     return all_idle(now);
+}
+
+/// Names the stopped ranks where the verdict does not speak of any: nothing tells more.
+HangVerdict HangDetector::with_stopped_ranks(HangVerdict verdict) const {
+    std::vector<int> stopped;
+    for (const Watch& watch : watches_) {
+        if (watch.last.alive && watch.last.stopped) stopped.push_back(watch.last.rank);
+    }
+    if (!stopped.empty() && verdict.what.find("stopped") == std::string::npos)
+        verdict.what += fmt::format("; {} {} stopped, by SIGSTOP or a debugger", ranks_text(stopped),
+                                    stopped.size() == 1 ? "is" : "are");
+    return verdict;
 }
 
 void HangDetector::update(Watch& watch, const HangSample& sample, TimePoint now) const {

@@ -69,6 +69,7 @@ class HangDetector {
 
     void begin(const std::vector<HangSample>& samples, TimePoint now);
     void update(Watch& watch, const HangSample& sample, TimePoint now) const;
+    [[nodiscard]] HangVerdict with_stopped_ranks(HangVerdict verdict) const;
     static HangVerdict blame(const Watch* stopped, std::string what);
     [[nodiscard]] std::optional<HangVerdict> stuck_collective(TimePoint now) const;
     [[nodiscard]] std::optional<HangVerdict> stopped_rank(TimePoint now) const;
