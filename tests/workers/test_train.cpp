@@ -13,6 +13,7 @@
 #include "ddp/recovery.h"
 #include "ddp/recovery/kept.h"
 #include "ddp/testing.h"
+#include "env/clock.h"
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "tests/support/temporary_directory.h"
@@ -611,37 +612,64 @@ TEST(Trainer, ResumesToTheSameBitsWithAScheduleAndClipping) {
     EXPECT_NE(train_with(2, options_for(plain, 6, 4)).summary.digest, whole.summary.digest);
 }
 
+struct RecoveredRun {
+    train::Summary summary;
+    ddprun::Duration until_loss{};  ///< from the first step on
+};
+
+/// Three ranks train for 40 steps, 10 an epoch; the third can be lost after step 38.
+RecoveredRun train_recovering(const Options& options, bool loses_rank_2) {
+    RecoveredRun result;
+    ddprun::TimePoint first_step{};
+    const int generations = ddp::testing::run_recovering(3, [&](const ddp::Context& context) {
+        const train::ComputeDevice device = on_the_cpu();
+        ddp::Recovery recovery(context);
+        const auto lose = [&](std::uint64_t steps) {
+            if (context.rank() != 2 || context.generation() != 1) return false;
+            if (steps == 1) first_step = ddprun::MonotonicClock::now();
+            if (loses_rank_2 && steps == 38) {
+                result.until_loss = ddprun::MonotonicClock::now() - first_step;
+                ddp::KeptMemory(context.env().kept_fd, 2).reset();  // as on another node
+                throw ddp::Error("lost");
+            }
+            return false;
+        };
+        train::Trainer trainer({context.rank(), 3}, device, options, two_clouds(), [](const std::string&) {},
+                               {[] { return false; }, lose});
+        trainer.keep_in(recovery);
+        recovery.run([&](ddp::ProcessGroup& group, const ddp::Start& start) {
+            trainer.attach(group, start.is_new());
+            train::Summary summary = trainer.run("job1");
+            if (group.rank() == 2) result.summary = std::move(summary);
+        });
+    });
+    EXPECT_EQ(generations, loses_rank_2 ? 2 : 1);
+    return result;
+}
+
 TEST(Trainer, AveragesAnEpochOverTheSamplesWhoseScoresARecoveryHasKept) {
     const TemporaryDirectory temporary;
-    const Options options = options_for(temporary, 6, 4);  // 10 steps of an epoch
     const auto last_epoch = [&](bool loses_rank_2) {
-        train::EpochResult result;
-        const int generations = ddp::testing::run_recovering(3, [&](const ddp::Context& context) {
-            const train::ComputeDevice device = on_the_cpu();
-            ddp::Recovery recovery(context);
-            const auto lose = [&](std::uint64_t steps) {
-                if (loses_rank_2 && steps == 38 && context.rank() == 2 && context.generation() == 1) {
-                    ddp::KeptMemory(context.env().kept_fd, 2).reset();  // as on another node
-                    throw ddp::Error("lost");
-                }
-                return false;
-            };
-            train::Trainer trainer({context.rank(), 3}, device, options, two_clouds(),
-                                   [](const std::string&) {}, {[] { return false; }, lose});
-            trainer.keep_in(recovery);
-            recovery.run([&](ddp::ProcessGroup& group, const ddp::Start& start) {
-                trainer.attach(group, start.is_new());
-                const train::Summary summary = trainer.run("job1");
-                if (group.rank() == 0) result = summary.epochs.back();
-            });
-        });
-        EXPECT_EQ(generations, loses_rank_2 ? 2 : 1);
-        return result;
+        return train_recovering(options_for(temporary, 6, 4), loses_rank_2).summary.epochs.back();
     };
     const train::EpochResult undisturbed = last_epoch(false), disturbed = last_epoch(true);
     ASSERT_EQ(undisturbed.training_accuracy, 1);
     EXPECT_EQ(disturbed.training_accuracy, 1);
     EXPECT_NEAR(disturbed.loss, undisturbed.loss, 0.15 * undisturbed.loss);
+}
+
+TEST(Trainer, CountsTheTimeOfAReplacedRankFromTheBeginOfTheRun) {
+    const TemporaryDirectory temporary;
+    const RecoveredRun run = train_recovering(options_for(temporary, 6, 4), true);
+    EXPECT_GE(run.summary.seconds, std::chrono::duration<double>(run.until_loss).count());
+}
+
+TEST(Trainer, SaysHowManyEpochsAResumedRunHasDone) {
+    const TemporaryDirectory temporary;
+    train_with(1, options_for(temporary, 6, 2));
+    Options more = options_for(temporary, 6, 5);
+    more.resume = true;
+    EXPECT_THAT(train_with(1, more).lines, Contains(HasSubstr(" % after 5 epochs, 3 of them in ")));
 }
 
 TEST(Trainer, SaysThatAWarmUpIsLongerThanTheRun) {

@@ -32,7 +32,7 @@ struct Summary {
     int world_size = 1;
     std::vector<EpochResult> epochs;
     double held_out_accuracy = 0;
-    double seconds = 0;
+    double seconds = 0;      ///< from the begin of this run, with the recoveries in place since
     std::string digest;      ///< SHA-256 over all parameters, equal on all ranks
     std::string checkpoint;  ///< path of the last checkpoint
     bool stopped = false;    ///< stopped early by a request

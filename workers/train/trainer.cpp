@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -19,6 +20,10 @@ namespace train {
 namespace {
 
 using ddprun::MonotonicClock;
+
+std::int64_t system_clock_ns() {
+    return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 double seconds_since(ddprun::TimePoint start) {
     return std::chrono::duration<double>(MonotonicClock::now() - start).count();
@@ -135,6 +140,7 @@ void Trainer::keep_in(ddp::Recovery& recovery) {
     recovery.keep(training());
     recovery.keep_value("steps", steps_);
     recovery.keep_value("saved_epoch", saved_epoch_);
+    recovery.keep_value("began", began_ns_, Kind::Moving);  // set when the body has begun
     recovery.keep_value("epochs", summary_.epochs);
     recovery.keep_value("checkpoint", summary_.checkpoint);
     recovery.keep_value("loss_sum", score_.loss_sum, Kind::Own);
@@ -408,6 +414,7 @@ void Trainer::begin_run() {
         curves_.emplace(options_.tensorboard, print_);
     }
     if (!is_new_) return;
+    began_ns_ = system_clock_ns();
     announce();
     if (epoch() >= options_.epochs)
         print(
@@ -416,7 +423,6 @@ void Trainer::begin_run() {
 
 Summary Trainer::run(const std::string& run_id) {
     begin_run();
-    const ddprun::TimePoint start = MonotonicClock::now();
     for (;;) {
         if (is_checkpoint_due()) save_checkpoint(run_id);
         if (epoch() >= options_.epochs) break;
@@ -430,9 +436,12 @@ Summary Trainer::run(const std::string& run_id) {
     summary_.held_out_accuracy = held_out_accuracy();
     verify();
     summary_.digest = learner_.model().verify_equal_parameters();
-    summary_.seconds = seconds_since(start);
-    print(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
-                      100 * summary_.held_out_accuracy, epoch(), summary_.seconds));
+    summary_.seconds = static_cast<double>(system_clock_ns() - began_ns_) / 1e9;
+    const std::size_t done = summary_.epochs.size();
+    const std::string epochs = done == epoch() ? fmt::format("{} epochs", done)
+                                               : fmt::format("{} epochs, {} of them", epoch(), done);
+    print(fmt::format("train: held-out accuracy {:.1f} % after {} in {:.1f} s",
+                      100 * summary_.held_out_accuracy, epochs, summary_.seconds));
     print(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary_.world_size,
                       summary_.world_size == 1 ? "" : "s", summary_.digest));
     if (!summary_.checkpoint.empty()) print(fmt::format("train: checkpoint {}", summary_.checkpoint));

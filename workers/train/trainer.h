@@ -119,6 +119,7 @@ class Trainer {
     // Kept, beside the learner's state and the sampler.
     std::uint64_t steps_ = 0;        ///< steps done, including those that fp16 skipped
     std::uint64_t saved_epoch_ = 0;  ///< of the last checkpoint
+    std::int64_t began_ns_ = 0;      ///< when the run began, by the system clock, which hosts share
     Score score_;                    ///< of this rank in this epoch; on a GPU loss and hits only at its end
     Summary summary_;
 };
