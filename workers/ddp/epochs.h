@@ -27,7 +27,8 @@ struct EpochReport {
     std::uint64_t epochs = 0;
     std::uint64_t steps = 0;  ///< of the run so far
     /// The mean over all samples of the steps since the epoch began, or since the run resumed in it; NaN
-    /// where finish() was given none. Of a process that was lost, its last step may be missing.
+    /// where finish() was given none. Of a process that was lost, its last step may be missing: then this
+    /// mean differs a little from that of an undisturbed run, though no weight does.
     double loss = std::numeric_limits<double>::quiet_NaN();
     double samples_per_second = 0;  ///< of all ranks together; padding counts, saves between epochs do not
     double learning_rate = 0;       ///< of the next step
