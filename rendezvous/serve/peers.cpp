@@ -64,12 +64,22 @@ void Peers::on_accepted(UniqueFd fd) {
     if (!connection) return owner_.on_log(connection.error().what);
     auto peer = std::make_unique<Peer>(
         Peer{id, *std::move(connection), ServerHandshake(options_.credentials, *std::move(nonce))});
-    peer->handshake_timer = loop_.call_after(options_.limits.handshake, [this, raw = peer.get()] {
-        const std::string span = format_duration(options_.limits.handshake);
-        refuse(*raw, 0, {Errc::Timeout, fmt::format("no handshake within {}", span), 0});
-    });
+    peer->handshake_timer =
+        loop_.call_after(options_.limits.handshake, [this, raw = peer.get()] { end_handshake(*raw); });
     strangers_.arrived(id, loop_.now());
     peers_.emplace(id, std::move(peer));
+}
+
+/// Handles the end of the time for a handshake.
+void Peers::end_handshake(Peer& peer) {
+    peer.handshake_timer = 0;
+    if (!peer.has_spoken && owner_.keeps_silent(peer, kept_silent_)) {
+        peer.is_kept_silent = true;
+        ++kept_silent_;
+        return stranger_left(peer.id);
+    }
+    const std::string span = format_duration(options_.limits.handshake);
+    refuse(peer, 0, {Errc::Timeout, fmt::format("no handshake within {}", span), 0});
 }
 
 /// Closes a stranger when there is no room; peers that have proved the token stay. False: there is none.
@@ -115,6 +125,7 @@ void Peers::stranger_left(ClientId id) {
 
 bool Peers::on_first_byte(Connection& connection, char byte) {
     Peer& peer = peer_of(connection);
+    peer.has_spoken = true;
     return peer.stage == Peer::Stage::Handshake && owner_.on_first_byte(peer, byte);
 }
 
@@ -189,6 +200,7 @@ void Peers::on_closed(Connection& connection, const Error& why) {
     const std::unique_ptr<Peer> peer = std::move(entry->second);
     peers_.erase(entry);
     loop_.cancel(peer->handshake_timer);
+    if (peer->is_kept_silent) --kept_silent_;
     stranger_left(peer->id);
     owner_.on_gone(*peer, why);
     // A worker or tool that closes its connection has finished, and an agent may close an unneeded connection

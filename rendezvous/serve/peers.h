@@ -37,7 +37,9 @@ struct Peer {
     // Set by the owner.
     AgentSession* session = nullptr;  ///< null unless the peer is an agent
     std::size_t unanswered = 0;       ///< requests to a store
-    bool is_reported = false;         ///< the owner reports the peer's end itself, so it is not logged
+    bool has_spoken = false;
+    bool is_kept_silent = false;  ///< it has sent nothing, and is no stranger any more
+    bool is_reported = false;     ///< the owner reports the peer's end itself, so it is not logged
 
     [[nodiscard]] Role role() const { return handshake.peer().role; }
     /// For logs: "worker 'rank 3' (10.0.0.5:41234)".
@@ -59,6 +61,9 @@ class PeersOwner {
     /// this one too, are passed to on_bytes().
     virtual bool on_first_byte(Peer&, char) { return false; }
     virtual void on_bytes(Peer&, std::string_view) {}
+    /// The peer has sent nothing in the time of a handshake. True: it is kept open, as `kept` others are.
+    /// When it speaks after all, it is served as one that has just come.
+    virtual bool keeps_silent(const Peer&, std::size_t /*kept*/) { return false; }
     /// Returns the counts of the session that this Hello asks to resume; nullopt when there is none. The
     /// Hello's proof may not have come yet. Error: the peer is refused.
     virtual Result<std::optional<SessionCounts>> on_hello(const Hello&) {
@@ -118,6 +123,7 @@ class Peers final : private ConnectionOwner, private os::AcceptorOwner {
     bool make_room();
     bool evict_stranger();
     void turn_away(UniqueFd fd, const std::string& name);
+    void end_handshake(Peer& peer);
     void stranger_left(ClientId id);
 
     bool on_first_byte(Connection& connection, char byte) override;
@@ -137,6 +143,7 @@ class Peers final : private ConnectionOwner, private os::AcceptorOwner {
     Strangers strangers_;
     std::unordered_map<ClientId, std::unique_ptr<Peer>> peers_;
     ClientId last_id_ = 0;
+    std::size_t kept_silent_ = 0;
     int last_accept_error_ = 0;  ///< the last one logged; 0: none since the last connection
 };
 

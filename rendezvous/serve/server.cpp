@@ -68,15 +68,22 @@ bool Server::on_first_byte(Peer& peer, char byte) {
             peers_.refuse(peer, 0, admitted.error());
         return false;
     }
-    const TorchDoor door{options_.serves_torch, store().generation(), torch_.size(),
-                         options_.torch_limits.clients, agents_.node_addresses()};
-    if (const Status admitted = admits_torch(arrival, door); !admitted) {
+    if (const Status admitted = admits_torch(arrival, torch_door()); !admitted) {
         peer.connection->fail(admitted.error().with("a client of PyTorch's TCPStore"));
         return true;
     }
     torch_.admit(peer.id, *peer.connection);
     peers_.admit(peer, Peer::Stage::Foreign);
     return true;
+}
+
+bool Server::keeps_silent(const Peer& peer, std::size_t kept) {
+    return kept < torch_.most_silent() && admits_torch(arrival_of(*peer.connection, 0), torch_door());
+}
+
+TorchDoor Server::torch_door() const {
+    return {options_.serves_torch, store().generation(), torch_.size(), options_.torch_limits.clients,
+            agents_.node_addresses()};
 }
 
 Result<std::optional<SessionCounts>> Server::on_hello(const Hello& hello) {

@@ -19,6 +19,8 @@
 
 namespace ddprun::rdzv {
 
+struct TorchDoor;
+
 /// What the server tells the controller. Called on the loop's thread; the handler may call the server, but
 /// not destroy it.
 class ServerHandler {
@@ -105,6 +107,8 @@ class Server final : private PeersOwner {
     Status open();
 
     bool on_first_byte(Peer& peer, char byte) override;
+    bool keeps_silent(const Peer& peer, std::size_t kept) override;
+    [[nodiscard]] TorchDoor torch_door() const;
     void on_bytes(Peer& peer, std::string_view bytes) override { torch_.hear(peer.id, bytes); }
     Result<std::optional<SessionCounts>> on_hello(const Hello& hello) override;
     Status on_entered(Peer& peer) override;

@@ -1,5 +1,7 @@
 #include "rendezvous/serve/torch_clients.h"
 
+#include <algorithm>
+
 namespace ddprun::rdzv {
 
 void TorchClients::admit(ClientId id, Connection& connection) {
@@ -25,6 +27,11 @@ void TorchClients::hear(ClientId id, std::string_view bytes) {
 
 void TorchClients::left(ClientId id) {
     if (clients_.erase(id) > 0) store_.disconnect(id);
+}
+
+std::size_t TorchClients::most_silent() const {
+    const auto is_old = [](const auto& client) { return client.second.parser.is_ungreeted(); };
+    return 2 * static_cast<std::size_t>(std::ranges::count_if(clients_, is_old));
 }
 
 void TorchClients::end_generation() {

@@ -26,6 +26,10 @@ class TorchClients {
     void end_generation();
 
     [[nodiscard]] std::size_t size() const { return clients_.size(); }
+    /// The number of silent connections that are kept open: the clients of PyTorch before 2.1 have one each,
+    /// for keys that they watch. When the server closes it, the client takes all memory in an endless loop.
+    /// Survivors of a recovery may have one of the last generation too.
+    [[nodiscard]] std::size_t most_silent() const;
     [[nodiscard]] const TorchStore& store() const { return store_; }
 
   private:

@@ -84,6 +84,8 @@ class TorchParser {
     /// Error: Protocol (an unknown request, a second greeting), Limit (a length beyond the limits, checked
     /// before memory is allocated). After an error every call returns the same error.
     Result<std::optional<TorchRequest>> next();
+    /// True for a client of PyTorch before 2.2, once it has spoken.
+    [[nodiscard]] bool is_ungreeted() const { return dialect_ == Dialect::Ungreeted; }
 
   private:
     enum class Dialect : std::uint8_t { Unknown, Greeted, Ungreeted };

@@ -112,6 +112,23 @@ TEST(TorchClients, ThatWaitAreNotClosedByTheHandshakeTimeout) {
     EXPECT_EQ(waiting.hear(1), "\0"s);
 }
 
+TEST(TorchClients, WithoutAGreetingMayHaveASecondConnectionThatSaysNothing) {
+    ServerLimits limits;
+    limits.handshake = std::chrono::milliseconds(50);
+    ServingTorch server(limits);
+    const auto is_served = [](RawPeer& peer) {
+        peer.send("\6");  // GETNUMKEYS
+        std::string number(8, '\0');
+        return test::receive_exactly(peer.fd(), number, soon());
+    };
+    RawPeer old(server.endpoint());
+    ASSERT_TRUE(is_served(old));
+    RawPeer of_now(server.endpoint()), of_last_generation(server.endpoint()), stranger(server.endpoint());
+    EXPECT_TRUE(stranger.is_closed()) << "there is one such client, which needs no third";
+    EXPECT_TRUE(is_served(of_now));
+    EXPECT_TRUE(is_served(of_last_generation));
+}
+
 TEST(TorchClients, ThatDoNotReadAnswersAreClosed) {
     ServingTorch server;
     TorchPeer greedy(server.endpoint());
