@@ -559,6 +559,24 @@ TEST(RecoveryRefusals, NameAShardedModel) {
                 HasSubstr("Error: optimizer state is sharded: a failure restarts from the last checkpoint"));
 }
 
+TEST(RecoveryRefusals, LetAShardedOptimizerGatherInCommit) {
+    run_recovering(2, [](const Context& context) {
+        Recovery recovery(context);
+        recovery.run([&](ProcessGroup& group, const Start&) {
+            Model model(group, {{"w", {4}}}, {.shard = Shard::Optimizer});
+            const auto optimizer = make_sgd(model, {.learning_rate = 0.5});
+            for (int unit = 0; unit < 3; ++unit) {
+                for (float& value : model.gradient_as<float>(0)) value = -1;
+                model.mark_all_ready();
+                model.finish();
+                recovery.commit([&] { optimizer->step(); });
+            }
+            EXPECT_EQ(model.weights<float>(0)[3], 1.5F);
+            EXPECT_EQ(recovery.commits(), 3U);
+        });
+    });
+}
+
 TEST(RecoveryRefusals, NameJoinAndPowerSgd) {
     const auto refusal_over_model = [](const std::function<void(DistributedDataParallel&)>& use) {
         return refusal_in_body([&](ProcessGroup& group) {

@@ -113,9 +113,10 @@ class Recovery {
     /// Not needed without Own values.
     void prepare();
     /// Completes the unit. `change` updates Committed state (the optimizer, the schedule, counters), and
-    /// calls no collective. Throws Error, before the change, when the unit had no all-rank collective, a
-    /// collective is in flight or has failed, or prepare() is missing; after it, when an Own value is not as
-    /// prepared.
+    /// calls no collective, unless what was made over the group refuses recovery (a sharded model, whose
+    /// optimizer gathers the weights). Throws Error, before the change, when the unit had no all-rank
+    /// collective, a collective is in flight or has failed, or prepare() is missing; after it, when an Own
+    /// value is not as prepared.
     void commit(const std::function<void()>& change = {});
     /// The number of units committed since the state was New.
     [[nodiscard]] std::uint64_t commits() const;

@@ -165,7 +165,7 @@ class Recovery::Impl {
         require_running("commit");
         require_complete_unit();
         is_in_change = true;
-        const SetWhile in_commit(ProcessGroup::is_in_commit_, true);
+        const SetWhile in_commit(ProcessGroup::is_in_commit_, !is_refused_by_group);
         if (change) change();
         if (const std::string name = state.changed(Kind::Own); !name.empty())
             fail(fmt::format(
@@ -201,6 +201,9 @@ class Recovery::Impl {
     const bool on_device;  ///< the groups are for device memory
     std::uint64_t commits = 0;
     std::string refusal;  ///< why a failure restarts all ranks; "": it does not
+    /// What was made over the group cannot be recovered, on any rank: ranks may wait for each other in
+    /// commit(), because nobody goes on after a loss.
+    bool is_refused_by_group = false;
 
   private:
     static std::shared_ptr<LifelineSocket> socket_of(const Lifeline& lifeline) { return lifeline.socket_; }
@@ -220,7 +223,10 @@ class Recovery::Impl {
     std::exception_ptr run_generation(const std::function<void(ProcessGroup&, const Start&)>& body) {
         try {
             const auto owned = ProcessGroup::create(context, options);
-            owned->refuse_recovery_ = [this](const char* why) { refuse(why); };
+            owned->refuse_recovery_ = [this](const char* why) {
+                is_refused_by_group = true;
+                refuse(why);
+            };
             const SetWhile has_group(group, owned.get());
             const Start start = begin();
             report_state(fmt::format("in-place {}", context.generation()));
