@@ -338,6 +338,20 @@ TEST_F(Train, ADirectoryForCurvesThatIsAFileIsRefusedBeforeTheTraining) {
                 AllOf(HasSubstr("--tensorboard: notes: Not a directory"), Not(HasSubstr("go on in place"))));
 }
 
+TEST_F(Train, AnOutputThatCannotBeWrittenEndsAllRanksAtOnce) {
+    write("file", "");
+    for (const char* option : {"--checkpoint-dir", "--tensorboard"}) {
+        for (int round = 0; round < 4; ++round) {
+            const Outcome outcome = run(command(4, {option, "file/below"}), here());
+            EXPECT_EQ(outcome.status, 73) << outcome.err;
+            EXPECT_THAT(outcome.err,
+                        HasSubstr(std::string("train: ") + option + ": file/below: Not a directory"));
+            EXPECT_LT(outcome.took, std::chrono::seconds(5))
+                << "a rank waited for a signal that it had caught";
+        }
+    }
+}
+
 TEST_F(Train, ALimitOnAddressSpaceThatIsTooSmallForOpenBlasIsReported) {
     if (std::getenv("SANITIZED") != nullptr) GTEST_SKIP() << "a sanitizer needs terabytes of address space";
     for (const char* limit : {"-v 150000", "-d 100000"}) {

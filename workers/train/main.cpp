@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,9 +46,14 @@ int print_error(const StartupError& error) {
 
 /// Ends a rank. To exit before the rank that reports the error would make this one, which is silent, the root
 /// cause for the launcher: it waits to be ended, and reports the error itself after a timeout.
-int report(const StartupError& error, int reporter, int rank) {
-    constexpr int kTimeoutMilliseconds = 5000;
-    if (rank != reporter) ::poll(nullptr, 0, kTimeoutMilliseconds);
+/// `is_told_to_end` tells of signals that are caught; each of them also ends a wait.
+int report(const StartupError& error, int reporter, int rank,
+           const std::function<bool()>& is_told_to_end = {}) {
+    constexpr int kWaits = 50, kWaitMilliseconds = 100;
+    for (int waits = 0; rank != reporter && waits < kWaits; ++waits) {
+        if (is_told_to_end && is_told_to_end()) return static_cast<int>(error.code);
+        ::poll(nullptr, 0, kWaitMilliseconds);
+    }
     return print_error(error);
 }
 
@@ -161,6 +167,8 @@ class Process {
     /// True when the run was asked to stop, and has saved before its end.
     [[nodiscard]] bool stopped() const { return stopped_; }
 
+    bool is_told_to_end() { return lifeline_.preemption_requested(); }
+
   private:
     std::optional<train::AgreedError> run_generations() {
         try {
@@ -269,16 +277,12 @@ int run(const Options& options, const ddp::Context& context) {
     const ddprun::Result<train::ComputeDevice> device =
         train::open_compute_device(options, context.local_rank());
     if (!device) return report({ExitCode::Unavailable, device.error().what}, 0, context.rank());
-    // The lifeline ends before a report: a rank that waits for another to report is ended by a signal.
-    bool stopped = false;
-    const std::optional<train::AgreedError> why = [&] {
-        Process process(options, context, *device);
-        auto reason = process.run();
-        stopped = process.stopped();
-        return reason;
-    }();
-    if (why) return report(why->error, why->reporter, context.rank());
-    return static_cast<int>(stopped ? ExitCode::Stopped : ExitCode::Ok);
+    Process process(options, context, *device);
+    const std::optional<train::AgreedError> why = process.run();
+    // The lifeline goes on through the wait, so that no signal is lost that comes before it.
+    if (why)
+        return report(why->error, why->reporter, context.rank(), [&] { return process.is_told_to_end(); });
+    return static_cast<int>(process.stopped() ? ExitCode::Stopped : ExitCode::Ok);
 }
 
 /// OpenBLAS's threads may try to allocate for ever, which would block an orderly exit too.
