@@ -567,6 +567,26 @@ fs::path InstalledInVenv::prefix_;
 
 constexpr const char* kSaysItsPrefix = "import sys\nprint(sys.prefix)\n";
 
+/// An installation as `meson install` makes it.
+TEST(InstalledPrograms, FindTheModuleOfMpiInTheLibraryFolder) {
+    const TemporaryDirectory tree;
+    const Outcome installed = install("runtime", tree.file("tree"));
+    ASSERT_EQ(installed.status, 0) << installed.out << installed.err;
+    fs::path train, module;
+    for (const auto& entry : fs::recursive_directory_iterator(tree.path())) {
+        if (entry.path().filename() == "train") train = entry.path();
+        if (entry.path().filename().string().starts_with("libddp-mpi-")) module = entry.path();
+    }
+    ASSERT_FALSE(train.empty());
+    if (module.empty()) GTEST_SKIP() << "this build has no MPI";
+    // A module of another release is found like any, and does not start MPI.
+    for (const char* name : {"libddp-mpi-openmpi.so", "libddp-mpi-mpich.so"})
+        std::ofstream(module.parent_path() / name, std::ios::trunc) << "no library";
+    const Outcome outcome = run({train, "--backend=mpi", "--epochs=1", "--checkpoint-dir=" + tree.file("c")});
+    EXPECT_EQ(outcome.status, 64) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(module.parent_path().string() + "/libddp-mpi-"));
+}
+
 TEST_F(InstalledInVenv, FindsTrainAndTrainFindsItsData) {
     const Outcome outcome = ddprun({"train", "--epochs", "1"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;

@@ -137,6 +137,17 @@ std::string first_module(const std::vector<std::string>& variables) {
     return names.front();
 }
 
+TEST(MpiModule, IsFoundInTheLibraryFolderOfThePrefixThatTheProgramIsInstalledIn) {
+    const auto has = [](const char* here, const char* folder) {
+        const auto folders = mpi::module_folders(here, "lib/x86_64-linux-gnu", "libexec/ddprun");
+        return std::ranges::find(folders, folder) != folders.end();
+    };
+    EXPECT_TRUE(has("/opt/x/bin", "/opt/x/lib/x86_64-linux-gnu"));
+    EXPECT_TRUE(has("/opt/x/libexec/ddprun", "/opt/x/lib/x86_64-linux-gnu"));
+    EXPECT_TRUE(has("/opt/x/bin", "/opt/x/bin"));
+    EXPECT_FALSE(has("/tmp/mine/build", "/tmp/lib/x86_64-linux-gnu")) << "others may write there";
+}
+
 TEST(MpiModule, KeepsTheReasonWhyTheLikeliestWasNotUsed) {
     const auto open = [](const std::string& name) -> ddprun::Result<SharedLibrary> {
         if (name == "/lib/mpich.so" || name == "openmpi.so") return SharedLibrary{name, nullptr};

@@ -12,12 +12,17 @@ namespace {
 
 constexpr const char *kOpenMpi = "libddp-mpi-openmpi.so", *kMpich = "libddp-mpi-mpich.so";
 
-std::vector<std::filesystem::path> folders_of_this_program() {
-    const std::filesystem::path here = ddprun::own_directory();
-    return {here, here.parent_path() / "lib", here.parent_path() / "lib64"};
-}
-
 }  // namespace
+
+std::vector<std::filesystem::path> module_folders(const std::filesystem::path& here,
+                                                  const std::string& libdir, const std::string& programs) {
+    const std::filesystem::path beside = here.parent_path();
+    std::vector<std::filesystem::path> folders = {here, beside / "lib", beside / "lib64", beside / libdir};
+    const std::string own = here.string();
+    if (own.ends_with("/" + programs))
+        folders.push_back(std::filesystem::path(own.substr(0, own.size() - programs.size())) / libdir);
+    return folders;
+}
 
 // Only PMI-1's variables indicate MPICH's family: PMIx serves both families, and at most sites only Open MPI
 // uses it.
@@ -56,7 +61,9 @@ ddprun::Result<OpenedModule> open_likeliest(
 
 LoadedModule load_module() {
     const std::vector<std::string> names =
-        library_names("DDP_MPI_MODULE", module_names(ddprun::process_environment, folders_of_this_program()));
+        library_names("DDP_MPI_MODULE",
+                      module_names(ddprun::process_environment,
+                                   module_folders(ddprun::own_directory(), DDP_LIBDIR, DDP_PROGRAMS_DIR)));
     const auto opened = open_likeliest(names, [](const std::string& name) { return open_library({name}); });
     if (!opened) {
         throw InvalidInput(fmt::format(

@@ -11,6 +11,12 @@
 
 namespace ddp::mpi {
 
+/// The folders in which a program of folder `here` looks for modules: its own, and the library folders of the
+/// prefix that it is installed in. Modules are installed in PREFIX/`libdir` (Debian's is
+/// "lib/x86_64-linux-gnu"), ddprun's programs in PREFIX/`programs` ("libexec/ddprun"). Pure.
+std::vector<std::filesystem::path> module_folders(const std::filesystem::path& here,
+                                                  const std::string& libdir, const std::string& programs);
+
 /// The modules that may carry this process's calls, the likeliest first. There is one for each family of MPIs
 /// (libddp-mpi-openmpi.so, libddp-mpi-mpich.so: Intel's and Cray's belong to MPICH's); the family of the
 /// launcher that started this process comes first. Each module is tried in those `folders` that have it, and
@@ -35,7 +41,7 @@ struct LoadedModule {
     std::string passed_over;  ///< reason why a likelier module was not used; "" without one
 };
 /// Loads the module that DDP_MPI_MODULE names, else the first of module_names() that loads: from the
-/// program's folder, the lib folders beside it, or the loader's path. It is never unloaded. Throws
+/// module_folders() of the program, or from the loader's path. It is never unloaded. Throws
 /// InvalidInput with the remedy.
 LoadedModule load_module();
 
