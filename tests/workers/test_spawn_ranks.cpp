@@ -196,7 +196,15 @@ TEST(Spawn, RefusesImpossibleNumbersOfRanks) {
 
 TEST(Spawn, RefusesAProcessThatIsARankItself) {
     EXPECT_THAT(failure_of_spawn(2, [](const Context&) { ddp::spawn([](const Context&) {}, 2); }),
-                HasSubstr("spawn: this process is a rank itself"));
+                AllOf(HasSubstr("spawn: this process is a rank itself (rank "),
+                      HasSubstr(" of 2 under another spawn): ")));
+    {
+        const ddp::testing::Variable generation("DDPRUN_GENERATION", "1"), rank("RANK", "1"),
+            size("WORLD_SIZE", "2"), local_rank("LOCAL_RANK", "1");
+        EXPECT_THAT([] { ddp::spawn([](const Context&) {}, 2); },
+                    ::testing::ThrowsMessage<ddp::InvalidInput>(
+                        HasSubstr("spawn: this process is a rank itself (rank 1 of 2 under ddprun): ")));
+    }
     const ddp::testing::Variable rank("OMPI_COMM_WORLD_RANK", "1"), size("OMPI_COMM_WORLD_SIZE", "2");
     EXPECT_THROW(ddp::spawn([](const Context&) {}, 2), ddp::InvalidInput);
 }

@@ -36,7 +36,8 @@ using ddprun::UniqueFd;
 using ddprun::WorkerEnv;
 
 constexpr int kMostRanks = 512;
-constexpr std::size_t kMostText = 60'000;  ///< bytes of an error's text: a pipe holds it
+constexpr std::string_view kRunPrefix = "spawn-";  ///< of a world's run id
+constexpr std::size_t kMostText = 60'000;          ///< bytes of an error's text: a pipe holds it
 // A rank's end is an event on its pipe, unless a process that the rank has forked still holds that pipe.
 constexpr std::chrono::milliseconds kLookAgain{100}, kLookAgainSoon{5};
 
@@ -217,6 +218,14 @@ class Processes {
     std::vector<Process> alive_;
 };
 
+/// The program that made this process a rank. ddprun's and spawn's ranks have torchrun's variables too.
+std::string starter_of(const ddprun::LauncherChoice& launcher) {
+    const auto value_of = [](const char* name) { return ddprun::process_environment(name).value_or(""); };
+    if (value_of("DDPRUN_GENERATION").empty()) return launcher.explanation;
+    return fmt::format("rank {} of {} under {}", value_of("RANK"), value_of("WORLD_SIZE"),
+                       value_of("TORCHELASTIC_RUN_ID").starts_with(kRunPrefix) ? "another spawn" : "ddprun");
+}
+
 void check(const std::function<void(const Context&)>& fn, int ranks, const SpawnOptions& options) {
     if (!fn) throw InvalidInput("spawn: the function is empty");
     if (ranks < 1 || ranks > kMostRanks)
@@ -229,7 +238,7 @@ void check(const std::function<void(const Context&)>& fn, int ranks, const Spawn
         throw InvalidInput(fmt::format(
             "spawn: this process is a rank itself ({}): every rank would make a world of its own; use "
             "Context::from_env, or start one process",
-            launcher->explanation));
+            starter_of(*launcher)));
     }
 }
 
@@ -241,7 +250,7 @@ WorkerEnv world_of(int ranks, int segment) {
     world.master_addr = given->master_addr;
     world.master_port = given->master_port;
     world.world_size = world.local_world_size = world.role_world_size = ranks;
-    world.run_id = fmt::format("spawn-{}", ::getpid());
+    world.run_id = fmt::format("{}{}", kRunPrefix, ::getpid());
     world.segment_fd = segment;
     return world;
 }
