@@ -100,6 +100,20 @@ TEST(Trace, ASpanSurvivesAKillAndSoDoesOneThatHadNotEnded) {
     EXPECT_EQ(second.end_ns, 0);
 }
 
+TEST(Trace, ALongNameIsCutBetweenCharacters) {
+    const ddprun::test::TemporaryDirectory directory;
+    const testing::Variable variable("DDP_TRACE", directory.path());
+    const auto act = [] {
+        trace::enter(place(0, 1));
+        const Span cut("a name whose forty-eighth byte is in a letter: ß");
+        return 0;
+    };
+    EXPECT_EQ(in_child(act), 0);
+    const std::vector<std::string> files = files_in(directory.path());
+    ASSERT_EQ(files.size(), 1U);
+    EXPECT_STREQ(record_in(files[0], 0).name, "a name whose forty-eighth byte is in a letter: ");
+}
+
 TEST(Trace, TheOldestSpansMakeRoomAndAnOldOneEndsNoOther) {
     const ddprun::test::TemporaryDirectory directory;
     const testing::Variable variable("DDP_TRACE", directory.path());

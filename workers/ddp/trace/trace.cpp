@@ -46,7 +46,8 @@ namespace {
 
 template <std::size_t kSize>
 void copy_text(char (&to)[kSize], std::string_view text) {
-    const std::size_t length = std::min(text.size(), kSize - 1);
+    std::size_t length = std::min(text.size(), kSize - 1);
+    while (length > 0 && length < text.size() && (text[length] & 0xc0) == 0x80) --length;  // whole characters
     text.copy(to, length);
     to[length] = '\0';
 }
