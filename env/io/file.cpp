@@ -208,6 +208,7 @@ Status write_file_atomically(const std::string& path, std::string_view content, 
 }
 
 Status make_directories(const std::string& path) {
+    if (path.empty()) return Error::invalid("the directory has no name");
     for (std::size_t end = 0; end != std::string::npos;) {
         end = path.find('/', end + 1);
         const std::string upto = path.substr(0, end);

@@ -174,6 +174,10 @@ TEST(MakeDirectories, MakesMissingDirectoriesAndAcceptsExistingOnes) {
     EXPECT_TRUE(make_directories("/"));
 }
 
+TEST(MakeDirectories, SaysThatANameIsMissing) {
+    EXPECT_EQ(make_directories("").error().what, "the directory has no name");
+}
+
 TEST(MakeDirectories, NamesTheDirectoryThatFails) {
     const TemporaryDirectory dir;
     ASSERT_TRUE(write_file_atomically(dir.file("file"), "x", 0644));
