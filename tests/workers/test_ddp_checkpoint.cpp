@@ -484,6 +484,30 @@ TEST(Checkpoint, IsInheritedFromALostHostByTheSameJobOnly) {
     EXPECT_EQ(in_job("secret", [&] { ::_exit(refusal_of_save(temporary.path()) == "saved" ? 0 : 1); }), 0);
 }
 
+TEST(Checkpoint, WaitsForAProcessOfTheSameJobThatIsAboutToEnd) {
+    const TemporaryDirectory temporary;
+    LivingWriter writer(temporary.path(), [] {
+        ::setenv("DDPRUN_TOKEN", "secret", 1);
+        ::setenv("TORCHELASTIC_RUN_ID", "ten", 1);
+    });
+    int begins[2] = {-1, -1};
+    ASSERT_EQ(::pipe(begins), 0);
+    const pid_t next = start_child([&] {
+        ::setenv("DDPRUN_TOKEN", "secret", 1);
+        ::setenv("TORCHELASTIC_RUN_ID", "ten", 1);
+        ::close(begins[0]), ::close(begins[1]);
+        ::_exit(refusal_of_save(temporary.path()) == "saved" ? 0 : 1);
+    });
+    ::close(begins[1]);
+    char none = 0;
+    EXPECT_EQ(::read(begins[0], &none, 1), 0);  // it is about to save
+    ::close(begins[0]);
+    writer.kill();
+    int status = -1;
+    ::waitpid(next, &status, 0);
+    EXPECT_EQ(status, 0);
+}
+
 TEST(Checkpoint, SparesAndNamesOtherRunsWithoutLocks) {
     const TemporaryDirectory temporary;
     int status = -1;

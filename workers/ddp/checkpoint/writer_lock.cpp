@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "ddp/checkpoint/save.h"
@@ -27,6 +28,8 @@ namespace ddp {
 namespace {
 
 constexpr std::size_t kWriterBytesLimit = 4096;
+constexpr std::chrono::seconds kEndOfProcess{10};
+constexpr std::chrono::milliseconds kBetweenTries{20};
 
 /// Whether `path` still is the open file: another process may have removed or replaced it.
 bool is_file_at(const std::string& path, int fd) {
@@ -127,9 +130,23 @@ WriterLock::Lock WriterLock::open_and_lock() {
     }
 }
 
+/// On this host it waits for a process of this run that has the lock: it is of the last generation, and about
+/// to end.
+std::pair<WriterLock::Lock, WriterLock::Writer> WriterLock::try_lock(const Writer& self) {
+    const auto deadline = std::chrono::steady_clock::now() + kEndOfProcess;
+    for (;;) {
+        const Lock lock = open_and_lock();
+        Writer other = Writer::read(fd_.get());
+        const bool may_end = other.is_of_run(self) && other.host == self.host;
+        if (lock != Lock::Refused || !may_end || std::chrono::steady_clock::now() > deadline)
+            return {lock, std::move(other)};
+        std::this_thread::sleep_for(kBetweenTries);
+    }
+}
+
 void WriterLock::hold() {
-    const Lock lock = open_and_lock();
-    const Writer self = Writer::self(), other = Writer::read(fd_.get());
+    const Writer self = Writer::self();
+    const auto [lock, other] = try_lock(self);
     const bool is_own = other.is_process_of(self);
     const bool is_here = other.host == self.host, is_of_run = other.is_of_run(self);
     if (lock == Lock::Refused && (is_here || !is_of_run)) refuse(other);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "env/unique_fd.h"
 
@@ -33,8 +34,8 @@ class WriterLock {
     WriterLock& operator=(const WriterLock&) = delete;
 
     /// Takes the lock, or keeps it. A lock that a process of the same run on another host still has is no
-    /// obstacle: that host was lost, or the process is no longer the one that saves. Throws FileError naming
-    /// the other run.
+    /// obstacle: that host was lost, or the process is no longer the one that saves. For one of this host it
+    /// waits, 10 s at most. Throws FileError naming the other run.
     void hold();
     /// After hold(): whether no living writer but this process can have made the unfinished file or
     /// directory.
@@ -44,6 +45,7 @@ class WriterLock {
     enum class Lock { Taken, Refused, Unsupported };
     struct Writer;
     Lock open_and_lock();
+    std::pair<Lock, Writer> try_lock(const Writer& self);
     [[noreturn]] void refuse(const Writer& other) const;
     void warn_once(const Writer& other);
 
