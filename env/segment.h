@@ -13,7 +13,8 @@
 ///   scalars_offset ScalarRing[local_world_size]                         scalars that workers tell
 ///   arena_offset ... arena_offset + arena_bytes                         libddp's collectives
 ///
-/// The file is sparse: pages exist once touched. A worker has it as DDPRUN_SEGMENT_FD, and by the
+/// The file is sparse: pages exist once touched. A mapping begins at a page, which has up to 64 KiB: only the
+/// header, the rings and the arena begin one everywhere. A worker has it as DDPRUN_SEGMENT_FD, and by the
 /// path DDPRUN_SEGMENT, which also serves a process whose starter has closed the descriptor
 /// (workers/python/ddprun/__init__.py). The worker's index is RANK - first_rank.
 namespace ddprun {

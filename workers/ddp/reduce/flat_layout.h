@@ -23,7 +23,7 @@ Extent intersection(const Extent& inner, const Extent& outer);
 struct FlatLayout {
     /// One cache line, and the widest vector: no two tensors share one.
     static constexpr std::size_t kAlignment = 64;
-    /// A slice of a bucket is a multiple of a page. Norms are sums over these chunks.
+    /// A slice of a bucket is a multiple of this. Norms are sums over these chunks.
     static constexpr std::size_t kChunk = 4096;
     /// The last bucket of a layout that is not sharded ends with at least this many bytes of padding (see
     /// Reducer::request_stop).

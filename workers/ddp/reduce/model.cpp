@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,6 +18,7 @@
 #include "ddp/reduce/reducer.h"
 #include "ddp/reduce/tensor_broadcast.h"
 #include "ddp/worker/private_memory.h"
+#include "ddp/worker/slices.h"
 
 namespace ddp {
 
@@ -381,13 +383,16 @@ void Model::start_gather(std::size_t bucket) {
 
 void Model::wait_gather(std::size_t bucket) { std::exchange(flat_->gathers[bucket], {}).wait(); }
 
-/// Gives the memory of a gathered bucket back; it reads as zeros.
+/// Gives the memory of a gathered bucket back: its whole pages, for a part of a page is another bucket's too.
 void Model::free_whole(std::size_t bucket) {
     wait_gather(bucket);
     const Extent& memory = flat_->layout.buckets[bucket];
     if (flat_->is_whole[bucket]) flat_->whole_bytes -= memory.bytes;
     flat_->is_whole[bucket] = false;
-    ::madvise(flat_->weights + memory.begin, memory.bytes, MADV_DONTNEED);
+    // The kernel would round the end of the range up.
+    const auto page = static_cast<std::size_t>(::getpagesize());
+    const std::size_t begin = round_up(memory.begin, page), end = memory.end() / page * page;
+    if (begin < end) ::madvise(flat_->weights + begin, end - begin, MADV_DONTNEED);
 }
 
 void Model::wait_for_parameters() {

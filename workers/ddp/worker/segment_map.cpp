@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -29,6 +30,7 @@ std::uint64_t control_bytes(std::uint32_t local_world_size) {
     return ddprun::segment_scalars_offset(local_world_size);
 }
 
+/// `offset` begins a page, of up to 64 KiB.
 void* map_shared(int fd, std::uint64_t offset, std::size_t bytes) {
     void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
                            static_cast<off_t>(offset));
@@ -105,20 +107,22 @@ void SegmentMap::check_header() const {
 
 std::byte* SegmentMap::map(std::uint64_t offset, std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
+    // A piece begins with the page of its first byte.
+    const std::uint64_t before = offset % static_cast<std::uint64_t>(::getpagesize());
     // The latest mapping of an offset is the largest and comes first.
     if (const auto found = pieces_.lower_bound(offset);
-        found != pieces_.end() && found->first == offset && found->second.bytes >= bytes) {
-        return static_cast<std::byte*>(found->second.address);
+        found != pieces_.end() && found->first == offset && found->second.bytes >= before + bytes) {
+        return static_cast<std::byte*>(found->second.address) + before;
     }
     if (offset > file_bytes_ || bytes > file_bytes_ - offset) {
         throw Error(fmt::format("shared memory segment: {} bytes at {} lie outside of its {} bytes", bytes,
                                 offset, file_bytes_));
     }
-    void* address = map_shared(fd_.get(), offset, static_cast<std::size_t>(bytes));
+    const auto mapped = static_cast<std::size_t>(before + bytes);
+    void* address = map_shared(fd_.get(), offset - before, mapped);
     // A smaller piece at the same offset may still be in use, so it stays mapped.
-    pieces_.emplace_hint(pieces_.lower_bound(offset), offset,
-                         Piece{address, static_cast<std::size_t>(bytes)});
-    return static_cast<std::byte*>(address);
+    pieces_.emplace_hint(pieces_.lower_bound(offset), offset, Piece{address, mapped});
+    return static_cast<std::byte*>(address) + before;
 }
 
 bool SegmentMap::discard(std::uint64_t offset, std::uint64_t bytes) {
