@@ -99,6 +99,20 @@ TEST(DistributedSampler, RepeatsADataSetSmallerThanTheWorld) {
 
 TEST(DistributedSampler, GivesNothingForAnEmptyDataSet) { EXPECT_TRUE(indices(0, 4, 2, {}).empty()); }
 
+TEST(DistributedSampler, CountsTheBatchesOfThisWorld) {
+    DistributedSampler sampler(100, 3, 0);  // 34 samples a rank, with padding
+    EXPECT_EQ(sampler.batches_per_epoch(8), 5U);
+    EXPECT_EQ(sampler.batches_per_epoch(8, true), 4U);
+    EXPECT_EQ(DistributedSampler(100, 3, 0, {.drop_last = true}).batches_per_epoch(33), 1U);
+    EXPECT_EQ(sampler.batches_done(8), 0U);
+    sampler.advance(9);
+    EXPECT_EQ(sampler.batches_per_epoch(8), 5U) << "of a whole epoch";
+    EXPECT_EQ(sampler.batches_done(8), 2U);
+    EXPECT_EQ(sampler.batches_done(8, true), 1U);
+    sampler.set_epoch(2);
+    EXPECT_EQ(sampler.batches_done(8, true), 8U);
+}
+
 TEST(DistributedSampler, RefusesARankOutsideTheWorld) {
     EXPECT_THROW(DistributedSampler(10, 4, 4), ddp::InvalidInput);
     EXPECT_THROW(DistributedSampler(10, 4, -1), ddp::InvalidInput);

@@ -177,6 +177,19 @@ TEST(Epochs, DeliverBatchesOfADatasetInTheOrderOfTheRows) {
     EXPECT_EQ(seen, rows);
 }
 
+TEST(Epochs, EndTheScheduleWithTheLastWholeBatchWhereTheLoaderDropsTheRest) {
+    World world = alone();
+    Line line(world);
+    const Indices dataset;
+    EpochsOptions options{.epochs = 3, .batch_size = 8, .report = [](const EpochReport&) {}};
+    options.loader.drop_last = true;
+    options.schedule = Schedule{.shape = Schedule::Shape::Cosine};
+    Epochs epochs(world, line.model, *line.optimizer, dataset, options);
+    for (Epochs::Step& step : epochs) step.finish();
+    EXPECT_EQ(epochs.steps_done(), 6U);
+    EXPECT_EQ(line.optimizer->learning_rate(), 0);
+}
+
 TEST(Epochs, NameAStepThatWasNotFinishedOrFinishedTwice) {
     World world = alone();
     Line line(world);

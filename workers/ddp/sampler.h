@@ -56,6 +56,11 @@ class DistributedSampler {
     [[nodiscard]] std::uint64_t epoch() const { return state_.epoch; }
     /// The number of samples per rank from here to the end of the epoch; equal on all ranks.
     [[nodiscard]] std::size_t size() const;
+    /// The batches of a whole epoch: `batch` samples on each rank. The last one is smaller, or left out with
+    /// `whole_only`.
+    [[nodiscard]] std::uint64_t batches_per_epoch(std::size_t batch, bool whole_only = false) const;
+    /// The batches from the first epoch to here, had this world made them all.
+    [[nodiscard]] std::uint64_t batches_done(std::size_t batch, bool whole_only = false) const;
     /// The indices from here to the end of the epoch, in the order of use.
     [[nodiscard]] std::vector<std::size_t> indices() const;
 
@@ -83,6 +88,7 @@ class DistributedSampler {
         listed_ = advanced_ = false;
     }
     [[nodiscard]] std::size_t remaining() const;
+    [[nodiscard]] std::size_t share_of(std::size_t samples) const;
     [[nodiscard]] SamplerState::Order order() const {
         return {dataset_size_, options_.shuffle, options_.seed};
     }

@@ -46,13 +46,9 @@ std::vector<std::size_t> widths_of(const Options& options, const Samples& sample
 /// For one rank.
 std::size_t samples_per_step(const Options& options) { return options.batch_size * options.accumulate; }
 
-/// Optimizer steps of an epoch over `samples` training samples.
-std::uint64_t steps_per_epoch(const Options& options, std::size_t samples, int ranks) {
-    return samples / static_cast<std::size_t>(ranks) / samples_per_step(options);
-}
 /// Optimizer steps of the whole run.
-std::uint64_t steps_in_all(const Options& options, std::size_t samples, int ranks) {
-    return options.epochs * steps_per_epoch(options, samples, ranks);
+std::uint64_t steps_in_all(const Options& options, const ddp::DistributedSampler& sampler) {
+    return options.epochs * sampler.batches_per_epoch(samples_per_step(options), true);
 }
 
 std::string describe_learning_rate(const Options& options, int world_size) {
@@ -124,8 +120,7 @@ Trainer::Trainer(const World& world, const ComputeDevice& device, const Options&
       // The tail is dropped so that the number of steps depends only on the joint batch, not on the number of
       // workers.
       sampler_(training_.size(), world.size, world.rank, {.seed = options.seed, .drop_last = true}),
-      learner_(world, device, options, widths_of(options, samples_),
-               steps_in_all(options, training_.size(), world.size)),
+      learner_(world, device, options, widths_of(options, samples_), steps_in_all(options, sampler_)),
       checkpoints_(checkpoint_dir_for(options, samples_)),
       stop_request_(std::move(stop_request)) {
     summary_.world_size = world.size;
@@ -151,17 +146,12 @@ void Trainer::keep_in(ddp::Recovery& recovery) {
 void Trainer::attach(ddp::ProcessGroup& group, bool is_new) {
     world_ = World(group.rank(), group.size());
     summary_.world_size = world_.size;
-    learner_.attach(group, is_new, steps_in_all(options_, training_.size(), world_.size));
-    learner_.place_in_schedule(steps_of_this_world());
+    learner_.attach(group, is_new, steps_in_all(options_, sampler_));
+    learner_.place_in_schedule(sampler_.batches_done(samples_per_step(options_), true));
     group_ = group;
     vote_.emplace(group);
     order_ahead_.reset();  // of the ranks of the last group
     is_new_ = is_new;
-}
-
-std::uint64_t Trainer::steps_of_this_world() const {
-    return epoch() * steps_per_epoch(options_, training_.size(), world_.size) +
-           sampler_.state().consumed / (samples_per_step(options_) * static_cast<std::size_t>(world_.size));
 }
 
 void Trainer::commit(const std::function<void()>& change) {
@@ -190,7 +180,7 @@ void Trainer::announce() const {
                       options_.accumulate > 1 ? fmt::format(" x {}", options_.accumulate) : "",
                       samples_per_step(options_) * ranks, name_of(options_.optimizer),
                       describe_learning_rate(options_, world_.size), options_.seed));
-    const std::uint64_t steps = steps_in_all(options_, training_.size(), world_.size);
+    const std::uint64_t steps = steps_in_all(options_, sampler_);
     if (options_.warmup > 0 && options_.warmup >= steps)
         print(fmt::format(
             "train: --warmup: {} steps are not fewer than the run's {}: the learning rate never reaches its full value",
@@ -232,7 +222,7 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
     }
     const ddp::TrainingState state = ddp::load_checkpoint(*group_, path, training());
     steps_ = state.step;
-    learner_.place_in_schedule(steps_of_this_world());
+    learner_.place_in_schedule(sampler_.batches_done(samples_per_step(options_), true));
     saved_epoch_ = epoch();
     const bool is_inside = state.sampler.consumed > 0;
     print(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after",

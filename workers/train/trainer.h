@@ -83,9 +83,6 @@ class Trainer {
     [[nodiscard]] std::string describe_compute() const;
     void print(const std::string& line) const;
     [[nodiscard]] std::uint64_t epoch() const { return sampler_.epoch(); }
-    /// The optimizer's steps to the sampler's position, had this world made them all: a world of another size
-    /// divides an epoch into other steps.
-    [[nodiscard]] std::uint64_t steps_of_this_world() const;
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
     [[nodiscard]] ddp::Training training();
     std::string save(const std::string& run_id);

@@ -56,6 +56,10 @@ std::vector<std::size_t> random_permutation(std::size_t n, std::uint64_t seed) {
 
 namespace {
 
+std::uint64_t divided(std::uint64_t samples, std::uint64_t by, bool whole_only) {
+    return (samples + (whole_only ? 0 : by - 1)) / by;
+}
+
 /// "1618 samples shuffled by seed 7".
 std::string describe(const SamplerState::Order& order) {
     return fmt::format("{} samples {}", order.samples,
@@ -82,9 +86,20 @@ std::size_t DistributedSampler::remaining() const {
     return dataset_size_ - std::min<std::size_t>(dataset_size_, state_.consumed);
 }
 
-std::size_t DistributedSampler::size() const {
-    const std::size_t left = remaining();
-    return options_.drop_last ? left / world_size_ : (left + world_size_ - 1) / world_size_;
+/// The samples of one rank.
+std::size_t DistributedSampler::share_of(std::size_t samples) const {
+    return divided(samples, world_size_, options_.drop_last);
+}
+
+std::size_t DistributedSampler::size() const { return share_of(remaining()); }
+
+std::uint64_t DistributedSampler::batches_per_epoch(std::size_t batch, bool whole_only) const {
+    return divided(share_of(dataset_size_), batch, whole_only);
+}
+
+std::uint64_t DistributedSampler::batches_done(std::size_t batch, bool whole_only) const {
+    return state_.epoch * batches_per_epoch(batch, whole_only) +
+           divided(state_.consumed, batch * world_size_, whole_only);
 }
 
 std::vector<std::size_t> DistributedSampler::indices() const {

@@ -18,13 +18,6 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// The rows of one rank in steps of at most `batch` each.
-std::uint64_t steps_per_epoch(const DistributedSampler& sampler, std::size_t batch) {
-    DistributedSampler whole = sampler;
-    whole.set_epoch(0);
-    return (whole.size() + batch - 1) / batch;
-}
-
 EpochsOptions checked(EpochsOptions options, std::size_t samples) {
     if (options.batch_size == 0) throw InvalidInput("epochs: batch_size is 0");
     if (samples == 0) throw InvalidInput("epochs: there are no samples");
@@ -101,7 +94,7 @@ struct Epochs::Parts {
     [[nodiscard]] Schedule schedule() const {
         Schedule whole = *options.schedule;
         if (whole.total_steps == 0)
-            whole.total_steps = options.epochs * steps_per_epoch(sampler, options.batch_size);
+            whole.total_steps = options.epochs * sampler.batches_per_epoch(options.batch_size, drops_rest());
         return whole;
     }
     [[nodiscard]] Training training() {
@@ -141,7 +134,8 @@ struct Epochs::Parts {
         }
         if (!rate) return;
         rate->replace(schedule());
-        rate->set_steps(steps_of_this_world());
+        // The schedule is one of the samples.
+        rate->set_steps(sampler.batches_done(options.batch_size, drops_rest()));
     }
     void resume(std::uint64_t& steps) {
         if (!checkpoints) return;
@@ -155,13 +149,8 @@ struct Epochs::Parts {
                   : fmt::format("resuming from {} after {} steps, in epoch {} of {}", options.checkpoints,
                                 found->step, sampler.epoch() + 1, options.epochs));
     }
-    /// The steps to the sampler's position, had this world made them all: the schedule is one of the samples.
-    /// The last step of an epoch may be a smaller one.
-    [[nodiscard]] std::uint64_t steps_of_this_world() const {
-        const std::uint64_t in_step = options.batch_size * static_cast<std::uint64_t>(group->size());
-        return sampler.epoch() * steps_per_epoch(sampler, options.batch_size) +
-               (sampler.state().consumed + in_step - 1) / in_step;
-    }
+    /// Whether an epoch ends before an incomplete last batch.
+    [[nodiscard]] bool drops_rest() const { return dataset != nullptr && options.loader.drop_last; }
 
     /// A unit of recovery: a step, the end of an epoch, a save.
     void begin_unit() {
