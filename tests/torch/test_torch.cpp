@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/epochs.h"
 #include "ddp/schedule.h"
 #include "ddp/testing.h"
 #include "tests/support/temporary_directory.h"
@@ -432,6 +433,41 @@ TEST(TorchModule, AForkedChildThatTrainsGetsAnError) {
         ::waitpid(child, &status, 0);
         EXPECT_EQ(WEXITSTATUS(status), 42);
     });
+}
+
+// backward() has averaged the gradients; Step::finish() must not do so again, and steps torch's optimizer.
+TEST(TorchModule, TrainsInEpochsWithOneReductionAStep) {
+    for (const bool is_torch : {false, true}) {
+        Net expected(0);
+        torch::optim::SGD plain(expected->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        for (int step = 0; step < 4; ++step) {
+            expected->zero_grad();
+            ((loss_of(expected(input_of(0, step))) + loss_of(expected(input_of(1, step)))) / 2).backward();
+            plain.step();
+        }
+        const int generations = testing::run_recovering(2, [&](const Context& context) {
+            World world(context, {.timeout = std::chrono::seconds(20)});
+            Net net(0);
+            DistributedDataParallel model(net);
+            torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+            Optimizer of_torch(model, sgd);
+            const auto own = make_sgd(model, {.learning_rate = 0.1, .momentum = 0.9});
+            ddp::Optimizer& optimizer = is_torch ? static_cast<ddp::Optimizer&>(of_torch) : *own;
+            Epochs epochs(world, model, optimizer, 8, {.batch_size = 1, .report = [](const EpochReport&) {}});
+            epochs.run([&](Epochs::Step& step) {
+                if (world.rank() == 1 && step.steps_done() == 2 && world.context().generation() == 1)
+                    throw Error("lost");
+                const auto done = static_cast<int>(step.steps_done());
+                loss_of(model(input_of(world.rank(), done))).backward();
+                const std::uint64_t reduced = model.statistics().steps;
+                step.finish();
+                if (model.statistics().steps != reduced) throw std::runtime_error("reduced twice");
+            });
+            EXPECT_EQ(epochs.steps_done(), 4U);
+            expect_close(weights_of(*net), weights_of(*expected));
+        });
+        EXPECT_EQ(generations, 2);
+    }
 }
 
 TEST(TorchModule, TrainsOnWithTheNextGroup) {

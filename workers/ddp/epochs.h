@@ -104,8 +104,9 @@ class Epochs {
         [[nodiscard]] std::uint64_t epoch() const { return epoch_; }  ///< counted from 0
         [[nodiscard]] std::uint64_t steps_done() const { return steps_done_; }
 
-        /// Collective, once in each step: averages the gradients (of those not marked ready all now), clips
-        /// them, steps the optimizer and the learning rate. `loss` is the mean over this rank's samples, for
+        /// Collective, once in each step: averages the gradients (of those not marked ready all now), unless
+        /// the step has done so (Model::finish, a backward pass of LibTorch), clips them, steps the optimizer
+        /// and the learning rate. `loss` is the mean over this rank's samples, for
         /// the report. Throws Error for a second call, and the errors of Model and Optimizer.
         void finish(double loss = std::numeric_limits<double>::quiet_NaN());
 

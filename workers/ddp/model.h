@@ -96,7 +96,7 @@ class Model : public DistributedDataParallel {
     /// those of rank 0; otherwise they are equal on all ranks already. Weights that have memory only from
     /// here on are broadcast by the first optimizer. Throws as the constructor does, and InvalidInput for the
     /// second group of a model whose memory belongs to its group.
-    void attach(ProcessGroup& group, bool broadcast = true);
+    virtual void attach(ProcessGroup& group, bool broadcast = true);
     /// False before the first group and once it has ended.
     using DistributedDataParallel::has_group;
 

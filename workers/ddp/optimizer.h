@@ -43,7 +43,7 @@ class Optimizer : public Stateful {
     void step(std::span<const Buffer> gradients);
     /// For an optimizer over a Model: makes one step with the model's averages. Collective where the model is
     /// sharded. Throws Error for an optimizer of borrowed parameters, and before the model's finish().
-    void step();
+    virtual void step();
 
     /// "sgd" or "adamw", stored in checkpoints.
     [[nodiscard]] virtual std::string_view name() const = 0;

@@ -20,11 +20,13 @@ take a LibTorch built with the C++11 ABI, and compile with -D_GLIBCXX_USE_CXX11_
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <set>
 #include <span>
 #include <sstream>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -146,7 +148,7 @@ class Wrapped : private HasModuleTensors, public Model {
         return all;
     }
     /// As Model::attach.
-    void attach(ProcessGroup& group, bool broadcast = true) {
+    void attach(ProcessGroup& group, bool broadcast = true) override {
         forget_gradients();
         if (!is_adopted_) {
             Model::attach(group, false);
@@ -448,7 +450,7 @@ class Optimizer final : public ddp::Optimizer {
                 "ddp::make_adamw(model, ...)");
         static_cast<void>(state());
     }
-    void step() {
+    void step() override {
         optimizer_.step();
         ++steps_;
     }
@@ -472,6 +474,22 @@ class Optimizer final : public ddp::Optimizer {
         return all;
     }
     [[nodiscard]] std::uint64_t steps() const override { return static_cast<std::uint64_t>(steps_); }
+    [[nodiscard]] std::string settings() const override {
+        std::ostringstream text;
+        text.precision(std::numeric_limits<double>::max_digits10);
+        const auto add_adam = [&text](const auto& options) {
+            text << std::get<0>(options.betas()) << ' ' << std::get<1>(options.betas()) << ' '
+                 << options.eps() << ' ' << options.weight_decay() << ' ' << options.amsgrad() << "; ";
+        };
+        for (const auto& group : optimizer_.param_groups()) {
+            const torch::optim::OptimizerOptions& all = group.options();
+            if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&all))
+                text << sgd->momentum() << ' ' << sgd->weight_decay() << ' ' << sgd->nesterov() << "; ";
+            if (const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&all)) add_adam(*adam);
+            if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&all)) add_adam(*adamw);
+        }
+        return text.str();
+    }
 
   protected:
     [[nodiscard]] bool takes_gradient(DType gradient, DType parameter) const override {

@@ -251,7 +251,8 @@ struct Epochs::Parts {
     std::vector<std::size_t> order;  ///< of the epoch, without one
     std::size_t next_row = 0;
     bool is_in_epoch = false;
-    std::uint64_t units = 0;  ///< that were committed
+    std::uint64_t units = 0;           ///< that were committed
+    std::uint64_t reduced_before = 0;  ///< the model's reduced steps when the step began
     std::uint64_t saved_step = kNever;
     EpochReport report;
     EpochSums sums;
@@ -345,6 +346,7 @@ void Epochs::advance() {
             run.begin_unit();
             run.model.begin_forward();
             run.model.zero_gradients();
+            run.reduced_before = run.model.statistics().steps;
             return;
         }
         run.end_epoch(step_.steps_done_);
@@ -366,8 +368,11 @@ void Epochs::finish(Step& step, double loss) {
     if (step.finished_)
         throw Error(fmt::format("rank {}: Step::finish() was called twice after step {}", run.group->rank(),
                                 step.steps_done_));
-    run.model.mark_all_ready();
-    run.model.finish();
+    // The backward pass of a module of LibTorch has finished the step.
+    if (run.model.statistics().steps == run.reduced_before) {
+        run.model.mark_all_ready();
+        run.model.finish();
+    }
     if (run.options.clip_norm) clip_grad_norm(run.model, *run.options.clip_norm);
     run.commit([&] {
         run.optimizer.step();
