@@ -277,6 +277,30 @@ TEST_F(PythonWorkers, WriteStepsAndScalarsWhereDdprunReadsThem) {
     EXPECT_EQ(ring.lost, 0u);
 }
 
+TEST_F(PythonWorkers, GoOnInTheMemoryOfTheNextGeneration) {
+    const SegmentOnDisk first, second;
+    first.header().generation = 1;
+    first.header().aborted = 1;
+    second.header().generation = 2;
+    first.ring().is_read = second.ring().is_read = 1;
+    second.line().stop = stop_word(7, true);
+    const Outcome outcome = first.run(R"(
+import os
+ddprun.step(5, loss=1)
+os.environ.update(DDPRUN_SEGMENT=")" + second.path() +
+                                      R"(", DDPRUN_GENERATION="2")
+ddprun.step(6, loss=2)
+print(ddprun.should_stop(7))
+)");
+    EXPECT_EQ(outcome.out, "True\n") << outcome.err;
+    EXPECT_EQ(first.line().step, 5u);
+    EXPECT_EQ(second.line().step, 6u);
+    EXPECT_EQ(second.line().asked, 8u);
+    EXPECT_EQ(first.ring().written, 1u);
+    EXPECT_EQ(second.ring().written, 1u);
+    EXPECT_STREQ(second.ring().tags[0], "loss");
+}
+
 TEST_F(PythonWorkers, DropAndCountScalarsThatNobodyReads) {
     const SegmentOnDisk segment;
     EXPECT_EQ(segment.run("ddprun.step(1, loss=1)").status, 0);
@@ -353,6 +377,13 @@ TEST_F(PythonWorkers, GoOnWithOneLineWhereTheMemoryCannotBeReached) {
     segment.header().version = 9;
     EXPECT_THAT(segment.run("ddprun.step(1)").err,
                 HasSubstr("its layout has version 9, this module knows 2: install one release"));
+    segment.header().version = kSegmentVersion;
+    segment.header().generation = 3;
+    EXPECT_THAT(run_module("import ddprun; ddprun.step(1)",
+                           {"DDPRUN_SEGMENT=" + segment.path(), "RANK=7", "DDPRUN_GENERATION=2"})
+                    .err,
+                HasSubstr("it is of generation 3, this process of 2"));
+    EXPECT_EQ(segment.line().step, 0u);
 }
 
 TEST_F(PythonWorkers, OfAnotherLauncherInsideAWorkerDoNotTakePart) {

@@ -8,12 +8,13 @@ _MAGIC, _VERSION = 0x3147455352504444, 2
 _PROGRESS, _STEP, _STOP, _ASKED, _OUTLIVES_TERM = 7, 8, 13, 14, 15  # the words of a RankLine
 _WRITTEN, _TAKEN, _LOST, _TAG_COUNT, _IS_READ = range(5)  # the words of a ScalarRing
 _TAGS, _TAG_BYTES, _RECORDS, _MOST_TAGS, _MOST_RECORDS = 4096, 128, 65536, 256, 16384
+_ABORTED, _REASON = 12, 16  # the words of the SegmentHeader
 _LONGEST_WAIT = 30  # seconds; ddprun decides within 3
 _ONE_REQUEST = 5  # seconds: a scheduler sends SIGTERM, and ddprun another one
 
 
 def _open():
-    """The rank's line, its ring (None: nobody reads scalars) and ddprun's reason for a stop."""
+    """The rank's line, its ring (None: nobody reads scalars) and the segment's first page."""
     path, number = os.environ.get("DDPRUN_SEGMENT"), os.environ.get("DDPRUN_SEGMENT_FD")
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -23,15 +24,17 @@ def _open():
         file = os.dup(int(number))  # a container with a /proc of its own
     try:
         head = mmap.mmap(file, 4096)
-        magic, version, ranks, world, first, _, _, _, _, _, scalars = struct.unpack_from("QIIIIQQQIIQ", head)
+        magic, version, ranks, world, first, generation, _, _, _, _, scalars = struct.unpack_from("QIIIIQQQIIQ", head)
         if (magic, version) != (_MAGIC, _VERSION):
             raise OSError(f"its layout has version {version}, this module knows {_VERSION}: install one release")
+        if int(os.environ.get("DDPRUN_GENERATION", generation)) != generation:
+            raise OSError(f"it is of generation {generation}, this process of {os.environ['DDPRUN_GENERATION']}")
         index = int(os.environ["RANK"]) - first
         if not 0 <= index < ranks or int(os.environ.get("WORLD_SIZE", world)) != world:
-            return None, None, b""  # a rank of another launcher, which runs inside a worker of ddprun
+            return None, None, None  # a rank of another launcher, which runs inside a worker of ddprun
         lines = mmap.mmap(file, 4096 + 128 * ranks)
         line = memoryview(lines)[4096 + 128 * index:4096 + 128 * (index + 1)].cast("Q")
-        return line, _open_ring(file, scalars, index), memoryview(head)[64:320]
+        return line, _open_ring(file, scalars, index), memoryview(head).cast("I")
     finally:
         os.close(file)
 
@@ -43,19 +46,38 @@ def _open_ring(file, scalars, index):
     return (ring, counters) if counters[_IS_READ] else None
 
 
-_line, _ring, _reason, _tags = None, None, b"", {}
-if os.environ.get("DDPRUN_SEGMENT") and os.environ.get("RANK"):
+_line, _ring, _head, _tags, _generation = None, None, None, {}, None
+
+
+def _attach():
+    """Maps the memory of the generation that this process is in."""
+    global _line, _ring, _head, _generation
+    _generation = os.environ.get("DDPRUN_GENERATION")
+    if not os.environ.get("DDPRUN_SEGMENT") or not os.environ.get("RANK"):
+        return
     try:
-        _line, _ring, _reason = _open()
+        _line, _ring, _head = _open()
+        _tags.clear()
     except (OSError, ValueError) as error:
         print(f"ddprun: steps are not reported: {os.environ['DDPRUN_SEGMENT']}: {error}", file=sys.stderr)
 
 
+def _line_now():
+    """The rank's line; after a recovery in place that of the generation which the environment names by then."""
+    if _line is not None and _head[_ABORTED] and os.environ.get("DDPRUN_GENERATION") != _generation:
+        _attach()
+    return _line
+
+
+_attach()
+
+
 def step(n, /, **scalars):
     """Reports that step `n` is done, and numbers that belong to it: step(n, loss=loss)."""
-    if _line is not None:
-        _line[_STEP] = n
-        _line[_PROGRESS] = time.monotonic_ns()
+    line = _line_now()
+    if line is not None:
+        line[_STEP] = n
+        line[_PROGRESS] = time.monotonic_ns()
         if scalars and _ring is not None:
             now = time.time()
             for tag, value in scalars.items():
@@ -87,11 +109,12 @@ def _add_tag(ring, counters, tag):
 def should_stop(n):
     """Call it after each step `n`, on every rank: True from the step on after which all ranks stop, the same on all.
     Save, and end with exit code 75: "not finished, run me again"."""
-    if _line is None:
+    line = _line_now()
+    if line is None:
         return False
     _take_term()
-    _line[_ASKED] = n + 1  # first: see launcher/head/control/stop_agreement.h
-    stop = _line[_STOP]
+    line[_ASKED] = n + 1  # first: see launcher/head/control/stop_agreement.h
+    stop = line[_STOP]
     if stop != 0 and stop // 2 <= n and stop % 2 == 0:
         stop = _decision(n)
     if stop == 0 and _first_term is not None and time.monotonic() - _first_term >= _ONE_REQUEST:
@@ -145,4 +168,4 @@ def why():
     """The reason of the stop: "ddprun drain", "walltime in 2 min"; "" before one."""
     if _line is None or _line[_STOP] % 2 == 0:
         return ""
-    return bytes(_reason).split(b"\0", 1)[0].decode(errors="replace")
+    return bytes(_head[_REASON:80]).split(b"\0", 1)[0].decode(errors="replace")
