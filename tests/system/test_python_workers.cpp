@@ -301,6 +301,20 @@ print(ddprun.should_stop(7))
     EXPECT_STREQ(second.ring().tags[0], "loss");
 }
 
+TEST_F(PythonWorkers, DetachATensorThatTheyTell) {
+    const SegmentOnDisk segment;
+    segment.ring().is_read = 1;
+    const Outcome outcome = segment.run(R"(
+class Tensor:
+    def __init__(self, is_detached=False): self.is_detached = is_detached
+    def detach(self): return Tensor(True)
+    def __float__(self): return 0.5 if self.is_detached else 1 / 0  # torch warns
+ddprun.step(1, loss=Tensor())
+)");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(segment.ring().records[0].value, 0.5);
+}
+
 TEST_F(PythonWorkers, DropAndCountScalarsThatNobodyReads) {
     const SegmentOnDisk segment;
     EXPECT_EQ(segment.run("ddprun.step(1, loss=1)").status, 0);

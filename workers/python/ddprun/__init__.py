@@ -81,7 +81,7 @@ def step(n, /, **scalars):
         if scalars and _ring is not None:
             now = time.time()
             for tag, value in scalars.items():
-                _tell(n, now, tag, float(value))
+                _tell(n, now, tag, float(value.detach() if hasattr(value, "detach") else value))
 
 
 def _tell(n, now, tag, value):
