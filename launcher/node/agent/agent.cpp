@@ -262,6 +262,8 @@ void Agent::read_lifeline(int local_rank) {
         char packet[lifeline::kMaxPacket];
         const ssize_t n = ::recv(worker.lifeline.get(), packet, sizeof packet, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        // The worker has ended before it had read all from us. What it has said comes after this error.
+        if (n < 0 && errno == ECONNRESET) continue;
         if (n <= 0) {
             loop_.unwatch(worker.lifeline.get());
             worker.lifeline.reset();
