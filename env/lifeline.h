@@ -13,9 +13,10 @@ inline constexpr char kStack = 'S';
 inline constexpr char kHeartbeat = 'H';
 
 // worker -> agent, recovery in place. Numbers are decimal; fields are divided by one space. kReady may have a
-// payload: "in-place GENERATION" where the worker survives the end of a generation, and has joined this one
-// (0: none yet); "restart WHY" where it does not.
-inline constexpr char kLetGo = 'L';     ///< "GENERATION COMMITS WHY": it has left its group, and waits
+// payload: "in-place GENERATION STEPS" where the worker survives the end of a generation, and has joined this
+// one after so many steps ("in-place 0": none yet); "restart WHY" where it does not.
+inline constexpr char kCome = 'C';      ///< "GENERATION": it waits for the other ranks of this one
+inline constexpr char kLetGo = 'L';     ///< "GENERATION STEPS WHY": it has left its group, and waits
 inline constexpr char kFinished = 'F';  ///< "GENERATION": its work is done; it waits for kRelease
 
 // agent -> worker

@@ -29,8 +29,12 @@ class Lifeline:
         if self.socket:
             self.socket.send(packet.encode())
 
-    def joined(self):
-        self.say(f"Rin-place {os.environ['DDPRUN_GENERATION']}")
+    def has_come(self):
+        """Tells that this process waits for the others: then it is not late, however long they take to start."""
+        self.say(f"C{os.environ['DDPRUN_GENERATION']}")
+
+    def joined(self, step):
+        self.say(f"Rin-place {os.environ['DDPRUN_GENERATION']} {step}")
 
     def next_generation_follows_failure(self, step, error):
         """Tells that this process has left its group. False: no generation follows."""
@@ -46,7 +50,8 @@ class Lifeline:
         """"G": a generation begins, and the environment is that of it; "E": all have finished; "": neither."""
         while True:
             packet, descriptors, _, _ = socket.recv_fds(self.socket, 16384, 1)
-            for descriptor in descriptors:  # shared memory, which this program does not use
+            for descriptor in descriptors:  # the shared memory of the generation, for `import ddprun`
+                os.dup2(descriptor, int(os.environ["DDPRUN_SEGMENT_FD"]))
                 os.close(descriptor)
             if not packet:
                 sys.exit("ddprun has ended")
@@ -94,14 +99,17 @@ class Training:
 def run_generation(training, lifeline):
     """Trains in one process group. False: the next generation follows."""
     try:
+        lifeline.has_come()
         dist.init_process_group("gloo")
         training.take_newest()
-        lifeline.joined()
+        lifeline.joined(training.step)
         print(f"rank {dist.get_rank()} (pid {os.getpid()}) goes on from step {training.step}", flush=True)
         training.train()
         error = None
     except RuntimeError as caught:  # gloo: a peer's connection is closed
-        error = caught
+        # Its traceback would keep the frames of train(), the replica in them, and so the connections open for which
+        # the neighbours wait.
+        error = caught.with_traceback(None)
     if dist.is_initialized():
         dist.destroy_process_group()  # closes the connections, so that the other peers notice too
     if error is None:

@@ -417,6 +417,54 @@ TEST(AgentRecovery, StepsThatAWorkerTellsAreNotItsCommits) {
     EXPECT_EQ(node.exits[0].commits, 812);
 }
 
+/// Says packets as rank 0, and kills rank 1.
+void say_and_lose_a_peer(FakeSystem& system, AgentNode& node, const std::vector<std::string>& packets) {
+    for (const std::string& packet : packets) WorkersSide(system, node.pid(0)).say(packet);
+    const std::size_t before = node.exits.size();
+    system.die_of(node.pid(1), SIGKILL);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() > before; }));
+}
+
+/// The steps in the last message that all workers have joined.
+std::int64_t steps_when_joined(const AgentNode& node) {
+    return node.ready.back().stage == "joined" ? node.ready.back().steps : -2;
+}
+
+TEST(AgentRecovery, StepsInLettersCountWhereNothingIsCommitted) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    start_recoverable(system, node);
+    say_and_lose_a_peer(system, node, {});
+    EXPECT_EQ(node.exits.back().steps, -1);
+    node.start(2, 1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    for (const char* const packet : {"L1 40 rank 1 has ended", "Rin-place 2 40", "H45"})
+        WorkersSide(system, node.pid(0)).say(packet);
+    WorkersSide(system, node.pid(1)).say("Rin-place 2 40");
+    ASSERT_TRUE(node.comes_to([&] { return steps_when_joined(node) == 40; }));
+    WorkersSide(system, node.pid(0)).say("L2 50 rank 1 has ended");
+    system.die_of(node.pid(0), SIGKILL);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 2; }));
+    EXPECT_EQ(node.exits.back().steps, 50) << "the rank told them when it left its group";
+}
+
+TEST(AgentRecovery, AGenerationBeginsWithTheStepsAtWhichItsWorkersJoined) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    start_recoverable(system, node);
+    KeptLine* const kept = kept_line(system, node.pid(0)) - 1;
+    kept->commits = 900;
+    kept->generation = 1;
+    say_and_lose_a_peer(system, node, {"H812"});
+    node.start(2, 1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    for (const char* const packet : {"Rin-place 2 900", "H820"}) WorkersSide(system, node.pid(0)).say(packet);
+    WorkersSide(system, node.pid(1)).say("Rin-place 2");
+    ASSERT_TRUE(node.comes_to([&] { return steps_when_joined(node) != -2; }));
+    EXPECT_EQ(steps_when_joined(node), 812)
+        << "it has done more since, and 88 of the commits were evaluations";
+}
+
 TEST(AgentRecovery, AReplacementFindsWhatItsPredecessorHasKept) {
     FakeSystem system;
     AgentNode node(system, 2);

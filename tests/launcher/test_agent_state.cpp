@@ -396,6 +396,26 @@ TEST(AgentRecovery, WorkersThatWaitForAnotherNodeAreNotKilled) {
     EXPECT_EQ(all_of<agent_action::KillLate>(again)[0].local_ranks, std::vector<int>{1});
 }
 
+TEST(AgentRecovery, AWorkerThatSaysThatItHasComeIsNotLate) {
+    AgentState state = recoverable(2);
+    die(state, 102);
+    step(state, agent_event::Came{0, 8}, kStart);
+    step(state, agent_event::RecoverRequested{8}, kStart);
+    const auto late = [&] {
+        AgentState copy = state;
+        const auto actions = step(copy, agent_event::DeadlinePassed{}, kStart + 60s);
+        return all_of<agent_action::KillLate>(actions).at(0).local_ranks;
+    };
+    step(state, agent_event::Spawned{1, 201}, kStart);
+    EXPECT_EQ(late(), (std::vector<int>{0, 1})) << "no worker can have come before it was told";
+    step(state, agent_event::Came{0, 7}, kStart);
+    EXPECT_EQ(late(), (std::vector<int>{0, 1})) << "that was the last generation";
+    step(state, agent_event::Came{0, 8}, kStart);
+    EXPECT_EQ(late(), std::vector<int>{1});
+    step(state, agent_event::RecoverRequested{9}, kStart);
+    EXPECT_EQ(late(), (std::vector<int>{0, 1})) << "it has not come to the next one";
+}
+
 TEST(AgentRecovery, TheHeadHearsWhileAStateIsReceived) {
     AgentState state = recoverable(1);
     step(state, agent_event::RecoverRequested{8}, kStart);

@@ -827,6 +827,29 @@ TEST(InPlace, RecoveriesWithoutAFurtherStepAreLimited) {
                 HasSubstr("5 recoveries in a row came no step further; restart 1 of 1"));
 }
 
+TEST(InPlace, ASurvivorThatIsFurtherThanTheFailedRankHasMadeProgress) {
+    Job job = recoverable(4, 1);
+    const auto fails = [&](std::int64_t told, std::int64_t begun) {
+        const auto actions =
+            job.tell(job_event::WorkerEnded{0, 2, {false, true, SIGKILL, true}, true, false, "rank 2", told});
+        job.tell(job_event::NodeReady{0, Stage::Joined, "", begun});
+        return actions;
+    };
+    // Each rank tells its steps only when it leaves its group: a rank that is killed, not those since then.
+    for (int n = 0; n < 100; ++n) EXPECT_EQ(all_of<job_action::Recover>(fails(n - 1, n)).size(), 1u) << n;
+    for (int n = 0; n < kStuckGenerations; ++n)
+        EXPECT_EQ(all_of<job_action::Recover>(fails(99, 99)).size(), 1u) << n;
+    EXPECT_THAT(text_of(fails(99, 99)), HasSubstr("5 recoveries in a row came no step further"));
+}
+
+TEST(InPlace, ARecoveryIsToldWithTheStepThatAllBeginWith) {
+    Job job = recoverable(4);
+    job.tell(job_event::WorkerEnded{0, 2, {false, true, SIGKILL, true}, true, false, "rank 2", 813});
+    EXPECT_THAT(text_of(job.tell(job_event::NodeReady{0, Stage::Joined, "", 812})),
+                HasSubstr(", at step 812"))
+        << "what only the failed rank had done is lost";
+}
+
 TEST(InPlace, ALoopOfEarlyFailuresIsLimitedThoughNoStepIsTold) {
     Job job = recoverable();
     int recoveries = 0;

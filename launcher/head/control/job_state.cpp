@@ -310,6 +310,15 @@ void note_steps(RestartHistory& history, std::int64_t steps) {
     history.recovered_step = std::max(history.recovered_step, steps);
 }
 
+/// Notes with which step a node's ranks begin a generation in place. Survivors may be further than those that
+/// have failed: a program that tells its steps by letters does so when it leaves its group.
+void note_begin(JobState& state, std::int64_t steps) {
+    state.in_place->began_at = std::max(state.in_place->began_at, steps);
+    if (state.in_place->is_rehearsal() || steps <= state.history.recovered_step) return;
+    state.history.stuck_recoveries = 0;
+    state.history.recovered_step = steps;
+}
+
 /// Waits until all ranks have joined the generation in place, or all nodes have suspended theirs. An agent
 /// kills workers that are late; the rest of the time is for one whose kill does not help, or that waits for
 /// others.
@@ -326,6 +335,7 @@ void begin_in_place(JobState& state, int failed_rank, const JobPolicy& policy, T
     state.grow_at = kNever;
     for (JobState::Node& node : state.nodes)
         node.knows = node.joined = node.finished = node.suspended = false;
+    state.in_place->began_at = -1;
     await_nodes(state, policy, now, actions);
     actions.emplace_back(job_action::Recover{state.generation, state.restarts_used, failed_rank});
 }
@@ -543,7 +553,7 @@ void end_outlived(JobState& state, const JobPolicy& policy, TimePoint now, JobAc
 void end_recovery(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     const JobState::InPlace done = *std::exchange(state.in_place, std::nullopt);
     const Duration took = now - done.since;
-    const std::int64_t steps = state.history.recovered_step;
+    const std::int64_t steps = done.began_at;
     const std::string who = done.failed.empty() ? fmt::format("{} on", go(state.ranks()))
                                                 : fmt::format("{} {} back", named(done.failed),
                                                               done.failed.size() == 1 ? "is" : "are");
@@ -674,8 +684,7 @@ JobActions on(JobState& state, const job_event::NodeReady& event, const JobPolic
         return std::ranges::all_of(state.nodes, has_come);
     };
     if (event.stage == Started && all(&JobState::Node::knows)) state.has_run = true;
-    if (event.stage == Joined && state.in_place && !state.in_place->is_rehearsal())
-        state.history.recovered_step = std::max(state.history.recovered_step, event.steps);
+    if (event.stage == Joined && state.in_place) note_begin(state, event.steps);
     if (event.stage == Joined && all(&JobState::Node::joined)) {
         if (state.in_place) end_recovery(state, policy, now, actions);
         else state.longest_start = std::max(state.longest_start, now - state.generation_started);

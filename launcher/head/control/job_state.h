@@ -155,6 +155,7 @@ struct JobState {
         TimePoint give_up = kNever;  ///< when the wait for ranks that join, or for nodes that suspend, ends
         TimePoint losses_until{};    ///< Suspended: more nodes may be noticed as lost till then; {}: none
         std::int64_t steps = -1;     ///< the most steps told by suspended nodes
+        std::int64_t began_at = -1;  ///< the step with which this generation has begun
 
         [[nodiscard]] bool is_rehearsal() const { return cause.empty(); }
     };

@@ -124,8 +124,9 @@ class Agent {
         bool killed_failing = false;    ///< we killed it, because it had failed and did not exit
         UniqueFd lifeline;
         std::string error_path;
-        std::string stacks;         ///< the stacks that the worker has sent
-        std::string kill_why = {};  ///< why we killed it as a failed one; "" we did not
+        std::string stacks;          ///< the stacks that the worker has sent
+        std::string kill_why = {};   ///< why we killed it as a failed one; "" we did not
+        std::int64_t began_at = -1;  ///< the steps with which it began its generation; -1: it did not say
     };
 
     void feed(const AgentEvent& event);
@@ -157,7 +158,9 @@ class Agent {
     Status begin_in_place(const rdzv::StartGeneration& order);
     void replace(Worker& worker, WorkerPlan plan);
     [[nodiscard]] std::int64_t steps_of(int local_rank) const;
-    void report_stage(const char* stage);
+    [[nodiscard]] bool tells_by_letters(int local_rank) const;
+    [[nodiscard]] std::int64_t most_steps() const;
+    void report_stage(const char* stage, std::int64_t steps);
     [[nodiscard]] std::vector<AgentState::Progress> progress() const;
     void send_generation(int local_rank);
     void begin_rehearsing();

@@ -148,6 +148,11 @@ void Agent::send_generation(int local_rank) {
 /// False: the packet is not about recovery.
 bool Agent::hear_of_recovery(int local_rank, char letter, std::string_view text) {
     if (letter == lifeline::kReady) return hear_ready(local_rank, text);
+    if (letter == lifeline::kCome) {
+        if (const Result<std::uint64_t> generation = take_number(text))
+            feed(agent_event::Came{local_rank, *generation});
+        return true;
+    }
     if (letter == lifeline::kLetGo) {
         hear_let_go(local_rank, text);
         return true;
@@ -169,20 +174,27 @@ bool Agent::hear_ready(int local_rank, std::string_view text) {
     const Result<std::uint64_t> generation = take_number(text);
     if (!generation) return true;
     feed(agent_event::StageReached{local_rank, Stage::Announced});
+    // Not its steps when the last worker has joined: by then it may have done some more.
+    const Result<std::uint64_t> steps = take_number(text);
+    const std::uint64_t told = tells_by_letters(local_rank) ? 0 : segment_->line(local_rank).step.load();
+    workers_[static_cast<std::size_t>(local_rank)].began_at =
+        steps ? static_cast<std::int64_t>(told > 0 ? told : *steps) : -1;
     if (*generation > 0) feed(agent_event::StageReached{local_rank, Stage::Joined, *generation});
     return true;
 }
 
 void Agent::hear_let_go(int local_rank, std::string_view text) {
     const Result<std::uint64_t> generation = take_number(text);
-    const Result<std::uint64_t> commits = take_number(text);
-    if (!generation || !commits) return;
+    const Result<std::uint64_t> steps = take_number(text);
+    if (!generation || !steps) return;
+    if (RankLine& line = segment_->line(local_rank); tells_by_letters(local_rank))
+        line.step.store(std::max(line.step.load(), *steps));
     const std::string when =
         abort_set_ == TimePoint{}
             ? ""
             : ", " + format_duration(MonotonicClock::now() - abort_set_) + " after it was told";
     log_.debug("rank {} has left generation {} at step {}{}: {}", order_.first_rank + local_rank, *generation,
-               *commits, when, printable(text));
+               *steps, when, printable(text));
     feed(agent_event::LetGo{local_rank, *generation, printable(text)});
 }
 
@@ -208,6 +220,16 @@ std::int64_t Agent::steps_of(int local_rank) const {
     return std::max<std::int64_t>(kept_ ? kept_->commits(local_rank) : -1, line.joined.load() != 0 ? 0 : -1);
 }
 
+/// True for a program without ddp::Recovery: the steps in its letters are all that it tells of them. Those of
+/// ddp::Recovery are commits, which kept memory has, too.
+bool Agent::tells_by_letters(int local_rank) const { return !kept_ || kept_->commits(local_rank) < 0; }
+
+std::int64_t Agent::most_steps() const {
+    std::int64_t most = -1;
+    for (int i = 0; i < static_cast<int>(workers_.size()); ++i) most = std::max(most, steps_of(i));
+    return most;
+}
+
 std::optional<CommittedTime> Agent::committed_time(int local_rank) const {
     if (!kept_ || kept_->commits(local_rank) < 0) return std::nullopt;
     return CommittedTime{steps_of(local_rank), kept_->commits(local_rank), kept_->useful(local_rank)};
@@ -225,17 +247,16 @@ CommittedTime Agent::most_committed() const {
 }
 
 void Agent::perform(const agent_action::ReportStage& action) {
-    report_stage(name_of(action.stage));
-    if (action.stage == Stage::Joined) begin_rehearsing();
+    if (action.stage != Stage::Joined) return report_stage(name_of(action.stage), most_steps());
+    const std::int64_t begin = std::ranges::max_element(workers_, {}, &Worker::began_at)->began_at;
+    report_stage(name_of(action.stage), begin < 0 ? most_steps() : begin);
+    begin_rehearsing();
 }
-void Agent::perform(const agent_action::ReportSuspended&) { report_stage("suspended"); }
-void Agent::perform(const agent_action::ReportSlow&) { report_stage("slow"); }
+void Agent::perform(const agent_action::ReportSuspended&) { report_stage("suspended", most_steps()); }
+void Agent::perform(const agent_action::ReportSlow&) { report_stage("slow", most_steps()); }
 
-void Agent::report_stage(const char* stage) {
-    rdzv::WorkersReady ready{order_.generation, stage, "", -1};
-    for (int i = 0; i < static_cast<int>(workers_.size()); ++i)
-        ready.steps = std::max(ready.steps, steps_of(i));
-    send_(ready);
+void Agent::report_stage(const char* stage, std::int64_t steps) {
+    send_(rdzv::WorkersReady{order_.generation, stage, "", steps});
 }
 
 /// The node of rank 0 counts the steps between two rehearsals: all ranks commit the same ones.

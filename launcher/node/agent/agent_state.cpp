@@ -130,7 +130,7 @@ AgentActions on(AgentState& state, const agent_event::RecoverRequested& event, T
     for (AgentState::Worker& worker : state.workers) {
         if (worker.state == WorkerState::Ended) worker = {.is_new = true};
         worker.stage = std::min(worker.stage, AgentStage::Announced);
-        worker.has_let_go = false;
+        worker.has_let_go = worker.has_come = false;
         worker.moves = 0;
     }
     AgentActions actions;
@@ -173,6 +173,12 @@ AgentActions on(AgentState& state, const agent_event::StageReached& event, TimeP
         actions.emplace_back(agent_action::ReportStage{state.reported});
     }
     return actions;
+}
+
+AgentActions on(AgentState& state, const agent_event::Came& event, TimePoint) {
+    if (event.generation == state.generation)
+        state.workers[static_cast<std::size_t>(event.local_rank)].has_come = true;
+    return {};
 }
 
 void release_finished(const AgentState& state, AgentActions& actions) {
@@ -249,7 +255,8 @@ AgentActions kill_late(AgentState& state, const std::vector<AgentState::Progress
         const bool is_missing =
             state.is_recovering ? runs(worker) && worker.stage < AgentStage::Joined : may_be_in_group(worker);
         if (!is_missing) continue;
-        const bool has_come = state.is_recovering && progress.has_mapped && !progress.is_stopped;
+        const bool has_come =
+            state.is_recovering && (worker.has_come || progress.has_mapped) && !progress.is_stopped;
         const TimePoint end = deadline_after(state.waits_since, limit_of(state, worker, progress));
         const bool is_late = !has_come && now >= end;
         if (is_late) late.local_ranks.push_back(static_cast<int>(i));

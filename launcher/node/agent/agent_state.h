@@ -84,8 +84,8 @@ class ForwardedSignals {
 ///
 /// Workers that do not leave a generation, or do not come to the next one, are killed when their time is over
 /// (limit_of in agent_state.cpp), which the head hears of as of any failure. A worker that has mapped the
-/// next generation's segment has come: it waits for others, maybe of another node, and only the head gives it
-/// up.
+/// next generation's segment, or says so, has come: it waits for others, maybe of another node, and only the
+/// head gives it up.
 struct AgentState {
     enum class Phase : std::uint8_t {
         Idle,
@@ -105,6 +105,7 @@ struct AgentState {
         bool asked_to_stop = false;  ///< we signalled it before it ended, so its end is ours
         Stage stage = Stage::None;
         bool has_let_go = false;   ///< it has left the group of this generation
+        bool has_come = false;     ///< it has said that it waits for the others of this generation
         bool is_new = false;       ///< it replaces another one, and has not joined yet
         bool stop_is_due = false;  ///< it gets the stop signal when it has joined
         std::uint64_t moves = 0;   ///< Progress::moves at the last look
@@ -187,6 +188,11 @@ struct StageReached {
     AgentState::Stage stage;
     std::uint64_t generation = 0;
 };
+/// A worker says that it waits for the other ranks of a generation.
+struct Came {
+    int local_rank;
+    std::uint64_t generation;
+};
 /// The head lets workers that have finished end, now and later.
 struct Released {};
 struct Refused {
@@ -235,7 +241,7 @@ struct Swept {
 
 using AgentEvent =
     std::variant<agent_event::StartRequested, agent_event::SuspendRequested, agent_event::RecoverRequested,
-                 agent_event::StageReached, agent_event::Released, agent_event::Refused,
+                 agent_event::StageReached, agent_event::Came, agent_event::Released, agent_event::Refused,
                  agent_event::ErrorReported, agent_event::LetGo, agent_event::GpusFree, agent_event::Spawned,
                  agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
                  agent_event::NoneFollows, agent_event::KillRequested, agent_event::DeadlinePassed,

@@ -228,8 +228,10 @@ class Recovery::Impl {
                 refuse(why);
             };
             const SetWhile has_group(group, owned.get());
+            const bool has_survived = is_used;
             const Start start = begin();
-            report_state(fmt::format("in-place {}", context.generation()));
+            const std::string joined = fmt::format("in-place {}", context.generation());
+            report_state(has_survived ? fmt::format("{} {}", joined, start.commits) : joined);
             begin_unit();
             world_size = static_cast<std::uint32_t>(context.world_size());
             body(*owned, start);

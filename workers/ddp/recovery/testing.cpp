@@ -253,7 +253,7 @@ class Agent {
             worker.has_finished = text == std::to_string(generation_);
         if (packet[0] != ddprun::lifeline::kReady) return;
         if (text.starts_with("restart ")) worker.refusal = text.substr(8);
-        worker.has_joined = text == fmt::format("in-place {}", generation_);
+        worker.has_joined = (text + ' ').starts_with(fmt::format("in-place {} ", generation_));
     }
 
     /// Waits for the worker's end. False: it failed.
