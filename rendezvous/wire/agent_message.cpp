@@ -42,6 +42,7 @@ static void fields(Fields& f, WorkerExited& m) {
     f.usually("last_stderr", m.last_stderr, {});
     f("local_rank", m.local_rank);
     f.usually("meaning", m.meaning, {});
+    f.usually("never_joined", m.never_joined, false);
     f("pid", m.pid);
     f("rank", m.rank);
     f.usually("signaled", m.signaled, false);

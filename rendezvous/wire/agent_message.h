@@ -66,6 +66,7 @@ struct WorkerExited {
     std::int64_t error_age_ns = -1;  ///< the age of its error report; -1 it wrote none
     std::int64_t commits = -1;       ///< units that its rank has committed; -1: it commits none
     std::int64_t useful_ns = -1;     ///< their time
+    bool never_joined = false;  ///< it ended with 0 before it had joined: a group of all ranks cannot form
     [[nodiscard]] bool failed() const { return signaled || status != 0 || !exec_failure.empty(); }
     bool operator==(const WorkerExited&) const = default;
 };

@@ -300,6 +300,64 @@ TEST(Agent, SignalsTheRestOfAGroupOnce) {
     }
 }
 
+// ---- workers that end before they have joined
+
+/// The header of a segment; the mapping lives as long as the test's process.
+SegmentHeader& header_of(int segment) {
+    void* const base = ::mmap(nullptr, 65536, PROT_READ | PROT_WRITE, MAP_SHARED, segment, 0);
+    return *static_cast<SegmentHeader*>(base);
+}
+
+RankLine& line_of(int segment, int local_rank) {
+    return reinterpret_cast<RankLine*>(reinterpret_cast<char*>(&header_of(segment)) +
+                                       kRankLinesOffset)[local_rank];
+}
+
+TEST(Agent, AnEndWithZeroBeforeItsJoiningEndsTheWaitOfTheOthers) {
+    FakeSystem system;
+    AgentNode node(system, 3);
+    node.start(1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    const int segment = node.agent().segment()->fd();
+    line_of(segment, 0).joined = 1;
+    system.exit(node.pid(0), 0);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 1; }));
+    EXPECT_FALSE(node.exits[0].never_joined);
+    EXPECT_EQ(header_of(segment).aborted, 0u);
+    system.exit(node.pid(1), 0);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 2; }));
+    EXPECT_TRUE(node.exits[1].never_joined);
+    EXPECT_EQ(header_of(segment).aborted, 2u) << "1 + the rank for which the others need not wait";
+    line_of(segment, 2).joined = 1;
+    system.exit(node.pid(2), 1);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 3; }));
+    EXPECT_EQ(node.exits[2].meaning, "rank 1 ended with 0 before it had joined");
+}
+
+TEST(Agent, TheOnlyWorkerOfItsNodeMayEndWithZeroBeforeItsJoiningToo) {
+    FakeSystem system;
+    AgentNode node(system, 1);
+    node.start(1, -1, 3);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    system.exit(node.pid(0), 0);
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
+    EXPECT_TRUE(node.exits.at(0).never_joined);
+}
+
+TEST(Agent, AnEndWithZeroOnAnotherNodeEndsTheWaitToo) {
+    FakeSystem system;
+    AgentNode node(system, 2);
+    node.start(1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    const int segment = node.agent().segment()->fd();
+    line_of(segment, 0).joined = 1;
+    node.agent().handle(rdzv::Notice{"absent", "5"});
+    EXPECT_EQ(header_of(segment).aborted, 6u);
+    system.exit(node.pid(0), 1);
+    ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 1; }));
+    EXPECT_EQ(node.exits[0].meaning, "rank 5 ended with 0 before it had joined");
+}
+
 // ---- recovery in place
 
 /// The value of a variable that a worker was started with; "" none.
@@ -354,10 +412,8 @@ struct SegmentFacts {
     std::uint32_t aborted;
 };
 SegmentFacts facts_of(int segment) {
-    alignas(SegmentHeader) char bytes[sizeof(SegmentHeader)];
-    EXPECT_EQ(::pread(segment, bytes, sizeof bytes, 0), static_cast<ssize_t>(sizeof bytes));
-    const auto* const header = reinterpret_cast<const SegmentHeader*>(bytes);
-    return {header->generation, header->aborted.load()};
+    const SegmentHeader& header = header_of(segment);
+    return {header.generation, header.aborted.load()};
 }
 
 /// Starts the workers, which announce that they survive the end of a generation.

@@ -12,6 +12,7 @@ namespace {
 
 using Phase = JobState::Phase;
 using namespace std::chrono_literals;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const TimePoint kStart{1h};
@@ -825,6 +826,32 @@ TEST(InPlace, RecoveriesWithoutAFurtherStepAreLimited) {
         EXPECT_EQ(all_of<job_action::Recover>(fails_at(99)).size(), 1u) << n;
     EXPECT_THAT(text_of(fails_at(99)),
                 HasSubstr("5 recoveries in a row came no step further; restart 1 of 1"));
+}
+
+/// A rank that ends with 0 before it has joined.
+std::vector<JobAction> misses(Job& job, int rank, int node = 0) {
+    return job.tell(job_event::WorkerEnded{node, rank, {}, false, false, "", -1, false, true});
+}
+
+TEST(InPlace, AReplacementThatEndsWithZeroIsNotWaitedFor) {
+    Job job = recoverable(4);
+    job.fails(2);
+    job.tell(job_event::NodeReady{0, Stage::Started});
+    const auto actions = misses(job, 2);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_THAT(text_of(actions),
+                AllOf(HasSubstr("root cause: rank 2"),
+                      HasSubstr("not recovered in place: rank 2 ended with 0 before it had joined")));
+}
+
+TEST(JobStep, OtherNodesHearOnceOfARankThatEndedBeforeItHadJoined) {
+    Job job(with_restarts(0), {2, 2});
+    const auto first = misses(job, 3, 1);
+    ASSERT_EQ(all_of<job_action::EndJoining>(first).size(), 1u);
+    EXPECT_EQ(all_of<job_action::EndJoining>(first)[0].absent_rank, 3);
+    EXPECT_TRUE(all_of<job_action::EndJoining>(misses(job, 2, 1)).empty());
+    Job alone(with_restarts(0), {4});
+    EXPECT_TRUE(all_of<job_action::EndJoining>(misses(alone, 3)).empty()) << "its agent has done it";
 }
 
 TEST(InPlace, ASurvivorThatIsFurtherThanTheFailedRankHasMadeProgress) {

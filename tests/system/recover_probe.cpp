@@ -6,6 +6,7 @@
 //     refuse      announces that it does not survive
 //     deaf        never leaves a generation
 //     crash-new   a replacement of this rank exits with code 3 before it joins
+//     exit-new    a replacement of this rank exits with 0 before it joins
 //     stuck-new   a replacement of this rank never joins
 //     throw       reports an error after 10 units, once, and hangs in its exit
 //     link        leaves its first generation after 10 units, as if a connection had broken
@@ -74,6 +75,7 @@ class Worker {
 
     int run() {
         if (act_ == "crash-new" && is_new_) return 3;
+        if (act_ == "exit-new" && is_new_) return 0;
         if (kept_ != nullptr) say(act_ == "refuse" ? "Rrestart it is told to" : "Rin-place 0");
         if (act_ == "stuck-new" && is_new_) ::pause();
         open_segment(number("DDPRUN_SEGMENT_FD"));

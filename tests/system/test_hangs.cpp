@@ -209,6 +209,28 @@ TEST(ErrorReports, ARankThatLeavesEarlyIsNamedByThoseThatWaitForIt) {
     EXPECT_THAT(outcome.err, HasSubstr(") ended without taking part"));
 }
 
+const std::string kLeavesBeforeItJoins = R"(test "$RANK" = "$1" && exit 0; exec "$0" spans)";
+
+TEST(ErrorReports, ARankThatEndsWithZeroBeforeItHasJoinedEndsTheWaitOfTheOthers) {
+    const Outcome outcome = run(
+        ddprun_worker({"--nproc-per-node=2"}, {"sh", "-c", kLeavesBeforeItJoins, path_of("DDP_PROBE"), "1"}));
+    EXPECT_EQ(outcome.status, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("(rank 1 ended with 0 before it had joined)"));
+}
+
+TEST(ErrorReports, ARankOfAnotherNodeThatEndsWithZeroBeforeItHasJoinedEndsTheWaitToo) {
+    const ReservedPort port;
+    const auto node = [&] {
+        return ddprun_worker({"--nnodes=2", "--nproc-per-node=1", "--rdzv-endpoint=" + port.text()},
+                             {"sh", "-c", kLeavesBeforeItJoins, path_of("DDP_PROBE"), "1"});
+    };
+    Program one(node()), two(node());
+    const Outcome first = one.wait(), second = two.wait();
+    EXPECT_EQ(first.status, 1) << first.err;
+    EXPECT_EQ(second.status, 1) << second.err;
+    EXPECT_THAT(first.err + second.err, HasSubstr("(rank 1 ended with 0 before it had joined)"));
+}
+
 TEST(ErrorReports, HoldTheTextAndTheStackOfACppException) {
     const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2"}, {path_of("DDP_PROBE"), "throw"}));
     EXPECT_EQ(outcome.status, 1) << outcome.err;

@@ -259,6 +259,17 @@ TEST(Recovery, AReplacementThatFailsAgainAndAgainEndsTheJobWithItsCause) {
     }
 }
 
+TEST(Recovery, AReplacementThatEndsWithZeroBeforeItHasJoinedEndsTheWaitOfTheOthers) {
+    const TemporaryDirectory logs;
+    Program program(ddprun_recover({"--nproc-per-node=3", "-r3", "--log-dir=" + logs.path()},
+                                   {"100000", "exit-new", "1"}));
+    ::kill(pid_of(logs.path(), 1, 1), SIGKILL);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 128 + SIGKILL) << outcome.err;
+    EXPECT_THAT(outcome.err,
+                HasSubstr("not recovered in place: rank 1 ended with 0 before it had joined; no restarts"));
+}
+
 TEST(Recovery, MoreThanHalfOfTheRanksRestartTheGang) {
     const TemporaryDirectory logs;
     Program program(ddprun_recover(

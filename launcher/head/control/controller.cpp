@@ -411,7 +411,7 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     const int rank =
         is_late ? world()[static_cast<std::size_t>(node)].first_rank + report.local_rank : end.rank;
     feed(job_event::WorkerEnded{node, rank, facts, end.failed() && !has_saved, end.by_us, one_line(end),
-                                report.steps, is_late});
+                                report.steps, is_late, report.never_joined});
     if (!state_.in_place) return;
     std::ranges::move(ends_, std::back_inserter(answered_ends_));
     ends_.clear();
@@ -525,6 +525,10 @@ void Controller::perform(const job_action::StopNode& action) {
 
 void Controller::perform(const job_action::EndCollectives& action) {
     broadcast(rdzv::Notice{"lost", std::to_string(action.lost_rank)});
+}
+
+void Controller::perform(const job_action::EndJoining& action) {
+    broadcast(rdzv::Notice{"absent", std::to_string(action.absent_rank)});
 }
 
 void Controller::perform(const job_action::Reform&) {

@@ -162,6 +162,7 @@ class Controller {
     void perform(const job_action::Suspend& action);
     void perform(const job_action::StopNode& action);
     void perform(const job_action::EndCollectives& action);
+    void perform(const job_action::EndJoining& action);
     void perform(const job_action::Reform& action);
     void perform(const job_action::Recovered& action);
     void perform(const job_action::Release& action);

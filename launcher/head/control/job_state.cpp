@@ -731,6 +731,17 @@ JobActions on(JobState& state, const job_event::JoinFailed& event, const JobPoli
     return actions;
 }
 
+/// Handles the end of a rank that has ended with 0 before it had joined the others, who wait for it. The
+/// first such end says it all; in programs without libddp, every end is one.
+void miss(JobState& state, int rank, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    if (state.in_place)
+        return fail_recovery(state, JobState::InPlace(*state.in_place),
+                             fmt::format("rank {} ended with 0 before it had joined", rank), After::Restart,
+                             policy, now, actions);
+    if (state.nodes.size() > 1 && state.unfinished == state.ranks() - 1)
+        actions.emplace_back(job_action::EndJoining{rank});
+}
+
 JobActions on(JobState& state, job_event::WorkerEnded event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     event.facts.ran_before = state.has_run;
@@ -751,6 +762,10 @@ JobActions on(JobState& state, job_event::WorkerEnded event, const JobPolicy& po
     if (!event.failed) {
         ++node.succeeded;
         --state.unfinished;
+        if (event.never_joined && is_under_way(state)) {
+            miss(state, event.rank, policy, now, actions);
+            if (!is_under_way(state)) return actions;
+        }
         if (can_recover_somewhere(state)) release(state, actions);
         if (state.phase == JobPhase::Running && state.unfinished == 0) state.phase = JobPhase::Succeeded;
         // It has saved before it knew that the others meet again.

@@ -248,9 +248,10 @@ struct WorkerEnded {
     FailureFacts facts;  ///< meaningful when `failed`
     bool failed;
     bool by_us;
-    std::string what;         ///< "rank 5 on node02, signal 9 (SIGKILL)"
-    std::int64_t steps = -1;  ///< steps done; -1: the worker does not count them
-    bool is_late = false;     ///< it ended before its node knew of this generation
+    std::string what;           ///< "rank 5 on node02, signal 9 (SIGKILL)"
+    std::int64_t steps = -1;    ///< steps done; -1: the worker does not count them
+    bool is_late = false;       ///< it ended before its node knew of this generation
+    bool never_joined = false;  ///< it ended with 0 before it had joined a group
 };
 /// All workers of a node have started, or come to this stage of recovery in place (rdzv::WorkersReady).
 struct NodeReady {
@@ -379,6 +380,10 @@ struct KillGeneration {};
 struct EndCollectives {
     int lost_rank;
 };
+/// Ends the wait of workers that join a group: `absent_rank` has ended with 0, and will never come.
+struct EndJoining {
+    int absent_rank;
+};
 struct KillNode {
     int node;
 };
@@ -413,8 +418,9 @@ using JobAction =
     std::variant<job_action::StartGeneration, job_action::Recover, job_action::Suspend, job_action::StopNode,
                  job_action::Reform, job_action::Recovered, job_action::Release, job_action::KillRank,
                  job_action::StopGeneration, job_action::KillGeneration, job_action::EndCollectives,
-                 job_action::KillNode, job_action::NodeLeaves, job_action::Dismiss, job_action::NotifyPreempt,
-                 job_action::SetTimer, job_action::Say, job_action::Rejoin, job_action::Finish>;
+                 job_action::EndJoining, job_action::KillNode, job_action::NodeLeaves, job_action::Dismiss,
+                 job_action::NotifyPreempt, job_action::SetTimer, job_action::Say, job_action::Rejoin,
+                 job_action::Finish>;
 
 /// The parts of the command line that the decisions need, and one random number per decision.
 struct JobPolicy {

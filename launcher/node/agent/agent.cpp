@@ -173,6 +173,8 @@ void Agent::handle(const rdzv::Notice& notice) {
         segment_->abort(static_cast<int>(parse_int(notice.text).value_or(0)));
         return feed(agent_event::NoneFollows{});
     }
+    if (notice.kind == "absent" && segment_)
+        return end_joining(static_cast<int>(parse_int(notice.text).value_or(0)));
     if (notice.kind != "preempt") return;
     const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
     for (int i = 0; i < static_cast<int>(workers_.size()); ++i) tell(i, packet);

@@ -158,6 +158,8 @@ class Agent {
     Status begin_in_place(const rdzv::StartGeneration& order);
     void replace(Worker& worker, WorkerPlan plan);
     [[nodiscard]] std::int64_t steps_of(int local_rank) const;
+    [[nodiscard]] bool has_never_joined(int local_rank) const;
+    void end_joining(int absent_rank);
     [[nodiscard]] bool tells_by_letters(int local_rank) const;
     [[nodiscard]] std::int64_t most_steps() const;
     void report_stage(const char* stage, std::int64_t steps);
@@ -236,6 +238,7 @@ class Agent {
     int pending_spawn_ = -1;
     bool slice_posted_ = false;
     DeathWitness witness_;
+    int absent_rank_ = -1;  ///< it ended with 0 before it had joined this generation; -1: none
     std::optional<rdzv::WorkerExited> first_failure_;
     std::optional<Duration> error_clock_lead_;  ///< lead of the error files' clock; nullopt: not measured
     std::vector<rdzv::WorkerExited> exits_;     ///< not sent yet; sent in the order of their likely causes

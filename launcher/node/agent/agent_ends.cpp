@@ -147,6 +147,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
     report.exec_failure = action.exec_failure;
     if (config_.pmix != nullptr) config_.pmix->explain(report);
     const bool failed = report.failed();
+    report.never_joined = !failed && !report.by_us && has_never_joined(action.local_rank);
     const std::string error_report = failed ? read_error_file(worker) : "";
     if (!error_report.empty()) {
         const TimePoint written = [&] {
@@ -169,6 +170,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
     // The others wait for this worker, and it is not started again.
     const bool is_awaited = state_.is_recovering && state_.phase == AgentState::Phase::Stopping;
     if (segment_ && is_awaited) segment_->abort(rank);
+    if (report.never_joined) end_joining(rank);
     if (failed && !report.by_us) {
         const os::BlockingCall reads_logs(loop_.keepalive());
         const int logged_rank = first_logged_rank_ + action.local_rank;
@@ -179,6 +181,11 @@ void Agent::perform(const agent_action::ReportExit& action) {
             report.meaning =
                 "its ddprun stood still for longer than --heartbeat-timeout: the warden killed the workers";
         if (!worker.kill_why.empty()) report.meaning = worker.kill_why;
+        const bool has_waited =
+            segment_->line(action.local_rank).joined != 0 ||
+            error_report.find(fmt::format("rank {} was lost", absent_rank_)) != std::string::npos;
+        if (absent_rank_ >= 0 && !report.signaled && has_waited && report.meaning.empty())
+            report.meaning = fmt::format("rank {} ended with 0 before it had joined", absent_rank_);
         report.last_stderr = output_.last_stderr(logged_rank);
         report.error_file = readable_error_file(error_report);
         if (!report.stopped_failing && report.meaning.empty())
@@ -189,6 +196,20 @@ void Agent::perform(const agent_action::ReportExit& action) {
     }
     if (reads_scalars() && action.local_rank == 0) end_scalars();
     exits_.push_back(std::move(report));
+}
+
+/// True for a worker that has neither mapped the segment nor said that it has joined. Programs without libddp
+/// do neither, and nobody waits in their segment.
+bool Agent::has_never_joined(int local_rank) const {
+    const AgentState::Stage stage = state_.workers[static_cast<std::size_t>(local_rank)].stage;
+    return order_.world_size > 1 && !config_.spec.outer_rank && segment_ &&
+           stage < AgentState::Stage::Joined && segment_->line(local_rank).joined == 0;
+}
+
+/// Ends the wait of workers that join a group: this rank will never come.
+void Agent::end_joining(int absent_rank) {
+    if (absent_rank_ < 0) absent_rank_ = absent_rank;
+    segment_->abort(absent_rank);
 }
 
 /// The head gets what the worker told last before it hears of the worker's end.

@@ -96,6 +96,7 @@ void Agent::recover(const rdzv::StartGeneration& order) {
 Status Agent::begin_in_place(const rdzv::StartGeneration& order) {
     order_ = order;
     first_failure_.reset();
+    absent_rank_ = -1;
     Result<std::vector<WorkerPlan>> plans =
         plan_workers(config_.spec, config_.program, config_.machine, order);
     if (!plans) return plans.error();

@@ -42,6 +42,7 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     order_ = order;
     first_logged_rank_ = order.first_rank;
     first_failure_.reset();
+    absent_rank_ = -1;
     error_clock_lead_.reset();
     if (warden_ != nullptr && warden_->has_killed()) {
         warden_->forget_kill();
