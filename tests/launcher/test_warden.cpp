@@ -176,6 +176,25 @@ TEST(JobMark, KeepsTheMarkOfAnOuterJob) {
         << "a limit that somebody has set is none of ours";
 }
 
+TEST(JobMark, OfAWorkerIsItsErrorFileUpToItsLastGeneration) {
+    using namespace std::string_literals;
+    const WorkerMark mark{{"DDPRUN_JOB=ab", 0}, "/jobs/1/error.json", 3};
+    const auto text = [](const std::string& job, const std::string& file, const std::string& generation) {
+        return "DDPRUN_JOB=" + job + "\0TORCHELASTIC_ERROR_FILE="s + file + "\0DDPRUN_GENERATION="s +
+               generation + "\0"s;
+    };
+    EXPECT_TRUE(is_marked(mark, text("ab", "/jobs/1/error.json", "3")));
+    EXPECT_TRUE(is_marked(mark, text("ab", "/jobs/1/error.json", "1")))
+        << "the worker had survived two failures";
+    EXPECT_FALSE(is_marked(mark, text("ab", "/jobs/1/error.json", "4"))) << "of the worker that replaces it";
+    EXPECT_FALSE(is_marked(mark, text("ab", "/jobs/2/error.json", "3"))) << "of another worker";
+    EXPECT_FALSE(is_marked(mark, text("abc", "/jobs/1/error.json", "3"))) << "of another job";
+    EXPECT_FALSE(is_marked(mark, text("ab", "/jobs/1/error.json", "")));
+    EXPECT_FALSE(is_marked(mark, "DDPRUN_JOB=ab\0TORCHELASTIC_ERROR_FILE=/jobs/1/error.json"s));
+    EXPECT_FALSE(is_marked({{"DDPRUN_JOB=ab", 0}, "", 3}, text("ab", "", "3")))
+        << "which worker is not known";
+}
+
 TEST(JobMark, IsFoundInEitherPlaceAndOnlyAsAWhole) {
     using namespace std::string_literals;
     const JobMark mark{"DDPRUN_JOB=ab", 4919131752989213764};

@@ -270,6 +270,35 @@ TEST(Recovery, AReplacementThatEndsWithZeroBeforeItHasJoinedEndsTheWaitOfTheOthe
                 HasSubstr("not recovered in place: rank 1 ended with 0 before it had joined; no restarts"));
 }
 
+/// What runs in sessions of their own: by its rank and the generation in which it was started.
+std::map<std::pair<int, int>, pid_t> sleepers(const std::string& out) {
+    static const std::regex line(R"(rank (\d+) has left (\d+) in generation (\d+))");
+    std::map<std::pair<int, int>, pid_t> found;
+    for (std::sregex_iterator it(out.begin(), out.end(), line); it != std::sregex_iterator(); ++it)
+        found[{std::stoi((*it)[1]), std::stoi((*it)[3])}] = std::stoi((*it)[2]);
+    return found;
+}
+
+TEST(Recovery, WhatTheFailedRankHasLeftInAnotherSessionEndsWithItAndNothingElse) {
+    const TemporaryDirectory logs;
+    const std::string script =
+        "setsid sleep 1000 & echo rank $RANK has left $! in generation $DDPRUN_GENERATION; "
+        "exec \"$0\" \"$@\"";
+    Program program({path_of("DDPRUN"), "--nproc-per-node=3", "-r3", "--log-dir=" + logs.path(), "/bin/sh",
+                     "-c", script, path_of("RECOVER_PROBE"), "100000"});
+    ::kill(pid_of(logs.path(), 1, 1), SIGKILL);
+    ASSERT_GT(pid_of(logs.path(), 1, 2), 0);
+    std::map<std::pair<int, int>, pid_t> left;
+    for (const auto& [name, text] : log_files(logs.path())) left.merge(sleepers(text));
+    ASSERT_EQ(left.size(), 4u);
+    const auto lives = [&](int rank, int generation) { return ::kill(left.at({rank, generation}), 0) == 0; };
+    EXPECT_TRUE(comes([&] { return !lives(1, 1); }, 20s));
+    EXPECT_TRUE(lives(0, 1) && lives(2, 1)) << "of living ranks";
+    EXPECT_TRUE(lives(1, 2)) << "of the rank's new process";
+    program.signal(SIGTERM);
+    program.wait();
+}
+
 TEST(Recovery, MoreThanHalfOfTheRanksRestartTheGang) {
     const TemporaryDirectory logs;
     Program program(ddprun_recover(

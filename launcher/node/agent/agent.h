@@ -197,6 +197,7 @@ class Agent {
     void end_waiting_for_agreement();
     [[nodiscard]] int missing_at_start() const;
     void kill_rest_of_group(pid_t group, int rank);
+    void end_rest_of(const WorkerMark& worker, int rank, int signal);
     [[nodiscard]] std::vector<pid_t> strays();
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;
     [[nodiscard]] Duration lead_of_error_files();

@@ -18,6 +18,10 @@
 namespace ddprun {
 namespace {
 
+/// After this time the processes that a worker left in other groups are searched for: the search reads /proc,
+/// and a recovery must not wait for it.
+constexpr Duration kRestSearch = std::chrono::milliseconds(100);
+
 /// Sorts exits whose order is not known, as they were seen together. A crash explains a sibling's error exit
 /// more often than the other way round: failed starts first, then signals, then exit codes.
 int likely_order(const rdzv::WorkerExited& exit) {
@@ -122,6 +126,11 @@ void Agent::perform(const agent_action::BuryGroup& action) {
         (void)system_.signal_group(action.pid, SIGCONT);  // a stopped process would sleep through the grace
         const int rank = order_.first_rank + static_cast<int>(local_rank);
         loop_.call_after(kStrayGrace, [this, group = action.pid, rank] { kill_rest_of_group(group, rank); });
+    }
+    if (state_.may_be_left()) {
+        const WorkerMark mark{config_.mark, workers_[local_rank].error_path, order_.generation};
+        const int rank = order_.first_rank + static_cast<int>(local_rank);
+        loop_.call_after(kRestSearch, [this, mark, rank] { end_rest_of(mark, rank, SIGTERM); });
     }
     // The worker had the terminal (--attach): take it back, or our next read or write of it stops us.
     if (workers_[local_rank].plan.attached) take_terminal_back();
@@ -249,6 +258,20 @@ void Agent::kill_rest_of_group(pid_t group, int rank) {
     std::erase_if(rest, [&](pid_t pid) { return system_.group_of(pid) != group; });
     for (const pid_t pid : rest) (void)system_.signal_process(pid, SIGKILL);
     if (!rest.empty()) log_.info("killing {} left behind by rank {}", counted(rest.size()), rank);
+}
+
+/// Ends what a worker that starts again has left in other groups. A restart of all workers finds it by
+/// itself.
+void Agent::end_rest_of(const WorkerMark& worker, int rank, int signal) {
+    if (!has_own_proc() || !state_.is_under_way()) return;
+    const std::vector<pid_t> rest = marked_among(strays(), worker);
+    if (rest.empty()) return;
+    for (const pid_t pid : rest) {
+        (void)system_.signal_process(pid, signal);
+        if (signal == SIGTERM) (void)system_.signal_process(pid, SIGCONT);
+    }
+    if (signal == SIGKILL) return log_.info("killing {} left behind by rank {}", counted(rest.size()), rank);
+    loop_.call_after(kStrayGrace, [this, worker, rank] { end_rest_of(worker, rank, SIGKILL); });
 }
 
 /// Finds the descendants of our workers, adopted by us or still below a worker. Reads /proc; without it,

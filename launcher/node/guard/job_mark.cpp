@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 
 #include "env/io/file.h"
@@ -27,14 +29,20 @@ constexpr std::string_view kLimitName = "Max file locks";
 
 bool is_mark(std::uint64_t limit) { return (limit >> 48) == (kMarkSign >> 48); }
 
-bool has_variable(std::string_view environment, std::string_view variable) {
+/// The rest of the first entry that starts so; nullopt: none does.
+std::optional<std::string_view> rest_of_entry(std::string_view environment, std::string_view start) {
     while (!environment.empty()) {
-        const std::size_t end = environment.find('\0');
-        if (environment.substr(0, end) == variable) return true;
-        if (end == std::string_view::npos) break;
-        environment.remove_prefix(end + 1);
+        const std::size_t end = std::min(environment.find('\0'), environment.size());
+        const std::string_view entry = environment.substr(0, end);
+        if (entry.starts_with(start)) return entry.substr(start.size());
+        environment.remove_prefix(std::min(end + 1, environment.size()));
     }
-    return false;
+    return std::nullopt;
+}
+
+bool has_variable(std::string_view environment, std::string_view variable) {
+    const std::size_t name = variable.find('=') + 1;
+    return rest_of_entry(environment, variable.substr(0, name)) == variable.substr(name);
 }
 
 /// The soft limit in "Max file locks            unlimited            unlimited            locks"; 0: no
@@ -119,6 +127,20 @@ std::uint64_t own_lock_limit() {
 bool is_marked(const JobMark& mark, std::string_view environ_text, std::string_view limits_text) {
     return has_variable(environ_text, mark.variable) ||
            (mark.lock_limit != 0 && lock_limit_in(limits_text) == mark.lock_limit);
+}
+
+bool is_marked(const WorkerMark& mark, std::string_view environ_text) {
+    const std::optional<std::string_view> generation = rest_of_entry(environ_text, "DDPRUN_GENERATION=");
+    return !mark.error_path.empty() && has_variable(environ_text, mark.job.variable) &&
+           has_variable(environ_text, "TORCHELASTIC_ERROR_FILE=" + mark.error_path) && generation &&
+           parse_uint(*generation).value_or(mark.generation + 1) <= mark.generation;
+}
+
+std::vector<pid_t> marked_among(const std::vector<pid_t>& processes, const WorkerMark& mark) {
+    std::vector<pid_t> found;
+    std::ranges::copy_if(processes, std::back_inserter(found),
+                         [&](pid_t pid) { return is_marked(mark, text_of(pid, "environ")); });
+    return found;
 }
 
 std::string job_in_limits(std::string_view limits_text) {

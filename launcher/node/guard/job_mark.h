@@ -24,6 +24,18 @@ struct JobMark {
 /// worker of another ddprun keeps that one's number, because that one kills all processes below it, ours too.
 /// Pure.
 JobMark make_job_mark(std::string_view id, std::uint64_t own_lock_limit);
+/// One worker's descendants, whatever session and parent they have.
+struct WorkerMark {
+    JobMark job;
+    std::string error_path;  ///< of its error file, which is no other worker's of the node; "" unknown
+    std::uint64_t generation =
+        0;  ///< the last one in which the worker lived; its replacement has a later one
+};
+/// True when the text of /proc/<pid>/environ is that of a descendant of the worker. Pure.
+bool is_marked(const WorkerMark& mark, std::string_view environ_text);
+/// Those of the processes that descend from the worker.
+std::vector<pid_t> marked_among(const std::vector<pid_t>& processes, const WorkerMark& mark);
+
 /// This process's soft limit on file locks.
 std::uint64_t own_lock_limit();
 
