@@ -305,9 +305,9 @@ std::string format_ranges(const std::vector<int>& sorted) {
     std::string out;
     for (std::size_t first = 0; first < sorted.size();) {
         std::size_t last = first;
-        while (last + 1 < sorted.size() && sorted[last + 1] == sorted[last] + 1) ++last;
+        while (last + 1 < sorted.size() && sorted[last + 1] <= sorted[last] + 1) ++last;
         if (!out.empty()) out += ", ";
-        if (last == first) out += fmt::format("{}", sorted[first]);
+        if (sorted[last] == sorted[first]) out += fmt::format("{}", sorted[first]);
         else out += fmt::format("{}-{}", sorted[first], sorted[last]);
         first = last + 1;
     }

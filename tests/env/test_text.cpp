@@ -203,6 +203,7 @@ TEST(FormatRanges, FoldsNeighbours) {
     EXPECT_EQ(format_ranges({0, 1, 2, 5}), "0-2, 5");
     EXPECT_EQ(format_ranges({3}), "3");
     EXPECT_EQ(format_ranges({1, 2, 4, 5}), "1-2, 4-5");
+    EXPECT_EQ(format_ranges({2, 2, 4, 5, 5}), "2, 4-5") << "a rank and its replacement";
     EXPECT_EQ(format_ranges({}), "");
 }
 

@@ -315,6 +315,15 @@ TEST(Report, NamesTheFirstCauseAndFoldsWhatWeStopped) {
     EXPECT_EQ(text.back(), '\n');
 }
 
+TEST(Report, NamesARankOnceThoughItsReplacementDiedToo) {
+    const std::string one =
+        render_report(job({killed(5, SIGKILL, 1), exited(2, 1, 2), exited(2, 1, 3)}), 100);
+    EXPECT_THAT(one, HasSubstr("  afterwards    rank 2: exit code 1\n"));
+    const std::string more =
+        render_report(job({killed(0, SIGKILL, 1), exited(4, 1, 2), exited(2, 1, 3), exited(4, 1, 4)}), 100);
+    EXPECT_THAT(more, HasSubstr("  afterwards    ranks 2, 4: exit code 1\n"));
+}
+
 TEST(ExplainPython, NamesThePythonThatLacksAModule) {
     WorkerEnd cause = exited(0, 1);
     const std::string how = "run by /usr/bin/python3, the first python3 in PATH";

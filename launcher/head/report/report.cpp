@@ -168,7 +168,8 @@ void describe_others(Table& table, const JobEnd& end, const WorkerEnd* cause) {
         if (listed++ >= kMaxOthers) left_out += ranks.size();
         else
             table.row(listed == 1 ? "afterwards" : "",
-                      fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", format_ranges(ranks), how));
+                      fmt::format("rank{} {}: {}", ranks.front() == ranks.back() ? "" : "s",
+                                  format_ranges(ranks), how));
     }
     if (left_out > 0) table.row("", fmt::format("and {} more", left_out));
     const auto folded = [&](std::string_view name, std::vector<int>& ranks, std::string_view what) {
