@@ -56,6 +56,7 @@ std::string machine_lines(const Machine& machine) {
     }
     std::string text = fmt::format("CPUs: {} usable (of our affinity), {} cores, {} sockets, {} NUMA nodes\n",
                                    machine.cpus, cores.size(), packages.size(), nodes.size());
+    if (machine.quota) text += fmt::format("CPU quota: {:.1f} CPUs (of our cgroups)\n", *machine.quota);
     text += fmt::format("GPUs: {} ({})\n", machine.gpus, printable(machine.gpus_from));
     for (const Gpu& gpu : machine.gpu_places) {
         text +=

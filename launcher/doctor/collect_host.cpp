@@ -67,24 +67,6 @@ std::optional<std::uint64_t> first_number(const CgroupPlaces& places, const char
     return std::nullopt;
 }
 
-/// The CPU quota from cpu.max ("200000 100000") or version 1's two files: microseconds granted per period.
-std::optional<double> cpu_quota(const CgroupPlaces& places) {
-    std::optional<double> found;
-    for (const std::string& directory : places.directories) {
-        const std::string quota = places.version == 2 ? content_of(directory + "/cpu.max")
-                                                      : content_of(directory + "/cpu.cfs_quota_us") + ' ' +
-                                                            content_of(directory + "/cpu.cfs_period_us");
-        const std::size_t space = quota.find(' ');
-        if (space == std::string::npos) continue;
-        const Result<double> granted = parse_double(quota.substr(0, space)),
-                             period = parse_double(quota.substr(space + 1));
-        if (!granted || !period || *granted <= 0 || *period <= 0) continue;
-        const double cpus = *granted / *period;
-        if (!found || cpus < *found) found = cpus;
-    }
-    return found;
-}
-
 CgroupFacts read_cgroup() {
     CgroupFacts facts;
     const std::string text = content_of("/proc/self/cgroup");
@@ -96,7 +78,6 @@ CgroupFacts read_cgroup() {
     const CgroupPlaces pids = cgroup_places(text, "pids");
     facts.pids_limit = tightest_limit(pids, "pids.max");
     facts.pids_used = first_number(pids, "pids.current");
-    facts.cpus = cpu_quota(cgroup_places(text, "cpu"));
     return facts;
 }
 

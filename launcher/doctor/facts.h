@@ -23,7 +23,6 @@ struct CgroupFacts {
     int version = 0;  ///< 2, 1, or 0: none
     std::optional<std::uint64_t> memory_limit, memory_used;
     std::optional<std::uint64_t> pids_limit, pids_used;
-    std::optional<double> cpus;  ///< the quota, in CPUs
 };
 
 struct ClockFacts {

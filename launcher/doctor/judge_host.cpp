@@ -127,7 +127,8 @@ void judge_cgroup(const HostFacts& host, Rows& rows) {
             "memory {}{}", format_bytes(*cgroup.memory_limit),
             cgroup.memory_used ? fmt::format(" ({} used)", format_bytes(*cgroup.memory_used)) : ""));
     if (cgroup.pids_limit) limits.push_back(fmt::format("{} processes and threads", *cgroup.pids_limit));
-    if (cgroup.cpus) limits.push_back(fmt::format("{:.1f} CPUs", *cgroup.cpus));
+    const std::optional<double> quota = host.machine.quota;
+    if (quota) limits.push_back(fmt::format("{:.1f} CPUs", *quota));
     add_host(
         rows, Severity::Ok, "cgroup",
         fmt::format("version {}: {}", cgroup.version, limits.empty() ? "no limits" : join(limits, ", ")));
@@ -140,14 +141,14 @@ void judge_cgroup(const HostFacts& host, Rows& rows) {
         add_host(rows, Severity::Warning, "cgroup pids",
                  fmt::format("only {} processes and threads", *cgroup.pids_limit),
                  "docker run --pids-limit -1");
-    if (cgroup.cpus && *cgroup.cpus + 0.5 < host.machine.cpus)
+    if (quota && *quota + 0.5 < host.machine.cpus)
         add_host(
             rows, Severity::Warning, "cgroup cpu",
             fmt::format(
                 "{:.1f} CPUs of quota, {} CPUs visible: workers that count CPUs start too many threads",
-                *cgroup.cpus, host.machine.cpus),
-            fmt::format("--nproc-per-node or OMP_NUM_THREADS by the quota; or docker run --cpuset-cpus in "
-                        "place of --cpus"));
+                *quota, host.machine.cpus),
+            "ddprun itself sets OMP_NUM_THREADS by the quota; for others docker run --cpuset-cpus in place of "
+            "--cpus");
 }
 
 void judge_clock(const HostFacts& host, Rows& rows) {

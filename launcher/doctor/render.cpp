@@ -110,7 +110,7 @@ Json host_json(const HostFacts& host) {
             {"kernel", host.kernel},
             {"cpu", host.cpu_model},
             {"cpus", host.machine.cpus},
-            {"cgroup_cpus", optional(host.cgroup.cpus)},
+            {"cgroup_cpus", optional(host.machine.quota)},
             {"memory_bytes", host.memory_total},
             {"memory_available_bytes", host.memory_available},
             {"cgroup_memory_bytes", optional(host.cgroup.memory_limit)},

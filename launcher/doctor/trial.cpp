@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "env/json.h"
 #include "env/os/run_tool.h"
@@ -51,9 +50,7 @@ TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, int visib
                                     [](const GpuFacts& gpu) { return !gpu.lost.empty(); });
     plan.on_gpus = visible_gpus > 0 && !broken;
     if (visible_gpus > 0 && broken) plan.why = "a GPU is lost";
-    int cpus = host.machine.cpus;
-    if (host.cgroup.cpus) cpus = std::min(cpus, static_cast<int>(std::floor(*host.cgroup.cpus)));
-    plan.workers = plan.on_gpus ? visible_gpus : std::clamp(cpus, 1, kMostCpuWorkers);
+    plan.workers = plan.on_gpus ? visible_gpus : std::min(cpus_in_quota(host.machine), kMostCpuWorkers);
     // A GPU's links need more bytes to show their speed.
     const std::string bytes = !size.bytes.empty() ? size.bytes : plan.on_gpus ? "256MiB" : "64MiB";
     plan.arguments = {"--standalone", "--quiet",         fmt::format("--nproc-per-node={}", plan.workers),

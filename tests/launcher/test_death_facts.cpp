@@ -2,9 +2,14 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
+
+#include "env/io/file.h"
+#include "launcher/head/report/cgroup_limits.h"
 #include "launcher/head/report/error_file.h"
 #include "launcher/head/report/explain.h"
 #include "launcher/node/hang/stacks.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddprun {
 namespace {
@@ -46,6 +51,29 @@ TEST(CgroupPlaces, AreThoseOfVersion2OrTheMemoryControllersOfVersion1) {
                             {"/sys/fs/cgroup/memory/slurm/job_2", "/sys/fs/cgroup/memory/slurm",
                              "/sys/fs/cgroup/memory"}}));
     EXPECT_EQ(cgroup_places("nonsense", "memory"), CgroupPlaces{});
+}
+
+TEST(CpuQuota, IsTheSmallestOfACgroupAndThoseAboveIt) {
+    const test::TemporaryDirectory tree;
+    const auto write = [&](const std::string& file, std::string_view text) {
+        ASSERT_TRUE(write_file_atomically(tree.file(file), text, 0644)) << file;
+    };
+    std::filesystem::create_directories(tree.file("pod/container"));
+    const CgroupPlaces two{2, {tree.file("pod/container"), tree.file("pod"), tree.path()}};
+    EXPECT_EQ(cpu_quota(two), std::nullopt);
+    write("pod/container/cpu.max", "max 100000\n");
+    EXPECT_EQ(cpu_quota(two), std::nullopt);
+    write("pod/cpu.max", "150000 100000\n");
+    write("cpu.max", "400000 100000\n");
+    EXPECT_EQ(cpu_quota(two), 1.5);
+
+    const CgroupPlaces one{1, {tree.file("pod"), tree.path()}};
+    write("pod/cpu.cfs_quota_us", "-1\n");
+    write("pod/cpu.cfs_period_us", "100000\n");
+    EXPECT_EQ(cpu_quota(one), std::nullopt);
+    write("cpu.cfs_quota_us", "400000\n");
+    write("cpu.cfs_period_us", "50000\n");
+    EXPECT_EQ(cpu_quota(one), 8);
 }
 
 TEST(MemoryCounters, AreMatchedByTheirWholeName) {

@@ -119,12 +119,22 @@ const Case kCases[] = {
          f.host.stack = {1 << 20, std::nullopt};
      },
      Severity::Warning, "stack", "1 MiB", "ulimit -s unlimited"},
-    {"SmallCgroup", [](Facts& f) { f.host.cgroup = {2, 512ULL << 20, {}, {}, {}, {}}; }, Severity::Warning,
-     "cgroup memory", "only 512 MiB", "--memory"},
-    {"FewPids", [](Facts& f) { f.host.cgroup = {2, {}, {}, 100, {}, {}}; }, Severity::Warning, "cgroup pids",
-     "only 100", "--pids-limit"},
-    {"CpuQuota", [](Facts& f) { f.host.cgroup = {2, {}, {}, {}, {}, 2.0}; }, Severity::Warning, "cgroup cpu",
-     "2.0 CPUs of quota, 4 CPUs visible", "OMP_NUM_THREADS"},
+    {"SmallCgroup",
+     [](Facts& f) {
+         f.host.cgroup = {2, 512ULL << 20, {}, {}, {}};
+     },
+     Severity::Warning, "cgroup memory", "only 512 MiB", "--memory"},
+    {"FewPids",
+     [](Facts& f) {
+         f.host.cgroup = {2, {}, {}, 100, {}};
+     },
+     Severity::Warning, "cgroup pids", "only 100", "--pids-limit"},
+    {"CpuQuota",
+     [](Facts& f) {
+         f.host.cgroup.version = 2;
+         f.host.machine.quota = 2.0;
+     },
+     Severity::Warning, "cgroup cpu", "2.0 CPUs of quota, 4 CPUs visible", "OMP_NUM_THREADS"},
     {"OldClock", [](Facts& f) { f.host.clock.unix_seconds = 0; }, Severity::Error, "clock", "before 2024",
      "set it"},
     {"UnsynchronisedClock", [](Facts& f) { f.host.clock.synchronised = false; }, Severity::Note, "clock",
@@ -280,9 +290,9 @@ TEST(DoctorTrial, TakesOneWorkerPerGpuAndTheCpusWhenAGpuIsLost) {
 
 TEST(DoctorTrial, KeepsToTheQuotaOfTheCgroup) {
     Facts facts = sound();
-    facts.host.cgroup.cpus = 2.5;
+    facts.host.machine.quota = 2.5;
     EXPECT_EQ(plan_trial(facts.host, facts.nvidia, 0).workers, 2);
-    facts.host.cgroup.cpus = 0.5;
+    facts.host.machine.quota = 0.5;
     EXPECT_EQ(plan_trial(facts.host, facts.nvidia, 0).workers, 1);
 }
 

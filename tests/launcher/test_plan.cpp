@@ -95,6 +95,17 @@ TEST(WorkerCountOfNode, IsResolvedFromTheMachine) {
     EXPECT_EQ(*count(Kind::Number, 7), 7);
     EXPECT_EQ(*count(Kind::Cpu), 8);
     EXPECT_EQ(*count(Kind::Auto), 8);
+    machine.quota = 2.5;
+    EXPECT_EQ(*count(Kind::Cpu), 2);
+    EXPECT_EQ(*count(Kind::Auto), 2);
+    machine.quota = 0.5;
+    EXPECT_EQ(*count(Kind::Cpu), 1);
+    machine.quota.reset();
+    machine.grant = {"Slurm", 3, 1, std::nullopt};
+    EXPECT_EQ(*count(Kind::Auto), 3) << "the job's part of the host";
+    machine.host_cpus = 64;
+    EXPECT_EQ(*count(Kind::Auto), 8) << "a cpuset confines the job already";
+    machine.grant = {};
     const Result<int> none = count(Kind::Gpu);
     ASSERT_FALSE(none);
     EXPECT_EQ(none.error().what,
@@ -168,6 +179,21 @@ TEST(Binding, AutoBindsOnlyWhereThatIsUnambiguous) {
     machine.gpu_places[0].numa_node = -1;
     EXPECT_EQ(why(machine, 2), "none: the GPUs' NUMA nodes are not known");
     EXPECT_THAT(cpus_of(NumaBinding::Auto, machine_of(1, 4), 4, 0), IsEmpty());
+}
+
+TEST(Binding, AQuotaCountsAsCoresThatAreNotKnown) {
+    Machine machine = machine_of(2, 4);
+    machine.quota = 5.9;
+    const Result<Bindings> unbound = bind_workers(NumaBinding::Auto, machine, 2);
+    EXPECT_EQ(unbound->why, "none: the cgroup's CPU quota gave 5 of 8 cores, and which ones is not known");
+    EXPECT_EQ(unbound->workers[0].cores, 2);
+    EXPECT_EQ(bind_workers(NumaBinding::Node, machine, 2)->workers[0].cores, 2) << "bound to four cores";
+    EXPECT_EQ(bind_workers(NumaBinding::None, machine, 8)->workers[7].cores, 1);
+    machine.grant = {"PBS", 3, 1, std::nullopt};
+    EXPECT_EQ(bind_workers(NumaBinding::None, machine, 1)->workers[0].cores, 3) << "the smaller one counts";
+    machine.grant = {};
+    machine.quota = 8;
+    EXPECT_FALSE(bind_workers(NumaBinding::Auto, machine, 2)->workers[0].cpus.empty());
 }
 
 TEST(Binding, NodeSpreadsWorkersInBlocksWithoutGpus) {
@@ -268,6 +294,8 @@ TEST_F(Plan, SetsThreadsToTheCoresPerWorkerUnlessTheUserDid) {
     EXPECT_EQ(plan(environment({{"OMP_NUM_THREADS", "7"}}))[0].env.omp_num_threads, std::nullopt);
     order_.local_world_size = 1;
     EXPECT_EQ(plan()[0].env.omp_num_threads, std::nullopt) << "a lone worker may use all";
+    machine_.quota = 3;
+    EXPECT_EQ(plan()[0].env.omp_num_threads, 3) << "a library would count the CPUs";
 }
 
 TEST_F(Plan, SetsNcclErrorHandlingUnlessTheUserDid) {

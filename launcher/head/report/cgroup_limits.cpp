@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "env/io/file.h"
 #include "env/text.h"
 
@@ -11,6 +13,10 @@ namespace {
 constexpr std::size_t kMaxLimitFile = 4096;
 /// Version 1 writes "no limit" as a number above any machine's memory.
 constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;
+
+std::string limit_in(const std::string& directory, std::string_view file) {
+    return std::string(trim(read_file(fmt::format("{}/{}", directory, file), kMaxLimitFile).value_or("")));
+}
 
 }  // namespace
 
@@ -43,9 +49,24 @@ std::optional<std::uint64_t> parse_cgroup_limit(std::string_view text) {
 std::optional<std::uint64_t> tightest_limit(const CgroupPlaces& places, std::string_view file) {
     std::optional<std::uint64_t> found;
     for (const std::string& directory : places.directories) {
-        const std::optional<std::uint64_t> limit =
-            parse_cgroup_limit(read_file(fmt::format("{}/{}", directory, file), kMaxLimitFile).value_or(""));
+        const std::optional<std::uint64_t> limit = parse_cgroup_limit(limit_in(directory, file));
         if (limit && (!found || *limit < *found)) found = limit;
+    }
+    return found;
+}
+
+std::optional<double> cpu_quota(const CgroupPlaces& places) {
+    std::optional<double> found;
+    for (const std::string& directory : places.directories) {
+        // Microseconds granted per period: "200000 100000".
+        const std::string quota = places.version == 2 ? limit_in(directory, "cpu.max")
+                                                      : limit_in(directory, "cpu.cfs_quota_us") + ' ' +
+                                                            limit_in(directory, "cpu.cfs_period_us");
+        const std::size_t space = std::min(quota.find(' '), quota.size());
+        const Result<double> granted = parse_double(quota.substr(0, space));
+        const Result<double> period = parse_double(trim(std::string_view(quota).substr(space)));
+        if (!granted || !period || *granted <= 0 || *period <= 0) continue;
+        found = std::min(found.value_or(*granted / *period), *granted / *period);
     }
     return found;
 }

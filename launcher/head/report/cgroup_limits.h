@@ -23,5 +23,8 @@ CgroupPlaces cgroup_places(std::string_view text, std::string_view controller);
 std::optional<std::uint64_t> parse_cgroup_limit(std::string_view text);
 /// The tightest limit in the files of this name; nullopt: no limit is set.
 std::optional<std::uint64_t> tightest_limit(const CgroupPlaces& places, std::string_view file);
+/// The smallest CPU quota of the places (cpu.max, or version 1's cpu.cfs_quota_us), in CPUs; nullopt: none is
+/// set. A quota limits time, not which CPUs run: affinity does not show it.
+std::optional<double> cpu_quota(const CgroupPlaces& places);
 
 }  // namespace ddprun

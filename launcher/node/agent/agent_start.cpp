@@ -35,7 +35,7 @@ std::string_view name_of(std::string_view variable) { return variable.substr(0, 
 /// Makes the segment of the generation that is ordered.
 Result<std::unique_ptr<SegmentFile>> Agent::make_segment(std::size_t workers) const {
     return SegmentFile::create(system_, {static_cast<int>(workers), order_.world_size, order_.first_rank,
-                                         order_.generation, config_.machine.cpus});
+                                         order_.generation, cpus_in_quota(config_.machine)});
 }
 
 Status Agent::prepare(const rdzv::StartGeneration& order) {

@@ -199,23 +199,17 @@ int cores_of(const Machine& machine, const std::vector<int>& cpus) {
     return static_cast<int>(cores.size());
 }
 
-/// The number of cores that the batch system gave us when that is a part of the host and nothing confines us
-/// to it; nullopt: all usable cores are ours.
-std::optional<int> granted_share(const Machine& machine) {
-    const bool confined = machine.host_cpus > machine.cpus;
-    if (confined || !machine.grant.cpus) return std::nullopt;
-    const std::int64_t granted = static_cast<std::int64_t>(*machine.grant.cpus) * machine.grant.slots;
-    return granted < core_count(machine) ? std::optional(static_cast<int>(granted)) : std::nullopt;
-}
-
-/// Workers that are bound to the same CPUs share their cores.
+/// Workers that are bound to the same CPUs share their cores, and all workers share the quota.
 void share_cores(const Machine& machine, std::vector<Binding>& workers) {
     std::map<std::vector<int>, int> sharers;
     for (const Binding& worker : workers) ++sharers[worker.cpus];
+    const std::optional<CoreShare> granted = granted_share(machine);
     for (Binding& worker : workers) {
         int cores = cores_of(machine, worker.cpus);
-        if (worker.cpus.empty()) cores = std::min(cores, granted_share(machine).value_or(cores));
-        worker.cores = std::max(1, cores / sharers[worker.cpus]);
+        if (worker.cpus.empty() && granted) cores = std::min(cores, granted->cores);
+        cores /= sharers[worker.cpus];
+        if (machine.quota) cores = std::min(cores, cpus_in_quota(machine) / static_cast<int>(workers.size()));
+        worker.cores = std::max(1, cores);
     }
 }
 
@@ -223,8 +217,8 @@ void share_cores(const Machine& machine, std::vector<Binding>& workers) {
 std::string ambiguity(const Machine& machine, int workers) {
     const int nodes = static_cast<int>(numa_nodes(machine).size());
     if (nodes < 2) return "one NUMA node";
-    if (const std::optional<int> share = granted_share(machine)) {
-        return fmt::format("{} gave {} of {} cores, and which ones is not known", machine.grant.by, *share,
+    if (const std::optional<CoreShare> share = granted_share(machine)) {
+        return fmt::format("{} gave {} of {} cores, and which ones is not known", share->by, share->cores,
                            core_count(machine));
     }
     if (machine.gpus > 0) {

@@ -12,6 +12,7 @@
 #include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/text.h"
+#include "launcher/head/report/cgroup_limits.h"
 
 namespace ddprun {
 namespace {
@@ -110,9 +111,10 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     const std::vector<int> usable = usable_cpus();
     machine.cpus = static_cast<int>(usable.size());
     machine.host_cpus = static_cast<int>(parse_cpu_list(read_sys("/sys/devices/system/cpu/online")).size());
+    machine.quota = cpu_quota(cgroup_places(read_file("/proc/self/cgroup", kMaxSysFile).value_or(""), "cpu"));
     machine.grant = read_grant(env, host_name());
     // Grants mostly count cores; without the caches' files every thread would count as one.
-    machine.cpu_places = read_cpu_places("/sys", usable, probe.caches || machine.grant.cpus);
+    machine.cpu_places = read_cpu_places("/sys", usable, probe.caches || machine.grant.cpus || machine.quota);
     machine.numa_distances = read_numa_distances("/sys");
     if (has_several_numa_nodes(machine.cpu_places))
         machine.memory_nodes = read_memory_nodes("/sys", read_sys("/proc/self/status"));
@@ -134,10 +136,12 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
 }
 
 Result<int> resolve_worker_count(const WorkerCount& count, const Machine& machine) {
+    const std::optional<CoreShare> share = granted_share(machine);
+    const int cpus = share ? share->cores : cpus_in_quota(machine);
     switch (count.kind) {
         case WorkerCount::Kind::Number: return count.number;
-        case WorkerCount::Kind::Cpu: return machine.cpus;
-        case WorkerCount::Kind::Auto: return machine.gpus > 0 ? machine.gpus : machine.cpus;
+        case WorkerCount::Kind::Cpu: return cpus;
+        case WorkerCount::Kind::Auto: return machine.gpus > 0 ? machine.gpus : cpus;
         case WorkerCount::Kind::Gpu: break;
     }
     if (machine.gpus > 0) return machine.gpus;
@@ -203,6 +207,23 @@ int core_count(const Machine& machine) {
     std::set<int> cores;
     for (const Cpu& cpu : machine.cpu_places) cores.insert(cpu.core);
     return static_cast<int>(cores.size());
+}
+
+std::optional<CoreShare> granted_share(const Machine& machine) {
+    const bool confined = machine.host_cpus > machine.cpus;
+    const int cores = core_count(machine);
+    CoreShare share{cores, ""};
+    if (!confined && machine.grant.cpus) {
+        const std::int64_t granted = static_cast<std::int64_t>(*machine.grant.cpus) * machine.grant.slots;
+        if (granted < cores) share = {static_cast<int>(granted), machine.grant.by};
+    }
+    if (cpus_in_quota(machine) < share.cores) share = {cpus_in_quota(machine), "the cgroup's CPU quota"};
+    return share.cores < cores ? std::optional(share) : std::nullopt;
+}
+
+int cpus_in_quota(const Machine& machine) {
+    return std::max(1,
+                    static_cast<int>(std::min<double>(machine.cpus, machine.quota.value_or(machine.cpus))));
 }
 
 std::vector<Cpu> read_cpu_places(const std::string& sys, const std::vector<int>& usable, bool caches) {

@@ -28,10 +28,11 @@ struct Cpu {
 
 /// The parts of this machine that the plan needs.
 struct Machine {
-    int cpus = 1;         ///< usable CPUs, by our affinity
-    int gpus = 0;         ///< visible GPUs, by CUDA_VISIBLE_DEVICES
-    int hidden_gpus = 0;  ///< NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves out
-    int host_cpus = 0;    ///< online CPUs of the host; 0: not known. More than `cpus`: we are confined
+    int cpus = 1;                 ///< usable CPUs, by our affinity
+    std::optional<double> quota;  ///< CPUs' worth of time that our cgroups leave; nullopt: no limit
+    int gpus = 0;                 ///< visible GPUs, by CUDA_VISIBLE_DEVICES
+    int hidden_gpus = 0;          ///< NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves out
+    int host_cpus = 0;  ///< online CPUs of the host; 0: not known. More than `cpus`: we are confined
     std::vector<Cpu> cpu_places;  ///< by id
     /// The kernel's: 10 from a node to itself, 20 and more to another socket.
     std::map<int, std::map<int, int>> numa_distances;
@@ -70,6 +71,16 @@ std::map<int, std::map<int, int>> read_numa_distances(const std::string& sys);
 std::optional<std::set<int>> read_memory_nodes(const std::string& sys, std::string_view process_status);
 /// Physical cores that we may use.
 int core_count(const Machine& machine);
+/// A number of cores that are ours without being known one by one.
+struct CoreShare {
+    int cores = 0;
+    std::string_view by;  ///< borrowed from the Machine
+};
+/// The cores that the batch system or a cgroup's quota gave us when that is a part of the host and nothing
+/// confines us to it; nullopt: all usable cores are ours.
+std::optional<CoreShare> granted_share(const Machine& machine);
+/// The number of CPUs that can run all the time: the usable ones, or the quota where that is less.
+int cpus_in_quota(const Machine& machine);
 /// The places of `usable` CPUs from a /sys tree ("/sys"; another root in tests).
 std::vector<Cpu> read_cpu_places(const std::string& sys, const std::vector<int>& usable, bool caches);
 

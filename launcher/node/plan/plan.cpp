@@ -208,6 +208,8 @@ std::string describe_machine(const Machine& machine) {
     std::string text = fmt::format("{} usable CPU{}", machine.cpus, machine.cpus == 1 ? "" : "s");
     if (nodes.size() > 1) text += fmt::format(" on {} NUMA nodes", nodes.size());
     if (machine.host_cpus > machine.cpus) text += fmt::format(" of {}", machine.host_cpus);
+    if (cpus_in_quota(machine) < machine.cpus)
+        text += fmt::format(", a quota of {:.1f} CPUs", *machine.quota);
     if (machine.grant.cpus) text += fmt::format(" ({} gave {})", machine.grant.by, *machine.grant.cpus);
     if (machine.gpus == 0 && machine.hidden_gpus > 0)
         return text + fmt::format(", {} NVIDIA GPUs that CUDA_VISIBLE_DEVICES hides", machine.hidden_gpus);
@@ -313,7 +315,8 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
     const Share share = share_of(spec, order.local_world_size);
     const Result<Bindings> bindings = bind_workers(share.binding, machine, share.of);
     if (!bindings) return bindings.error();
-    const bool sets_threads = share.of > 1 && !threads_are_set(machine, share.of, inherited);
+    const bool is_limited = share.of > 1 || cpus_in_quota(machine) < core_count(machine);
+    const bool sets_threads = is_limited && !threads_are_set(machine, share.of, inherited);
     const std::vector<FabricSetting> fabric = unset_settings(machine.fabric, inherited);
     const bool sets_nccl = !inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING");
 
