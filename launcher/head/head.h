@@ -54,6 +54,8 @@ class Head final : public rdzv::ServerHandler {
     void when_written(Duration patience, os::EventLoop::Handler handler) {
         server_->when_written(patience, std::move(handler));
     }
+    /// See rdzv::AgentSessions::reached_at.
+    [[nodiscard]] const std::string& reached_at() const { return server_->reached_at(); }
     void keep_alive() { server_->keep_alive(); }
     /// Call it for each SIGCHLD, before children are reaped.
     void children_ended() {

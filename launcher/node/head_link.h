@@ -53,6 +53,8 @@ class HeadLink final : private HeirHands {
     void ask_to_end(const char* how, int signal);
     /// Sends a heartbeat, on a Keepalive's thread.
     void keep_alive();
+    /// Call it only while connected.
+    [[nodiscard]] std::string own_address() const { return link_->own_address(); }
 
     // Events that the link's handler passes on.
     void connected();

@@ -199,6 +199,8 @@ Result<std::optional<int>> Node::run() {
         return built.error();
     }
     if (spec_.nodes.max > 1) keep_alive();
+    if (spec_.nodes.max > 1 && wants_fabric(spec_))
+        own_name_.emplace([host = parts_.host] { return resolve({host, 0}, 0); });
     if (const Status ran = parts_.loop->run(); !ran) {
         parts_.guards.warden->end_all();  // the loop no longer sees a worker's end
         flush_output();
@@ -288,10 +290,21 @@ void Node::look_for_mpi_of_workers() {
 
 void Node::obey(const rdzv::StartGeneration& start) {
     if (exit_code_) return;  // this node leaves, and its workers end
+    if (own_name_) name_network();
     parts_.log.set_generation(start.generation);
     parts_.observation->generation_started(start);
     link_->generation_began(start);
     parts_.agent->handle(start);
+}
+
+/// Tells gloo by which interface the other nodes are reached. The resolver is not waited for.
+void Node::name_network() {
+    if (std::optional<Result<SocketAddresses>> answer = own_name_->wait(MonotonicClock::now())) {
+        const SocketAddresses found = (*std::move(answer)).value_or({});
+        for (const SocketAddress& one : found) own_name_at_.push_back(numeric_host(*one.get()));
+    }
+    const std::string reached = head_ ? head_->reached_at() : link_->own_address();
+    parts_.agent->reach_others_by(reached, own_name_at_);
 }
 
 void Node::end(const rdzv::Shutdown& shutdown) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <variant>
 
+#include "env/io/background_call.h"
+#include "env/io/resolve.h"
 #include "env/os/keepalive.h"
 #include "env/result.h"
 #include "launcher/exit_codes.h"
@@ -63,6 +65,7 @@ class Node final : public rdzv::AgentLinkHandler {
     void on_log(const std::string& line) override { parts_.connections->warn(line); }
     void on_detail(const std::string& line) override { parts_.log.debug("{}", line); }
     void obey(const rdzv::StartGeneration& start);
+    void name_network();
     void obey(const rdzv::StopGeneration& stop) { parts_.agent->handle(stop); }
     void obey(const rdzv::SuspendGeneration& order) { parts_.agent->handle(order); }
     void obey(const rdzv::Release& release) { parts_.agent->handle(release); }
@@ -93,7 +96,10 @@ class Node final : public rdzv::AgentLinkHandler {
     std::unique_ptr<HeadLink> link_;
     std::unique_ptr<Head> head_;                ///< null: another process is the head
     std::unique_ptr<os::Keepalive> keepalive_;  ///< null: the job has one node
-    std::optional<int> exit_code_;              ///< of a node that ends before, or without, a head of its own
+    /// Looks this host's name up, as gloo does; none: the job has one node.
+    std::optional<BackgroundCall<Result<SocketAddresses>>> own_name_;
+    std::vector<std::string> own_name_at_;  ///< the answer, once it is there
+    std::optional<int> exit_code_;          ///< of a node that ends before, or without, a head of its own
     std::string failure_;
     bool is_failure_said_ = false;  ///< the log has `failure_` already
 };

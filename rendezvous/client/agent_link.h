@@ -85,6 +85,9 @@ class AgentLink final : private ConnectionOwner {
     /// The controller's address on this connection. Call it only while connected.
     [[nodiscard]] Endpoint controller() const { return connection_->remote(); }
 
+    /// This host's address on this connection. Call it only while connected.
+    [[nodiscard]] std::string own_address() const { return connection_->local_host(); }
+
   private:
     enum class State { Connecting, Joined, Over };
 

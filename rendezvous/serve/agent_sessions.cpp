@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "env/io/socket.h"
 #include "env/text.h"
 
 namespace ddprun::rdzv {
@@ -67,7 +68,9 @@ void AgentSessions::end(AgentSession& session) {
 void AgentSessions::join(AgentSession& session, const AgentHello& hello) {
     session.is_joined = true;
     ++joined_;
-    node_addresses_.insert(session.connection->remote_host());
+    const std::string remote = session.connection->remote_host(), local = session.connection->local_host();
+    node_addresses_.insert(remote);
+    if (remote != local && !stays_on_host(local)) reached_at_ = local;
     node_addresses_.insert(hello.addresses.begin(), hello.addresses.end());
     if (heartbeat_timer_ == 0) beat();
     if (silence_timer_ == 0) look_for_silence();

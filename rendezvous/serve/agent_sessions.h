@@ -86,6 +86,8 @@ class AgentSessions {
 
     /// Addresses of all agents that have ever joined, because a lost agent may come back.
     [[nodiscard]] const std::set<std::string>& node_addresses() const { return node_addresses_; }
+    /// This host's address that the last agent of another host used; "" none has joined.
+    [[nodiscard]] const std::string& reached_at() const { return reached_at_; }
 
   private:
     /// One call of when_written() that has not ended.
@@ -106,6 +108,7 @@ class AgentSessions {
     std::unordered_map<std::string, ClientId> by_name_;
     std::size_t joined_ = 0;
     std::set<std::string> node_addresses_;
+    std::string reached_at_;
     SilenceWatch silence_;
     os::EventLoop::TimerId heartbeat_timer_ = 0, silence_timer_ = 0;
     std::map<std::uint64_t, WritingEnd> writing_ends_;

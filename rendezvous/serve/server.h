@@ -87,6 +87,8 @@ class Server final : private PeersOwner {
     /// all agents that have joined.
     bool send(AgentId agent, ToAgent message);
     void broadcast(ToAgent message);
+    /// See AgentSessions::reached_at().
+    [[nodiscard]] const std::string& reached_at() const { return agents_.reached_at(); }
     /// See AgentSessions::keep_alive().
     void keep_alive() { agents_.keep_alive(); }
     /// Tells the agent why and ends its connection; on_agent_lost follows.

@@ -167,6 +167,35 @@ TEST(Fabric, NamesGloosInterfaceWhenTheHostsOwnNameIsALoopbackAddress) {
     EXPECT_EQ(value_of(choose_fabric(std::nullopt, network), "GLOO_SOCKET_IFNAME"), "hsn0");
 }
 
+TEST(Fabric, GlooUsesTheInterfaceThatReachesTheOtherNodesUnlessTheHostsNameDoes) {
+    const std::vector<InterfaceAddress> own{{"lo", "127.0.0.1", true, true},
+                                            {"eth0", "10.91.0.1", false, true},
+                                            {"eth0", "fd00:91::1", false, true},
+                                            {"ib0", "10.92.0.1", false, true}};
+    const auto gloos = [&](const std::string& reached, const std::vector<std::string>& by_name,
+                           FabricProfile profile = choose_fabric(std::nullopt, ethernet())) {
+        reach_by(profile, own, reached, by_name);
+        return value_of(profile, "GLOO_SOCKET_IFNAME");
+    };
+    EXPECT_EQ(gloos("10.91.0.1", {"172.31.9.9", "10.91.0.1"}), "unset") << "gloo finds it by the name";
+    EXPECT_EQ(gloos("10.91.0.1", {"fd00:91::1"}), "unset") << "another address of the same interface";
+    EXPECT_EQ(gloos("10.92.0.1", {"10.91.0.1", "10.92.0.1"}), "ib0") << "gloo takes the first";
+    EXPECT_EQ(gloos("10.91.0.1", {"172.31.9.9"}), "eth0") << "an address of nobody";
+    EXPECT_EQ(gloos("10.91.0.1", {}), "eth0") << "the name does not resolve, or not in time";
+    EXPECT_EQ(gloos("127.0.0.1", {}), "unset") << "all nodes are on this host";
+    EXPECT_EQ(gloos("10.93.0.1", {}), "unset") << "behind a translation of addresses";
+    EXPECT_EQ(gloos("", {}), "unset");
+
+    NetworkFacts network = ethernet();
+    network.own_name_at = "127.0.1.1";
+    EXPECT_EQ(gloos("10.92.0.1", {"127.0.1.1"}, choose_fabric(std::nullopt, network)), "ib0")
+        << "known, in place of the first interface with a device";
+    FabricProfile chosen = choose_fabric(std::nullopt, ethernet());
+    use_interface(chosen, "eth1");
+    EXPECT_EQ(gloos("10.92.0.1", {}, chosen), "eth1") << "--iface";
+    EXPECT_EQ(gloos("10.92.0.1", {}, choose_fabric(Fabric::None, ethernet())), "unset");
+}
+
 TEST(Fabric, UsesTheInterfaceOfIfaceForGlooAndNccl) {
     FabricProfile profile = choose_fabric(std::nullopt, ethernet());
     use_interface(profile, "eth1");

@@ -82,6 +82,10 @@ class Agent {
     void worker_aborted(int local_rank) { await_exit(local_rank, "called MPI_Abort"); }
     /// Handles SIGCHLD: all children that have ended.
     void on_child_exits();
+    /// See reach_by(). Counts for the next generation.
+    void reach_others_by(const std::string& address, const std::vector<std::string>& by_name) {
+        reach_by(config_.machine.fabric, list_interfaces(), address, by_name);
+    }
 
     /// Returns the stacks that this worker's libddp has sent since the last call.
     [[nodiscard]] std::string take_stacks(int local_rank);

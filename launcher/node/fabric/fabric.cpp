@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "env/io/socket.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -178,6 +179,31 @@ void use_interface(FabricProfile& profile, const std::string& interface) {
     });
     profile.settings.push_back({"GLOO_SOCKET_IFNAME", interface, "--iface"});
     if (!keeps_nccl) profile.settings.push_back({"NCCL_SOCKET_IFNAME", "=" + interface, "--iface"});
+}
+
+void reach_by(FabricProfile& profile, const std::vector<InterfaceAddress>& own, const std::string& reached,
+              const std::vector<std::string>& by_name) {
+    const auto interface_of = [&](const std::string& address) -> std::string {
+        const auto found = std::ranges::find(own, address, &InterfaceAddress::address);
+        return found == own.end() ? "" : found->interface;
+    };
+    const std::string interface = interface_of(reached);
+    if (profile.fabric == Fabric::None || interface.empty() || stays_on_host(reached)) return;
+    constexpr const char* kGloo = "GLOO_SOCKET_IFNAME";
+    const auto set = std::ranges::find(profile.settings, kGloo, &FabricSetting::name);
+    const bool is_set = set != profile.settings.end();
+    if (is_set && (set->reason == "--iface" || set->value.starts_with("hsn"))) return;
+    if (is_set) profile.settings.erase(set);
+    // gloo takes the first address of the name that is one of this host's.
+    std::string gloos;
+    for (const std::string& address : by_name) {
+        if (gloos.empty()) gloos = interface_of(address);
+    }
+    if (gloos == interface) return;
+    profile.settings.push_back(
+        {kGloo, interface,
+         fmt::format("the other nodes reach this host at {}; by its own name gloo would {}", reached,
+                     gloos.empty() ? "find no address of it" : "take " + gloos)});
 }
 
 std::vector<FabricSetting> unset_settings(const FabricProfile& profile, const EnvironmentLookup& inherited) {

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "env/nodes/meeting_point.h"
 #include "env/worker_env.h"
 #include "launcher/job_spec.h"
 #include "launcher/node/fabric/network.h"
@@ -39,6 +40,12 @@ FabricProfile choose_fabric(const std::optional<Fabric>& wanted, const NetworkFa
 /// Makes gloo and NCCL's sockets use the interface of --iface, too, unless the fabric names one for NCCL.
 /// Pure.
 void use_interface(FabricProfile& profile, const std::string& interface);
+
+/// Makes gloo use the interface of `reached`, this host's address that the other nodes use, unless gloo finds
+/// it by this host's own name (`by_name`, its addresses in the resolver's order) or --iface or Slingshot has
+/// named one. `own` are this host's addresses. Does nothing for an address that is not one of them. Pure.
+void reach_by(FabricProfile& profile, const std::vector<InterfaceAddress>& own, const std::string& reached,
+              const std::vector<std::string>& by_name);
 
 /// The settings whose variable is not set. A value of the user's stays, even an empty one.
 std::vector<FabricSetting> unset_settings(const FabricProfile& profile, const EnvironmentLookup& inherited);
