@@ -138,9 +138,10 @@ void add_python_folder(std::vector<std::string>& environment) {
         for (const std::string& entry : environment) {
             if (variable_name(entry) == "PYTHONPATH") path = entry.substr(entry.find('=') + 1);
         }
-        // An empty entry would be the current directory.
-        if (!path.empty() && !path.ends_with(':')) path += ':';
-        return set_variable(environment, "PYTHONPATH=" + path + folder);
+        // An empty entry is the current directory: one at the end stays, and none is added.
+        const bool ends_empty = path.ends_with(':');
+        if (!path.empty() && !ends_empty) path += ':';
+        return set_variable(environment, "PYTHONPATH=" + path + folder + (ends_empty ? ":" : ""));
     }
 }
 

@@ -204,6 +204,12 @@ TEST_F(PythonWorkers, KeepTheirPythonpathBeforeOurs) {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("path " + directory.path() + ":"));
     EXPECT_THAT(outcome.out, HasSubstr("workers/python\n"));
+    const Outcome with_empty =
+        run(job(unique_name("path"), {"-c", "import os; print('path', os.environ['PYTHONPATH'])"},
+                {"--nproc-per-node=1"}),
+            with_environment({"PYTHONPATH=" + directory.path() + ":"}));
+    EXPECT_THAT(with_empty.out, HasSubstr("path " + directory.path() + ":"));
+    EXPECT_THAT(with_empty.out, HasSubstr("workers/python:\n")) << "the empty entry is the current directory";
     const Outcome other = run({path_of("DDPRUN"), "--nproc-per-node=1", "--no-python", "/usr/bin/env"});
     EXPECT_THAT(other.out, Not(HasSubstr("PYTHONPATH")));
 }
