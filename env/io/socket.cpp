@@ -149,6 +149,8 @@ Result<Endpoint> parse_endpoint(std::string_view text, std::uint16_t default_por
     if (host.empty()) return not_an_endpoint("the host is missing");
     if (host.find_first_of(" \t\r\n/") != std::string_view::npos)
         return not_an_endpoint("a host has no blanks or slashes");
+    if (!has_port && host.find_first_not_of("0123456789") == std::string_view::npos)
+        return not_an_endpoint("a port without a host");
     if (!has_port) return Endpoint{std::string(host), default_port};
     const Result<std::int64_t> number = parse_int_between(port, 0, 65535);
     if (!number) return not_an_endpoint("port " + number.error().what);

@@ -8,6 +8,7 @@
 
 #include "env/nodes/pmix_source.h"
 #include "env/text.h"
+#include "launcher/batch/site.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/head/start/start_order.h"
 #include "launcher/head/start/start_plan.h"
@@ -43,6 +44,16 @@ Status set_endpoint(Draft& draft, Text value) {
     if (!endpoint) return endpoint.error();
     draft.spec.rendezvous.endpoint = *std::move(endpoint);
     return {};
+}
+
+/// MASTER_ADDR has no port; an IPv6 address has several colons.
+Result<std::string> parse_master_addr(Text value) {
+    const std::size_t colon = value.find(':');
+    const bool has_port = colon != value.npos && value.find(':', colon + 1) == value.npos;
+    if (has_port || value.starts_with('['))
+        return invalid(
+            fmt::format("'{}' is not an address alone; its port goes into --master-port", excerpt(value)));
+    return parse_text(value);
 }
 
 /// Refuses a timeout so short that a delay on a busy machine would lose a node.
@@ -159,7 +170,8 @@ Status set_signal_actions(Draft& draft, Text value) {
 
 Status add_variable(Draft& draft, Text value) {
     const Text name = value.substr(0, value.find('='));
-    if (name.empty()) return invalid(fmt::format("'{}' is not NAME or NAME=VALUE", excerpt(value)));
+    if (!is_variable_name(name))
+        return invalid(fmt::format("'{}' is not NAME or NAME=VALUE of a variable", excerpt(value)));
     if (name == value && is_never_sent(name))
         return invalid(fmt::format("{} is never sent to another host", name));
     draft.spec.start.environment.emplace_back(value);
@@ -306,7 +318,7 @@ void rendezvous_options(OptionList& options, OptionDraft& draft) {
         "that is shorter costs nothing. A lost node that wakes joins again by itself. All nodes give the same. Default 3s.");
     options.value("--node-rank", "N", into(spec.rendezvous.node_rank, parse_rank),
                   "Index of this node, 0 to nnodes-1. Default: from the launcher around us.");
-    options.value("--master-addr", "HOST", into(spec.rendezvous.master_addr, parse_text),
+    options.value("--master-addr", "HOST", into(spec.rendezvous.master_addr, parse_master_addr),
                   "MASTER_ADDR of the workers. Default: the address that was reached.");
     options.value("--master-port", "PORT", into(spec.rendezvous.master_port, parse_port),
                   "MASTER_PORT of the workers. Default: a free port.");

@@ -122,6 +122,11 @@ Status read_words(Reading& reading, const std::vector<std::string>& args) {
         return hint_for_mpi_users(args, options).value_or(read.error());
     }
     if (reading.action != CommandLine::Run || split.rest.empty()) return {};
+    for (const std::string_view dash : {"\u2010", "\u2011", "\u2013", "\u2014", "\u2212"}) {
+        if (split.rest.front().starts_with(dash))
+            return invalid(fmt::format("'{}' begins with '{}', a typographic dash, and not with '-'",
+                                       excerpt(split.rest.front()), dash));
+    }
     reading.program = std::move(split.rest.front());
     reading.arguments.assign(std::make_move_iterator(split.rest.begin() + 1),
                              std::make_move_iterator(split.rest.end()));

@@ -58,6 +58,7 @@ TEST(Endpoint, RefusesOtherText) {
         ASSERT_FALSE(endpoint) << bad;
         EXPECT_EQ(endpoint.error().code, Errc::InvalidArgument);
     }
+    EXPECT_EQ(parse_endpoint("29400", 1).error().what, "'29400' is not host:port (a port without a host)");
     EXPECT_EQ(parse_endpoint("n:x", 1).error().what, "'n:x' is not host:port (port 'x' is not a number)");
     EXPECT_EQ(parse_endpoint("::1", 1).error().what,
               "'::1' is not host:port (write an IPv6 address as [address]:port)");

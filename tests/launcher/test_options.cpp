@@ -362,6 +362,17 @@ TEST(Option, NumaBindingHasFourPoliciesAlsoFromItsVariable) {
               "--numa-binding: 'core' is not none, auto, node, socket, exclusive or core-complex");
 }
 
+TEST(Option, LinesThatWebPagesAndHabitsMakeAreAnsweredByWhatIsWrong) {
+    EXPECT_EQ(error_of({"\u2013nproc-per-node=4", "train"}),
+              "'\u2013nproc-per-node=4' begins with '\u2013', a typographic dash, and not with '-'");
+    EXPECT_THAT(error_of({"--rdzv-endpoint=29400"}), HasSubstr("a port without a host"));
+    EXPECT_EQ(error_of({"--nnodes=2", "--master-addr=node01:29400"}),
+              "--master-addr: 'node01:29400' is not an address alone; its port goes into --master-port");
+    EXPECT_EQ(spec_of({"--nnodes=2", "--master-addr=fd00::1"}).rendezvous.master_addr, "fd00::1");
+    for (const char* const name : {"A B=1", "=1", "1A=x", "-x", "A$(id)=4"})
+        EXPECT_THAT(error_of({"--env", name}), HasSubstr("is not NAME or NAME=VALUE of a variable")) << name;
+}
+
 TEST(Option, SignalsToHandleStopTheJob) {
     auto signals = spec_of({"--signals-to-handle", "SIGUSR1,SIGTERM"}).signals;
     complete_signals(signals);
@@ -834,12 +845,12 @@ TEST(Help, VersionIsOneLineAndOneForEachPartThatTheBuildLacks) {
 /// A value that the option takes.
 std::string sample_of(const CLI::Option& option) {
     static const std::map<std::string_view, std::string> samples = {
-        {"nproc-per-node", "2"},         {"nnodes", "1:2"},       {"rdzv-endpoint", "host:1"},
-        {"rdzv-conf", "join_timeout=3"}, {"node-rank", "0"},      {"master-port", "1234"},
-        {"metrics-port", "1234"},        {"max-restarts", "1"},   {"signals-to-handle", "SIGTERM"},
-        {"signal", "USR1=stop"},         {"redirects", "0:1"},    {"tee", "3"},
-        {"local-ranks-filter", "0"},     {"stdin", "0"},          {"attach", "0=gdb"},
-        {"prefix", "${rank}"},           {"max-log-size", "1MiB"}};
+        {"nproc-per-node", "2"},         {"nnodes", "1:2"},        {"rdzv-endpoint", "host:1"},
+        {"rdzv-conf", "join_timeout=3"}, {"node-rank", "0"},       {"master-port", "1234"},
+        {"metrics-port", "1234"},        {"max-restarts", "1"},    {"signals-to-handle", "SIGTERM"},
+        {"signal", "USR1=stop"},         {"redirects", "0:1"},     {"tee", "3"},
+        {"local-ranks-filter", "0"},     {"stdin", "0"},           {"attach", "0=gdb"},
+        {"prefix", "${rank}"},           {"max-log-size", "1MiB"}, {"env", "NAME=1"}};
     if (is_flag(option)) return "1";
     if (const auto found = samples.find(name_of(option)); found != samples.end()) return found->second;
     const std::string& words = option.get_option_text();
