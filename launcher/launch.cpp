@@ -65,26 +65,8 @@ ExitCode exit_code_for(const Error& error) {
     return ExitCode::Internal;
 }
 
-/// The environment of Python that holds `prefix`/bin/ddprun; "" when it is none.
-std::string python_environment(const std::filesystem::path& prefix) {
-    std::error_code ignored;
-    const bool is_venv = std::filesystem::exists(prefix / "pyvenv.cfg", ignored);
-    const bool is_conda = std::filesystem::exists(prefix / "conda-meta", ignored);
-    return is_venv || is_conda ? prefix.string() : "";
-}
-
-/// Our own workers are in libexec beside an installed ddprun (in share after `pip install`), and in the build
-/// tree beside a built one.
 ProgramSearch search_paths() {
-    ProgramSearch search;
-    const std::filesystem::path self = own_directory();
-    search.own_directories = {(self / "../libexec/ddprun").lexically_normal().string(),
-                              (self / "../share/ddprun").lexically_normal().string(),
-                              (self / "../workers/train").lexically_normal().string(),
-                              (self / "../workers/check").lexically_normal().string()};
-    search.path = process_environment("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
-    search.python = process_environment("PYTHON_EXEC").value_or("");
-    search.environment = python_environment(self.parent_path());
+    ProgramSearch search = program_search();
     search.own_words = {"--help", "--version"};
     for (const SubcommandRow& row : subcommands()) search.own_words.emplace_back(row.name);
     return search;

@@ -16,6 +16,7 @@
 #include "launcher/batch/batch_status.h"
 #include "launcher/batch/scheduler_command.h"
 #include "launcher/exit_codes.h"
+#include "launcher/node/plan/program.h"
 
 namespace ddprun {
 namespace {
@@ -253,6 +254,12 @@ int submit_job(Scheduler scheduler, JobRequest request, bool follow) {
     request.path = directory_for_path();
     std::error_code failed;
     request.script = std::filesystem::absolute(request.script, failed).string();
+    if (const Status program = check_program(request); !program)
+        return complain_of(scheduler, "submit", program.error().what, program_exit_code(program.error()));
+    // Without a submitter no script is left behind.
+    const std::string submitter(submitter_of(scheduler));
+    if (find_executable(submitter, scheduler_search_path(process_environment)).empty())
+        return complain_of(scheduler, "submit", submitter + ": not found in PATH", ExitCode::Unavailable);
     if (const Status written = write_script(scheduler, request); !written) {
         return complain_of(scheduler, "submit", written.error().what, code_for(written.error()));
     }

@@ -1,12 +1,14 @@
 #include "launcher/batch/job_request.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
 
 #include "env/text.h"
+#include "launcher/node/plan/program.h"
 #include "pbs/directives.h"
 
 namespace ddprun {
@@ -16,14 +18,6 @@ constexpr std::size_t kMostNameBytes = 230;  ///< PBS's limit is 236; older ones
 
 Error wrong_value(std::string_view option, std::string_view value, std::string_view why) {
     return {Errc::InvalidArgument, fmt::format("--{}: '{}' {}", option, excerpt(value), why), 0};
-}
-
-/// True for text without blanks, '#' and quotes, which schedulers treat specially in a directive.
-bool is_word(std::string_view text) {
-    constexpr std::string_view kSpecial = "'\"\\#`$";
-    return std::all_of(text.begin(), text.end(), [&](char c) {
-        return std::isgraph(static_cast<unsigned char>(c)) != 0 && kSpecial.find(c) == std::string_view::npos;
-    });
 }
 
 bool is_line(std::string_view text) {
@@ -44,16 +38,11 @@ std::string job_name_of(const std::string& program) {
 }
 
 Status check_words(const JobRequest& request) {
-    const SiteProfile& site = request.site;
-    for (const std::string* value : {&site.memory, &site.queue, &site.place, &site.select, &site.filesystems,
-                                     &site.keep, &site.gpu_type}) {
-        if (!is_word(*value)) return wrong_value("site", *value, "cannot stand in a directive");
-    }
     const std::pair<std::string_view, const std::string*> words[] = {
         {"name", &request.name},       {"memory", &request.memory},           {"queue", &request.queue},
         {"account", &request.account}, {"filesystems", &request.filesystems}, {"output", &request.output}};
     for (const auto& [option, value] : words) {
-        if (!is_word(*value))
+        if (!is_directive_word(*value))
             return wrong_value(option, *value,
                                "cannot stand in a directive: it has a blank, a quote, or what is not ASCII");
     }
@@ -63,7 +52,7 @@ Status check_words(const JobRequest& request) {
 
 Status check_lines(const JobRequest& request) {
     for (const std::string& one : request.modules) {
-        if (one.empty() || !is_word(one)) return wrong_value("module", one, "is no module's name");
+        if (one.empty() || !is_directive_word(one)) return wrong_value("module", one, "is no module's name");
     }
     for (const std::string& one : request.setup) {
         if (!is_line(one)) return wrong_value("setup", one, "is more than one line");
@@ -170,9 +159,38 @@ std::string ddprun_line(Scheduler scheduler, const JobRequest& request) {
 }  // namespace
 
 Status settle(JobRequest& request) {
-    if (request.name.empty()) request.name = job_name_of(request.program);
+    if (request.name.empty()) request.name = job_name_of(request.program.name);
     if (const Status words = check_words(request); !words) return words;
     return check_lines(request);
+}
+
+std::string remark_on_cpus(Scheduler scheduler, const JobRequest& request) {
+    const SiteProfile& site = request.site;
+    const bool has_workers = request.workers.kind != WorkerCount::Kind::Number || request.workers.number > 1;
+    if (cpus_of(request) > 0 || (gpus_of(request) == 0 && !has_workers)) return "";
+    // The site's select and a user's own directive may ask for them.
+    const auto asks = [](const std::string& line) {
+        return line.find("cpus") != std::string::npos || line.find("excl") != std::string::npos;
+    };
+    const bool is_asked_for = !site.select.empty() || std::ranges::any_of(site.directives, asks) ||
+                              std::ranges::any_of(request.directives, asks);
+    if (is_asked_for) return "";
+    return fmt::format(
+        "no --cpus-per-node: most clusters then give a job one core of each node{}; a site file can have the "
+        "number (cpus_per_node)",
+        scheduler == Scheduler::Slurm ? ", and one core's memory" : "");
+}
+
+Status check_program(const JobRequest& request) {
+    if (!request.setup.empty() || !request.site.setup.empty()) return {};
+    const std::string& name = request.program.name;
+    const bool is_path = name.find('/') != std::string::npos || name.ends_with(".py");
+    const bool may_be_of_a_module = !request.modules.empty() || !request.site.modules.empty();
+    if (may_be_of_a_module && !is_path) return {};
+    const Result<ResolvedProgram> program = resolve_program(request.program, program_search());
+    // A module may bring the Python that runs a script.
+    const bool is_of_module = may_be_of_a_module && !program && ::access(name.c_str(), R_OK) == 0;
+    return program || is_of_module ? Status() : Status(program.error());
 }
 
 std::string walltime_text(Duration walltime) {

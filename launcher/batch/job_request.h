@@ -30,8 +30,9 @@ struct JobRequest {
     std::string script;               ///< path of the script, which a requeue submits again to PBS
     std::string path;                 ///< ddprun's directory, to put before PATH; "" not needed
     std::vector<std::string> ddprun;  ///< the words after `ddprun`: options, program, arguments
-    std::string program;              ///< the program among `ddprun`
+    ProgramSpec program;              ///< the program among `ddprun`
     bool counts_workers = false;      ///< `ddprun` has --nproc-per-node
+    WorkerCount workers;              ///< of `ddprun`
     bool is_elastic = false;          ///< `ddprun` goes on without some of its nodes: --nnodes=MIN:MAX
 };
 
@@ -50,6 +51,13 @@ Status settle(JobRequest& request);
 /// The whole script of a settled request. Its last line is `exec ddprun ...`, so that the scheduler's signals
 /// reach ddprun. Pure.
 std::string render_job_script(Scheduler scheduler, const JobRequest& request);
+
+/// A line for a request of GPUs or workers that names no CPUs; "" none is needed. Pure.
+std::string remark_on_cpus(Scheduler scheduler, const JobRequest& request);
+
+/// Looks for the program as the job will, where no module and no line of the script's setup can change what
+/// the job finds. Error: as resolve_program.
+Status check_program(const JobRequest& request);
 
 /// "01:30:00".
 std::string walltime_text(Duration walltime);

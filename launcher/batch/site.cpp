@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "env/io/file.h"
 #include "env/json.h"
@@ -26,17 +27,22 @@ std::string names_of_built_in() {
     return join(built_in_sites(), ", ", [](const SiteProfile& site) { return site.name; });
 }
 
-Status take_word(const Json& value, std::string& into) {
+Status take_line(const Json& value, std::string& into) {
     const Result<std::string> text = as<std::string>(value);
     if (!text || text->find('\n') != std::string::npos) return Error::invalid("expected a text of one line");
     into = *text;
     return {};
 }
 
+Status take_word(const Json& value, std::string& into) {
+    if (const Status taken = take_line(value, into); !taken || is_directive_word(into)) return taken;
+    return Error::invalid(fmt::format("'{}' cannot stand in a directive", excerpt(into)));
+}
+
 Status take_lines(const Json& value, std::vector<std::string>& into) {
     std::vector<std::string> lines;
     for (const Json& one : elements(value)) {
-        if (!take_word(one, lines.emplace_back()))
+        if (!take_line(one, lines.emplace_back()))
             return Error::invalid("expected a list of texts, each one line");
     }
     if (!value.is_array()) return Error::invalid("expected a list of texts");
@@ -67,7 +73,7 @@ Status take_count(const Json& value, int& into) {
 
 Status take_field(const std::string& name, const Json& value, SiteProfile& site) {
     if (name == "like") return {};  // read before
-    if (name == "name") return take_word(value, site.name);
+    if (name == "name") return take_line(value, site.name);
     if (name == "cpus_per_node") return take_count(value, site.cpus_per_node);
     if (name == "gpus_per_node") return take_count(value, site.gpus_per_node);
     if (name == "memory") return take_word(value, site.memory);
@@ -86,6 +92,13 @@ Status take_field(const std::string& name, const Json& value, SiteProfile& site)
 
 }  // namespace
 
+bool is_directive_word(std::string_view text) {
+    constexpr std::string_view kSpecial = "'\"\\#`$";
+    return std::all_of(text.begin(), text.end(), [&](char c) {
+        return std::isgraph(static_cast<unsigned char>(c)) != 0 && kSpecial.find(c) == std::string_view::npos;
+    });
+}
+
 bool is_variable_name(std::string_view name) {
     const auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
     return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
@@ -94,6 +107,7 @@ bool is_variable_name(std::string_view name) {
 
 const std::vector<SiteProfile>& built_in_sites() {
     static const SiteProfile derecho{.name = "derecho",
+                                     .scheduler = Scheduler::Pbs,
                                      .cpus_per_node = 64,
                                      .gpus_per_node = 4,
                                      .memory = "480GB",
@@ -101,6 +115,7 @@ const std::vector<SiteProfile>& built_in_sites() {
                                      .modules = {"cuda"},
                                      .setup = {"module reset"}};
     static const SiteProfile polaris{.name = "polaris",
+                                     .scheduler = Scheduler::Pbs,
                                      .gpus_per_node = 4,
                                      .queue = "prod",
                                      .place = "scatter",
@@ -120,6 +135,7 @@ Result<SiteProfile> parse_site(std::string_view json) {
         if (base == nullptr)
             return Error::invalid(fmt::format("like: expected one of {}", names_of_built_in()));
         site = *base;
+        site.scheduler.reset();  // a file may be of another machine
     }
     for (const auto& [name, value] : members(*parsed)) {
         if (const Status taken = take_field(name, value, site); !taken) return taken.error().with(name);

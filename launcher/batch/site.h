@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "env/nodes/batch_job.h"
 #include "env/result.h"
 
 namespace ddprun {
@@ -13,6 +14,7 @@ namespace ddprun {
 /// The common part of one cluster's job scripts. Texts that are "" and numbers that are 0 are left out.
 struct SiteProfile {
     std::string name = "generic";
+    std::optional<Scheduler> scheduler = {};  ///< of a built-in site's machine; none: any
     int cpus_per_node = 0;
     int gpus_per_node = 0;
     std::string memory = {};       ///< of a node: "480GB"
@@ -29,6 +31,11 @@ struct SiteProfile {
     bool operator==(const SiteProfile&) const = default;
 };
 
+/// True for text without blanks, '#' and quotes, which schedulers treat specially in a directive.
+bool is_directive_word(std::string_view text);
+/// True for a name that a shell takes for a variable.
+bool is_variable_name(std::string_view name);
+
 /// "generic", "derecho", "polaris".
 const std::vector<SiteProfile>& built_in_sites();
 
@@ -44,8 +51,5 @@ Result<SiteProfile> find_site(const std::string& word);
 /// "generic".
 std::string default_site(const std::optional<std::string>& ddprun_site,
                          const std::vector<std::string>& files);
-
-/// True for a name that a shell takes for a variable's.
-bool is_variable_name(std::string_view name);
 
 }  // namespace ddprun

@@ -34,15 +34,25 @@ auto count_from(int least) {
     };
 }
 
-/// "1:30:00", "90m", "1h"; a bare number is seconds to PBS and minutes to Slurm.
+/// "2-12", "2-12:30", "2-12:30:00": Slurm's way to write days, of which the hours come next.
+Result<Duration> parse_days(const std::string& value, std::size_t dash) {
+    std::string clock = value.substr(dash + 1);
+    for (auto colons = std::count(clock.begin(), clock.end(), ':'); colons < 2; ++colons) clock += ":00";
+    return pbs::parse_walltime(value.substr(0, dash) + ":" + clock);
+}
+
+/// "1:30:00", "2-00:00:00", "90m", "1h"; a bare number is seconds to PBS and minutes to Slurm.
 Result<Duration> parse_job_walltime(const std::string& value) {
+    const std::size_t dash = value.find('-');
     const bool is_clock = value.find(':') != std::string::npos;
     const bool has_unit = !value.empty() && std::isalpha(static_cast<unsigned char>(value.back())) != 0;
-    const Result<Duration> span = is_clock   ? pbs::parse_walltime(value)
-                                  : has_unit ? parse_duration(value)
-                                             : Result<Duration>(invalid(""));
+    const Result<Duration> span = dash != value.npos ? parse_days(value, dash)
+                                  : is_clock         ? pbs::parse_walltime(value)
+                                  : has_unit         ? parse_duration(value)
+                                                     : Result<Duration>(invalid(""));
     if (!span || *span <= Duration::zero())
-        return invalid(fmt::format("'{}' is not a walltime (expected HH:MM:SS, 90m or 2h)", excerpt(value)));
+        return invalid(fmt::format("'{}' is not a walltime (expected HH:MM:SS, D-HH:MM:SS, 90m, 2h or 1d)",
+                                   excerpt(value)));
     return *span;
 }
 
@@ -69,22 +79,23 @@ void declare_batch_options(OptionList& options, BatchDraft& draft) {
         "--site", "NAME|FILE", into(request.site, find_site),
         "What the cluster's scripts have in common: derecho, polaris, or a FILE.json (docs/batch.md). "
         "Default: DDPRUN_SITE, else etc/ddprun/site.json of ddprun's prefix or of the host, else generic.");
-    options.value("--nodes", "N", into(request.nodes, count_from(1)), "Nodes. Default 1.");
+    options.value("-N,--nodes", "N", into(request.nodes, count_from(1)), "Nodes. Default 1.");
     options.value("--gpus-per-node", "N", into(request.gpus_per_node, count_from(0)),
                   "GPUs of each node, and workers, unless --nproc-per-node says how many.");
-    options.value("--cpus-per-node", "N", into(request.cpus_per_node, count_from(0)), "Cores of each node.");
-    options.value("--memory", "SIZE", into(request.memory, parse_text),
+    options.value("--cpus-per-node,--cpus-per-task", "N", into(request.cpus_per_node, count_from(0)),
+                  "Cores of each node. Most clusters give one where nothing is said.");
+    options.value("--memory,--mem", "SIZE", into(request.memory, parse_text),
                   "Memory of each node, as the scheduler writes it: 480GB.");
-    options.value("--walltime", "SPAN", into(request.walltime, parse_job_walltime),
-                  "How long it may run: HH:MM:SS, 90m or 2h.");
+    options.value("-t,--walltime,--time", "SPAN", into(request.walltime, parse_job_walltime),
+                  "How long it may run: HH:MM:SS, D-HH:MM:SS, 90m, 2h or 1d.");
     options.value("--queue", "NAME", into(request.queue, parse_text), "Queue, or partition.");
-    options.value("--partition", "NAME", into(request.queue, parse_text), "Slurm's name of --queue.");
-    options.value("--account", "NAME", into(request.account, parse_text), "Who pays.");
+    options.value("-p,--partition", "NAME", into(request.queue, parse_text), "Slurm's name of --queue.");
+    options.value("-A,--account", "NAME", into(request.account, parse_text), "Who pays.");
     options.value("--filesystems", "NAMES", into(request.filesystems, parse_text),
                   "PBS: -l filesystems=, as in home:eagle.");
-    options.value("--name", "NAME", into(request.name, parse_text),
+    options.value("-J,--name,--job-name", "NAME", into(request.name, parse_text),
                   "The job's name. Default: the program's.");
-    options.value("--output", "FILE", into(request.output, parse_text),
+    options.value("-o,--output", "FILE", into(request.output, parse_text),
                   "Where the output goes. Default: the scheduler's, NAME-ID.log under Slurm.");
     options.value(
         "--module", "NAME,...",
@@ -113,6 +124,15 @@ void declare_batch_options(OptionList& options, BatchDraft& draft) {
         "-h,--help", [] {}, "This text.");
 }
 
+Error unknown_batch_option(const OptionList& options, const std::string& word, const std::string& verb) {
+    const std::string label = label_of(word);
+    const std::string near =
+        label.starts_with("--") ? options.nearest_to(std::string_view(label).substr(2)) : "";
+    const std::string remedy =
+        near.empty() ? "ddprun's own stand behind --" : fmt::format("did you mean --{}?", near);
+    return invalid(fmt::format("{}: unknown option of {} ({})", word, verb, remedy));
+}
+
 /// An administrator's profile: in etc/ of the prefix where ddprun lies in bin/, or in /etc.
 std::vector<std::string> site_files() {
     const auto prefix = std::filesystem::path(own_directory()).parent_path();
@@ -130,6 +150,21 @@ Status take_default_site(BatchCommand& command, const EnvironmentLookup& env) {
     return {};
 }
 
+/// Checks that the line's nodes are those that the job asks for.
+Status check_nodes(const CommandLine& line, int nodes) {
+    const auto is_given = [&](const char* option) { return line.sources.contains(option); };
+    if (is_given("hosts"))
+        return invalid(
+            "--hosts: which hosts the job gets is known when it runs; leave it out to use all of them");
+    if (nodes > 1 && is_given("standalone"))
+        return invalid(fmt::format("--standalone uses one node, and --nodes {} asks for {}", nodes, nodes));
+    const bool meets_others = is_given("node-rank") || is_given("rdzv-endpoint") || is_given("master-addr");
+    if (!is_given("nnodes") || meets_others || line.spec.nodes.max == nodes) return {};
+    return invalid(
+        fmt::format("--nnodes={} contradicts --nodes {}: leave --nnodes out to use all nodes of the job",
+                    to_string(line.spec.nodes), nodes));
+}
+
 /// Checks the words as ddprun will read them on the node, so that an error shows before the job is queued.
 Status take_ddprun_line(std::vector<std::string> words, JobRequest& request) {
     const EnvironmentLookup nothing = [](std::string_view) { return std::nullopt; };
@@ -137,13 +172,15 @@ Status take_ddprun_line(std::vector<std::string> words, JobRequest& request) {
     if (!line) return line.error();
     if (line->action != CommandLine::Run) return invalid("no program given");
     request.counts_workers = line->sources.count("nproc-per-node") != 0;
+    if (const Status nodes = check_nodes(*line, request.nodes); !nodes) return nodes;
+    request.workers = line->spec.workers;
     request.is_elastic = line->spec.nodes.min < line->spec.nodes.max;
     for (const char* option : {"requeue", "requeue-script"}) {
         if (line->sources.count(option) != 0)
             return invalid(
                 fmt::format("--{}: give it before the program's line, which the script has too", option));
     }
-    request.program = line->spec.program.name;
+    request.program = line->spec.program;
     request.ddprun = std::move(words);
     return {};
 }
@@ -163,6 +200,12 @@ Result<BatchCommand> finish_script(BatchDraft draft, std::vector<std::string> re
     JobRequest& request = draft.command.request;
     if (const Status line = take_ddprun_line(std::move(rest), request); !line) return line.error();
     if (const Status settled = settle(request); !settled) return settled.error();
+    const std::optional<Scheduler> machines = request.site.scheduler;
+    if (machines && *machines != scheduler)
+        return invalid(fmt::format("--site={}: that machine has {}; say ddprun {} ...", request.site.name,
+                                   name_of(*machines), subcommand_of(*machines)));
+    if (std::string remark = remark_on_cpus(scheduler, request); !remark.empty())
+        draft.command.remarks.push_back(std::move(remark));
     draft.command.to_file = !draft.file.empty();
     request.script =
         draft.command.to_file ? draft.file : fmt::format("{}.{}", request.name, subcommand_of(scheduler));
@@ -190,9 +233,7 @@ Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<
     declare_batch_options(options, draft);
     SplitWords split = options.split({words.begin() + 1, words.end()}, rest);
     if (split.wrong) return *split.wrong;
-    if (split.unknown)
-        return invalid(
-            fmt::format("{}: unknown option of {} (ddprun's own stand behind --)", *split.unknown, *verb));
+    if (split.unknown) return unknown_batch_option(options, *split.unknown, *verb);
     bool has_site = draft.command.kind == Kind::Show;
     for (const SplitWords::Given& given : split.options) {
         if (name_of(*given.option) == "help") return BatchCommand{};

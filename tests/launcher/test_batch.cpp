@@ -98,6 +98,27 @@ TEST(JobScript, AsksSlurmForOneTaskPerNode) {
                       HasSubstr("#SBATCH --time=01:30:00\n"), HasSubstr("#SBATCH --partition=gpu\n")));
 }
 
+Words remarks(Scheduler scheduler, Words words) {
+    words.insert(words.begin(), "script");
+    const Result<BatchCommand> command = parse_batch_command(scheduler, words, kNothing);
+    return command ? command->remarks : Words{"error: " + command.error().what};
+}
+
+TEST(JobScript, ForGpusOrWorkersWithoutCpusHasARemark) {
+    const auto one =
+        ElementsAre(HasSubstr("no --cpus-per-node: most clusters then give a job one core of each node"));
+    EXPECT_THAT(remarks(Scheduler::Pbs, {"--gpus-per-node=4", "train"}), one);
+    EXPECT_THAT(remarks(Scheduler::Slurm, {"--nodes=2", "--", "--nproc-per-node=8", "train"}), one);
+    EXPECT_THAT(remarks(Scheduler::Slurm, {"--", "--nproc-per-node=auto", "train"}), one);
+    EXPECT_THAT(remarks(Scheduler::Pbs, {"--gpus-per-node=4", "--cpus-per-node=32", "train"}), ElementsAre());
+    EXPECT_THAT(remarks(Scheduler::Pbs, {"train"}), ElementsAre()) << "one worker";
+    EXPECT_THAT(remarks(Scheduler::Pbs, {"--site=derecho", "train"}), ElementsAre()) << "the site's CPUs";
+    EXPECT_THAT(remarks(Scheduler::Pbs, {"--site=polaris", "train"}), ElementsAre())
+        << "the site's own select";
+    EXPECT_THAT(remarks(Scheduler::Slurm, {"--gpus-per-node=4", "--directive=--exclusive", "train"}),
+                ElementsAre());
+}
+
 TEST(JobScript, NamesItselfToPbsForARequeue) {
     const std::string text =
         script(Scheduler::Pbs, {"--requeue=self", "--file", "/home/u/my script.pbs", "train"});
@@ -159,11 +180,62 @@ TEST(BatchCommandLine, RefusesWhatDdprunWouldRefuseOnTheNode) {
                 HasSubstr("error: --requeue: give it before"));
 }
 
+TEST(BatchCommandLine, RefusesALineThatContradictsTheRequestedNodes) {
+    EXPECT_EQ(script(Scheduler::Slurm, {"--nodes", "2", "--", "--nnodes=4", "train"}),
+              "error: --nnodes=4 contradicts --nodes 2: leave --nnodes out to use all nodes of the job");
+    EXPECT_THAT(script(Scheduler::Slurm, {"--nodes", "2", "--", "--nnodes=1", "train"}),
+                HasSubstr("error: --nnodes=1 contradicts --nodes 2"));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--nodes", "2", "--", "--standalone", "train"}),
+                HasSubstr("error: --standalone uses one node, and --nodes 2 asks for 2"));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--nodes", "3", "--", "--hosts=a,b,c", "train"}),
+                HasSubstr("error: --hosts: which hosts the job gets is known when it runs"));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--nodes", "3", "--", "--nnodes=2:3", "train"}),
+                Not(HasSubstr("error")));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--", "--standalone", "train"}), Not(HasSubstr("error")));
+}
+
+TEST(BatchCommandLine, TakesSlurmsNamesOfTheOptions) {
+    EXPECT_THAT(script(Scheduler::Slurm, {"-N", "2", "--time=2-00:00:00", "-p", "gpu", "-A", "proj", "-J",
+                                          "it", "--cpus-per-task=8", "--mem=64G", "-o", "out", "train"}),
+                AllOf(HasSubstr("#SBATCH --nodes=2\n"), HasSubstr("#SBATCH --time=48:00:00\n"),
+                      HasSubstr("#SBATCH --partition=gpu\n"), HasSubstr("#SBATCH --account=proj\n"),
+                      HasSubstr("#SBATCH --job-name=it\n"), HasSubstr("#SBATCH --cpus-per-task=8\n"),
+                      HasSubstr("#SBATCH --mem=64G\n"), HasSubstr("#SBATCH --output=out\n")));
+    EXPECT_THAT(script(Scheduler::Slurm, {"-t", "1-6", "train"}), HasSubstr("#SBATCH --time=30:00:00\n"));
+    EXPECT_THAT(script(Scheduler::Slurm, {"-t", "1-6:30", "train"}), HasSubstr("#SBATCH --time=30:30:00\n"));
+    EXPECT_THAT(script(Scheduler::Slurm, {"--gpu-per-node", "4", "train"}),
+                HasSubstr("error: --gpu-per-node: unknown option of script (did you mean --gpus-per-node?)"));
+}
+
+TEST(BatchCommandLine, RefusesTheSiteOfAnotherScheduler) {
+    EXPECT_EQ(script(Scheduler::Slurm, {"--site=derecho", "train"}),
+              "error: --site=derecho: that machine has PBS; say ddprun pbs ...");
+    EXPECT_THAT(script(Scheduler::Pbs, {"--site=derecho", "train"}), Not(HasSubstr("error")));
+}
+
+TEST(BatchRequest, OfAProgramThatIsNotThereIsRefusedUnlessTheScriptCouldMakeIt) {
+    const test::TemporaryDirectory directory;
+    const std::string there = directory.file("there.py"), missing = directory.file("missing.py");
+    std::ofstream(there) << "pass\n";
+    const auto checked = [](Words words) {
+        words.insert(words.begin(), "submit");
+        const Result<BatchCommand> command = parse_batch_command(Scheduler::Pbs, words, kNothing);
+        return command ? check_program(command->request) : Status(command.error());
+    };
+    EXPECT_TRUE(checked({there}));
+    EXPECT_EQ(checked({missing}).error().code, Errc::NotFound);
+    EXPECT_EQ(checked({"--module=cuda", missing}).error().code, Errc::NotFound);
+    EXPECT_TRUE(checked({"--setup=make missing.py", missing}));
+    EXPECT_FALSE(checked({"no-such-program"}));
+    EXPECT_TRUE(checked({"--module=cuda", "no-such-program"})) << "the module may bring it";
+    EXPECT_EQ(checked({"--", "--no-python", there}).error().code, Errc::System) << "not executable";
+}
+
 TEST(BatchCommandLine, NamesTheOptionAndTheValue) {
     EXPECT_EQ(script(Scheduler::Pbs, {"--nodes", "0", "train"}),
               "error: --nodes: '0' is not between 1 and 1000000");
     EXPECT_EQ(script(Scheduler::Pbs, {"--walltime", "90", "train"}),
-              "error: --walltime: '90' is not a walltime (expected HH:MM:SS, 90m or 2h)");
+              "error: --walltime: '90' is not a walltime (expected HH:MM:SS, D-HH:MM:SS, 90m, 2h or 1d)");
     EXPECT_THAT(script(Scheduler::Pbs, {"--env", "A", "train"}), HasSubstr("'A' is not NAME=VALUE"));
     EXPECT_THAT(script(Scheduler::Pbs, {"--max-restarts=3", "train"}),
                 HasSubstr("--max-restarts=3: unknown option of script (ddprun's own stand behind --)"));
@@ -209,6 +281,8 @@ TEST(Site, NamesTheErrorInAFile) {
                   "environment: '" + std::string(name) + "' is no name of a variable");
     }
     EXPECT_EQ(why(R"({"queue": "a\nb"})"), "queue: expected a text of one line");
+    EXPECT_EQ(why(R"({"queue": "a b"})"), "queue: 'a b' cannot stand in a directive");
+    EXPECT_EQ(why(R"({"environment": {"A$x": "1"}})"), "environment: 'A$x' is no name of a variable");
     EXPECT_EQ(why(R"({"like": "nowhere"})"), "like: expected one of generic, derecho, polaris");
     EXPECT_FALSE(parse_site(""));
     EXPECT_FALSE(parse_site(R"({"queue": "a", "queue": "b"})"));
@@ -233,7 +307,7 @@ TEST(Site, TheVariableWinsOverTheHostsFileAndBothOverGeneric) {
 
 TEST(Site, OfTheVariableIsInTheScriptUnlessTheOptionNamesAnother) {
     const auto script_of = [](const std::vector<std::string>& words, const std::string& site) {
-        return parse_batch_command(Scheduler::Slurm, words, [&](std::string_view name) {
+        return parse_batch_command(Scheduler::Pbs, words, [&](std::string_view name) {
             return name == "DDPRUN_SITE" ? std::optional(site) : std::nullopt;
         });
     };

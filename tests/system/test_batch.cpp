@@ -161,6 +161,15 @@ TEST_F(PbsBatch, AMissingQsubIsReported) {
     const Outcome outcome = run_with_path("/usr/bin:/bin", submit({}, {}, {}));
     EXPECT_EQ(outcome.status, 69);
     EXPECT_THAT(outcome.err, HasSubstr("qsub: not found in PATH"));
+    EXPECT_FALSE(std::filesystem::exists(user_->file("job.pbs"))) << "nothing is left behind";
+}
+
+TEST_F(PbsBatch, AProgramThatIsNotThereIsRefusedBeforeTheQueue) {
+    const Outcome outcome = user_->run({path_of("DDPRUN"), "pbs", "submit", "nosuch.py"});
+    EXPECT_EQ(outcome.status, 127);
+    EXPECT_THAT(outcome.err, HasSubstr("ddprun pbs submit: nosuch.py: "));
+    EXPECT_FALSE(std::filesystem::exists(user_->file("nosuch.pbs")));
+    EXPECT_EQ(state_of("1.server"), "");
 }
 
 TEST_F(PbsBatch, AScriptThatIsNotOursIsNotWrittenOver) {

@@ -11,6 +11,7 @@
 #include "env/io/file.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
+#include "env/worker_env.h"
 
 namespace ddprun {
 namespace {
@@ -257,7 +258,28 @@ Result<ResolvedProgram> resolve_by_kind(const ProgramSpec& program, const Progra
     return with_python(search, {program.name});
 }
 
+/// The environment of Python that holds `prefix`/bin/ddprun; "" when it is none.
+std::string python_environment(const std::filesystem::path& prefix) {
+    std::error_code ignored;
+    const bool is_venv = std::filesystem::exists(prefix / "pyvenv.cfg", ignored);
+    const bool is_conda = std::filesystem::exists(prefix / "conda-meta", ignored);
+    return is_venv || is_conda ? prefix.string() : "";
+}
+
 }  // namespace
+
+ProgramSearch program_search() {
+    ProgramSearch search;
+    const std::filesystem::path self = own_directory();
+    search.own_directories = {(self / "../libexec/ddprun").lexically_normal().string(),
+                              (self / "../share/ddprun").lexically_normal().string(),
+                              (self / "../workers/train").lexically_normal().string(),
+                              (self / "../workers/check").lexically_normal().string()};
+    search.path = process_environment("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
+    search.python = process_environment("PYTHON_EXEC").value_or("");
+    search.environment = python_environment(self.parent_path());
+    return search;
+}
 
 PythonChoice choose_python(const ProgramSearch& search) {
     if (!search.python.empty()) return {search.python, "PYTHON_EXEC", "named by PYTHON_EXEC"};

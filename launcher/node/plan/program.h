@@ -19,6 +19,10 @@ struct ProgramSearch {
     std::string environment = {};  ///< the Python environment (venv, conda) that ddprun lies in; "" none
 };
 
+/// The places of this ddprun and of its environment: own workers are in libexec beside an installed ddprun
+/// (in share after `pip install`), and in the build tree beside a built one.
+ProgramSearch program_search();
+
 /// A program that can be executed.
 struct ResolvedProgram {
     std::string path;                    ///< path for execve
