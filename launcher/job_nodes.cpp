@@ -114,6 +114,10 @@ Result<std::optional<HostStart>> use_allocation(CommandLine& line,
             grant.cpus ? *grant.cpus * grant.slots : static_cast<int>(std::thread::hardware_concurrency());
         for (std::string& remark : remarks_on(*facts->allocation, is_given, workers, cores))
             line.remarks.push_back(std::move(remark));
+        const bool is_counted = count.kind == WorkerCount::Kind::Number && !plan->is_apart;
+        if (std::string remark = remark_on_cores(grant.by, is_counted ? count.number : 0, cores);
+            !remark.empty())
+            line.remarks.push_back(std::move(remark));
     }
     if (plan->kind == StartPlan::Here) return std::optional<HostStart>();
     return become_head(line, *std::move(plan), arguments, *facts);

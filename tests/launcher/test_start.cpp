@@ -204,6 +204,15 @@ TEST(StartRemarks, NameASingleWorkerPerHostInASchedulersJobWithoutACount) {
                 ElementsAre());
 }
 
+TEST(StartRemarks, NameMoreWorkersThanGrantedCoresInASchedulersJob) {
+    EXPECT_EQ(
+        remark_on_cores("Slurm", 4, 1),
+        "4 workers share 1 core, all that Slurm gave this job on this host; --cpus-per-task=N asks for more");
+    EXPECT_THAT(remark_on_cores("PBS", 4, 2), HasSubstr("ncpus=N in -l select asks for more"));
+    EXPECT_EQ(remark_on_cores("Slurm", 4, 4), "");
+    EXPECT_EQ(remark_on_cores("", 4, 1), "") << "a laptop's user knows the laptop";
+}
+
 TEST(StartRemarks, NameUnusedComponentsOfAHeterogeneousSlurmJob) {
     Allocation job = allocation(AllocationSource::Slurm, {"h1"});
     job.other_components = 1;

@@ -145,6 +145,15 @@ std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_w
     return remarks;
 }
 
+std::string remark_on_cores(std::string_view scheduler, int workers, int cores) {
+    if (scheduler.empty() || workers <= cores) return "";
+    const std::string_view way = scheduler == "Slurm" ? "--cpus-per-task=N"
+                                 : scheduler == "PBS" ? "ncpus=N in -l select"
+                                                      : "more slots of each host";
+    return fmt::format("{} workers share {} core{}, all that {} gave this job on this host; {} asks for more",
+                       workers, cores, cores == 1 ? "" : "s", scheduler, way);
+}
+
 std::string_view name_of(Starter starter) {
     using enum Starter;
     switch (starter) {

@@ -67,6 +67,10 @@ Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFac
 std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_were_given,
                                     std::optional<int> asked, int cores);
 
+/// A line for a scheduler's job with more workers than `cores`, those that the job has on this host; "" there
+/// are enough, or `scheduler` (as in Grant) is "". Pure.
+std::string remark_on_cores(std::string_view scheduler, int workers, int cores);
+
 std::string_view name_of(Starter starter);
 
 }  // namespace ddprun
