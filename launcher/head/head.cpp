@@ -76,9 +76,10 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
                                                   : fmt::format("{} nodes are", inherited->nodes.size()),
                      listen_for_late_comers(inherited->addresses));
     } else if (spec_.nodes.max > 1) {
+        // All hosts that this ddprun starts have to join, also where the job may go on with fewer.
+        const int awaited = node_.setup.start ? spec_.nodes.max : spec_.nodes.min;
         log_.info("controller on port {}{} ({}), waiting for {} node{}", server_->bound().port,
-                  spec_.rendezvous.tls ? " with TLS" : "", why, spec_.nodes.min,
-                  spec_.nodes.min == 1 ? "" : "s");
+                  spec_.rendezvous.tls ? " with TLS" : "", why, awaited, awaited == 1 ? "" : "s");
     }
     if (spec_.hang_timeout != Duration::zero() || spec_.recover.mode == RecoverSpec::Mode::Auto)
         watch_for_hangs();
