@@ -324,6 +324,11 @@ int Head::report_end() {
     end.loss = node_.output->loss();
     end.log_directory = node_.output->attempt_directory();
     if (std::string note = note_of_walltime(end); !note.empty()) end.notes.push_back(std::move(note));
+    const std::optional<BatchJob> batch = find_batch_job(process_environment);
+    if (batch && batch->scheduler == Scheduler::Pbs) {
+        if (std::string note = note_of_returned_host(end); !note.empty())
+            end.notes.push_back(std::move(note));
+    }
     if (const WorkerEnd* cause = root_cause(end)) {
         std::string note = explain_python(*cause, node_.setup.program.name, node_.setup.program.how);
         if (!note.empty()) end.notes.push_back(std::move(note));

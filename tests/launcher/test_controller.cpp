@@ -189,6 +189,16 @@ TEST(Controller, ErrorsOfTheSurvivorsOfALostNodeAreNotTheCause) {
     EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::Unavailable));
 }
 
+TEST(Controller, TheEndNamesHostsThatWereLostBeforeTheStopOnly) {
+    ControlledJob job(2);
+    job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
+    EXPECT_THAT(job->end().lost_hosts, ::testing::ElementsAre("node1"));
+    ControlledJob stopped(2);
+    stopped->stop(SIGTERM);
+    stopped->agent_lost(stopped.peer(1), {Errc::Closed, "connection lost", 0});
+    EXPECT_THAT(stopped->end().lost_hosts, IsEmpty()) << "the scheduler ends its ddprun, too";
+}
+
 TEST(Controller, AFailureStaysTheCauseWhenItsNodeIsLostLater) {
     ControlledJob job(2);
     job.exits(1, failed(7));

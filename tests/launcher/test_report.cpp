@@ -88,6 +88,19 @@ TEST(RootCause, IsTheCrashUnlessAReportIsClearlyOlder) {
         0);
 }
 
+TEST(ReportNote, SaysThatPbsEndsAJobWhoseLostHostComesBack) {
+    JobEnd end = job({});
+    end.lost_hosts = {"node02"};
+    EXPECT_EQ(note_of_returned_host(end), "") << "nobody has ended it";
+    end.stopped_by_signal = SIGTERM;
+    EXPECT_EQ(
+        note_of_returned_host(end),
+        "node02 had been lost: PBS ends a job by SIGTERM when such a host comes back, and nothing tells that "
+        "from a qdel");
+    end.lost_hosts.clear();
+    EXPECT_EQ(note_of_returned_host(end), "");
+}
+
 TEST(RootCause, CanBeAWorkerThatWeStoppedWhileItWasFailing) {
     using std::chrono::milliseconds;
     WorkerEnd failing = reporting(killed(1, SIGTERM, 2), milliseconds(100), milliseconds(600));

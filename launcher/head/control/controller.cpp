@@ -451,6 +451,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
     } else {
+        if (!state_.stopped_by) lost_hosts_.push_back(host);
         feed(stop_event::Broken{fmt::format("node {} is lost", host)});
         feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(),
                                  others_may_follow(why)});
@@ -829,6 +830,7 @@ JobEnd Controller::end() const {
     end.steps = state_.history.furthest_step;
     end.workers = ends_;
     end.notes = notes_;
+    end.lost_hosts = lost_hosts_;
     return end;
 }
 

@@ -228,6 +228,7 @@ class Controller {
     std::vector<WorkerEnd> answered_ends_;
     std::vector<CommittedTime> committed_;  ///< by earlier starts of all ranks
     std::vector<std::string> notes_;
+    std::vector<std::string> lost_hosts_;
     std::uint64_t order_ = 0;
     TimePoint oldest_report_ = TimePoint::max();       ///< of the errors in `ends_`
     std::int64_t steps_before_ = -1;                   ///< the most steps of any failed worker

@@ -328,6 +328,13 @@ static Json lost_seconds(const JobEnd& end) {
             {"other", in_seconds(std::max(other, Duration::zero()))}};
 }
 
+std::string note_of_returned_host(const JobEnd& end) {
+    if (end.stopped_by_signal != SIGTERM || end.lost_hosts.empty()) return "";
+    return fmt::format(
+        "{} had been lost: PBS ends a job by SIGTERM when such a host comes back, and nothing tells that from a qdel",
+        join(end.lost_hosts, ", "));
+}
+
 std::string render_report_json(const JobEnd& end) {
     Json first_cause;
     if (const WorkerEnd* cause = root_cause(end)) {

@@ -45,9 +45,14 @@ struct JobEnd {
     std::vector<WorkerEnd> workers;            ///< of the last generation
     std::int64_t steps = -1;                   ///< the highest step reported in any generation; -1: none
     std::vector<std::string> notes;            ///< "2 processes could not be killed: ..."
+    std::vector<std::string> lost_hosts;       ///< before the job was stopped
     OutputLoss loss;
     std::string log_directory;
 };
+
+/// A note for a job in PBS that got SIGTERM after the loss of a host: PBS ends a job when its lost host comes
+/// back. "" there is none. Pure.
+std::string note_of_returned_host(const JobEnd& end);
 
 /// The worker whose failure caused the job's end: the first that failed by itself. A failure is as old as its
 /// error report: Python exits late, and peers that only lost their connection often exit before the worker
