@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "env/hmac.h"
+#include "env/io/file.h"
 #include "env/io/socket.h"
+#include "env/nodes/other_schedulers.h"
 #include "env/os/system.h"
 #include "launcher/head/start/start_facts.h"
 #include "launcher/head/start/start_plan.h"
@@ -23,6 +25,7 @@ namespace {
 /// torchrun's default port for --rdzv-endpoint without a port.
 constexpr std::uint16_t kDefaultPort = 29400;
 
+constexpr std::size_t kMostHostFileBytes = 4 << 20;
 constexpr Duration kBehindStart = std::chrono::seconds(5);
 
 /// Makes all `hosts` the job's nodes; an elastic --nnodes keeps its minimum.
@@ -102,6 +105,11 @@ Result<std::optional<HostStart>> use_allocation(CommandLine& line,
     if (!facts) return facts.error();
     Result<StartPlan> plan = plan_start(line.spec, said, *facts);
     if (!plan) return plan.error();
+    if (!line.spec.quiet && !facts->allocation) {
+        const auto read = [](const std::string& path) { return read_regular_file(path, kMostHostFileBytes); };
+        if (std::string remark = remark_on_other_scheduler(process_environment, read); !remark.empty())
+            line.remarks.push_back(std::move(remark));
+    }
     default_to_slots(line, plan->slots);
     if (!plan->why.empty() && !line.spec.quiet) line.remarks.push_back(plan->why);
     if (!line.spec.quiet && facts->allocation) {

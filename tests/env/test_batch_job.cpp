@@ -1,8 +1,11 @@
 #include "env/nodes/batch_job.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
+
+#include "env/nodes/other_schedulers.h"
 
 namespace ddprun {
 namespace {
@@ -71,6 +74,24 @@ TEST(JobIdAsAFileName, KeepsElementsOfAnArrayApart) {
     EXPECT_EQ(file_name_of("5[0].pbs01"), "5_0_.pbs01");
     EXPECT_NE(file_name_of("5[1].pbs01"), file_name_of("5[0].pbs01"));
     EXPECT_EQ(file_name_of("../17"), ".._17");
+}
+
+TEST(OtherScheduler, WithSeveralHostsGetsALine) {
+    const auto remark = [](const std::string& variable, const std::string& text) {
+        return remark_on_other_scheduler(
+            [&](std::string_view name) {
+                return name == variable ? std::optional<std::string>("/spool/hosts") : std::nullopt;
+            },
+            [&](const std::string&) { return Result<std::string>(text); });
+    };
+    EXPECT_EQ(
+        remark("PE_HOSTFILE", "n1 2 all.q@n1 UNDEFINED\nn2 2 all.q@n2 UNDEFINED\n"),
+        "PE_HOSTFILE=/spool/hosts names 2 hosts, but ddprun does not know the jobs of Grid Engine and stays on "
+        "this host: name all of them by --hosts or --hostfile, and ssh starts them");
+    for (const char* variable : {"COBALT_NODEFILE", "OAR_NODEFILE", "PJM_O_NODEINF"})
+        EXPECT_THAT(remark(variable, "n1\nn1\nn2\n"), ::testing::HasSubstr("names 2 hosts")) << variable;
+    EXPECT_EQ(remark("OAR_NODEFILE", "n1\nn1\n\n"), "") << "one host, two cores";
+    EXPECT_EQ(remark("NOTHING", "n1\nn2\n"), "");
 }
 
 }  // namespace
