@@ -166,6 +166,14 @@ TEST(Logs, ASignalEndsTheWaitForAReaderOfTheLastLines) {
 
 // ---- files
 
+TEST(Logs, ARunIdThatIsTooLongForANameIsCut) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe(
+        {"--log-dir", directory.path(), "--rdzv-id=" + std::string(300, 'i'), "-r", "1"}, {"say", "kept"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(log_files(directory.path()).at("attempt_0/0/stdout.log"), "kept\n");
+}
+
 TEST(Logs, TeeShowsAndKeepsRedirectOnlyKeeps) {
     const TemporaryDirectory directory;
     const Outcome outcome = run(ddprun_probe(

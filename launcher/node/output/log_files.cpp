@@ -39,8 +39,11 @@ bool wants_files(const OutputSpec& output) {
            !output.stderr_filters.empty();
 }
 
-/// A run id as part of a path: those of PBS array jobs have brackets, users' may have any character.
+/// A run id as part of a path: those of PBS array jobs have brackets, users' may have any character and
+/// length.
 std::string as_file_name(std::string id) {
+    constexpr std::size_t kLongest = 200;  // of the 255 bytes of a name, with what stands around it
+    if (id.size() > kLongest) id.resize(kLongest);
     std::replace_if(
         id.begin(), id.end(), [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '.'; },
         '_');
