@@ -353,6 +353,10 @@ int launch(const std::vector<std::string>& arguments) {
         ddprun::print("{}", line->text);
         return 0;
     }
+    if (!line->spec.quiet) {
+        for (std::string& remark : remarks_on_variables(os::own_environment()))
+            line->remarks.push_back(std::move(remark));
+    }
     return run(std::move(*line), std::move(setup));
 }
 

@@ -137,6 +137,7 @@ Result<int> parse_signal(std::string_view text) {
 Error invalid(std::string message) { return {Errc::InvalidArgument, std::move(message)}; }
 
 Result<WorkerCount> parse_worker_count(std::string_view text) {
+    text = trim(text);  // as Python's int() does
     const std::string word = lower(text);
     if (word == "auto") return WorkerCount{WorkerCount::Kind::Auto, 0};
     if (word == "gpu") return WorkerCount{WorkerCount::Kind::Gpu, 0};
@@ -156,7 +157,7 @@ Result<Nodes> parse_nodes(std::string_view text) {
     if (parts.size() > 2) return invalid(fmt::format("'{}' is not N or MIN:MAX", excerpt(text)));
     Nodes nodes;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-        const Result<std::int64_t> number = parse_int(parts[i]);
+        const Result<std::int64_t> number = parse_int(trim(parts[i]));
         if (!number)
             return invalid(fmt::format("'{}' is not a number (expected N or MIN:MAX)", excerpt(parts[i])));
         if (*number < 1 || *number > kMaxNodes) {

@@ -314,6 +314,19 @@ void settle_output(const Reading& reading, OutputSpec& output) {
     if (!output.log_dir.empty() && !told) output.tee.everyone = Streams::All;
 }
 
+/// A line for a rank that reads the terminal and whose output is not shown; "" there is none. The nodes are
+/// taken to have equally many workers.
+std::string remark_on_hidden_stdin(const JobSpec& spec) {
+    const std::vector<int>& shown = spec.output.local_ranks;
+    if (!spec.stdin_rank || shown.empty()) return "";
+    const int workers = spec.workers.kind == WorkerCount::Kind::Number ? spec.workers.number : 0;
+    const int local_rank = workers > 0 ? *spec.stdin_rank % workers : *spec.stdin_rank;
+    if (std::ranges::find(shown, local_rank) != shown.end()) return "";
+    return fmt::format(
+        "--stdin {}: that rank's questions are not seen, because --local-ranks-filter does not show local rank {}",
+        *spec.stdin_rank, local_rank);
+}
+
 Result<CommandLine> build(Reading& reading, const EnvironmentLookup& env) {
     OptionDraft& draft = reading.draft;
     if (const Status defaults = apply_environment_defaults(env, draft.spec); !defaults)
@@ -341,6 +354,8 @@ Result<CommandLine> build(Reading& reading, const EnvironmentLookup& env) {
     settle_output(reading, draft.spec.output);
     if (draft.spec.pass_mpi_env) draft.spec.pmix = PmixUse::Off;
     draft.spec.failure_grace = std::min(draft.spec.failure_grace, draft.spec.shutdown_timeout);
+    if (std::string remark = remark_on_hidden_stdin(draft.spec); !remark.empty())
+        draft.remarks.push_back(std::move(remark));
     draft.spec.program = {program_kind(draft), *reading.program, reading.arguments};
     line.spec = std::move(draft.spec);
     line.remarks = std::move(draft.remarks);
@@ -368,6 +383,24 @@ std::string version_text() {
 }
 
 }  // namespace
+
+std::vector<std::string> remarks_on_variables(const std::vector<std::string>& environment) {
+    const DdprunOptions ours;
+    std::vector<std::string> remarks;
+    for (const std::string& entry : environment) {
+        const std::string name = entry.substr(0, entry.find('='));
+        if (!name.starts_with("PET_")) continue;
+        const auto is_it = [&](const CLI::Option* option) { return option->get_envname() == name; };
+        if (std::ranges::any_of(ours.list.options(), is_it)) continue;
+        std::string word = name.substr(4);
+        std::ranges::transform(word, word.begin(), [](unsigned char c) { return std::tolower(c); });
+        const CLI::Option* const near = ours.list.find_exactly("--" + ours.list.nearest_to(word));
+        remarks.push_back(
+            fmt::format("{} is ignored: no option of ddprun has this variable{}", printable(name),
+                        near == nullptr ? "" : fmt::format(" (did you mean {}?)", near->get_envname())));
+    }
+    return remarks;
+}
 
 Result<CommandLine> parse_command_line(const std::vector<std::string>& args, const EnvironmentLookup& env) {
     Reading reading;

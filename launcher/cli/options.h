@@ -23,6 +23,10 @@ struct CommandLine {
     std::map<std::string, std::string> values;
 };
 
+/// Lines about PET_ variables in `environment` ("NAME=value") that no option has: a typing error in a pod's
+/// or a job's description would be ignored without a word. Pure.
+std::vector<std::string> remarks_on_variables(const std::vector<std::string>& environment);
+
 /// Reads a command line (without argv[0]): torchrun's flags with torchrun's meaning, and ours.
 ///
 /// The command line wins over PET_<NAME> variables, these over --config, and --config over the defaults. The

@@ -729,6 +729,31 @@ TEST(CommandLineGrammar, SourcesTellTheOriginOfEachValue) {
               (std::map<std::string, std::string>{{"nnodes", "PET_NNODES"}, {"tee", "command line"}}));
 }
 
+TEST(CommandLineGrammar, AVariableThatNoOptionHasGetsALine) {
+    EXPECT_THAT(
+        remarks_on_variables({"PET_NPROC_PER_NODE=2", "PET_N_PROC_PER_NODE=2", "PET_XYZZY=1", "PATH=/bin"}),
+        ElementsAre("PET_N_PROC_PER_NODE is ignored: no option of ddprun has this variable (did you mean "
+                    "PET_NPROC_PER_NODE?)",
+                    "PET_XYZZY is ignored: no option of ddprun has this variable"));
+}
+
+TEST(CommandLineGrammar, BlanksAroundANumberOfAVariableAreNoMistake) {
+    EXPECT_EQ(spec_of({}, {{"PET_NPROC_PER_NODE", " 2"}}).workers.number, 2) << "torchrun takes them";
+    EXPECT_EQ(spec_of({}, {{"PET_NNODES", "1: 4 "}}).nodes, (Nodes{1, 4}));
+}
+
+TEST(CommandLineGrammar, ARankThatReadsTheTerminalAndIsNotShownGetsALine) {
+    const auto remarks = [](std::vector<std::string> words) { return line_of(std::move(words)).remarks; };
+    EXPECT_THAT(remarks({"--nproc-per-node=2", "--stdin=1", "--local-ranks-filter=0"}),
+                ElementsAre(HasSubstr("--stdin 1: that rank's questions are not seen")));
+    EXPECT_THAT(remarks({"--nproc-per-node=2", "--stdin=1", "--local-ranks-filter=0,1"}), ElementsAre());
+    EXPECT_THAT(remarks({"--nproc-per-node=2", "--local-ranks-filter=0"}), ElementsAre());
+    EXPECT_THAT(remarks({"--nnodes=2", "--rdzv-endpoint=h:1", "--nproc-per-node=2", "--stdin=2",
+                         "--local-ranks-filter=0"}),
+                ElementsAre())
+        << "rank 2 is local rank 0 of the second node";
+}
+
 TEST(CommandLineGrammar, AnEmptyVariableIsNoValue) {
     EXPECT_EQ(spec_of({}, {{"PET_NPROC_PER_NODE", ""}}).workers.number, 1);
 }
