@@ -19,10 +19,11 @@
 namespace ddprun {
 namespace {
 
-/// The time after which the loop handles signals, pipes and exits again, though workers are left to start: a
-/// node that is silent for seconds is lost. All that the first workers do meanwhile waits, because handling
-/// it would delay the last worker, for which the others wait.
-constexpr Duration kSpawnSliceTime = std::chrono::milliseconds(500);
+/// The number of workers started before the loop handles signals, pipes and exits again: 16 take some 5 ms.
+constexpr int kSpawnSlice = 16;
+/// The time after which a slice ends early, as when a slow file system has the program: a node that is silent
+/// for seconds is lost.
+constexpr Duration kSpawnSliceTime = std::chrono::milliseconds(100);
 
 /// The delay after which error files are watched; before, a report is seen when its worker exits. Closing the
 /// watch costs 4 to 16 ms (file_watch.h), which a short job need not pay.
@@ -110,7 +111,7 @@ void Agent::perform(const agent_action::SpawnNext& action) {
 
 void Agent::spawn_slice() {
     const TimePoint enough = MonotonicClock::now() + kSpawnSliceTime;
-    while (pending_spawn_ >= 0 && MonotonicClock::now() < enough) {
+    for (int n = 0; n < kSpawnSlice && pending_spawn_ >= 0 && MonotonicClock::now() < enough; ++n) {
         if (state_.phase != AgentState::Phase::Starting) break;  // stopped between two slices
         const int local_rank = std::exchange(pending_spawn_, -1);
         const Result<pid_t> pid = spawn(local_rank);
