@@ -380,7 +380,7 @@ TEST_F(Ask, NoQuestionOfAJobWhoseFileCallsAllHangCostsANode) {
         const std::vector<std::string> job =
             ddprun_probe({"--nnodes=2", "--node-rank=" + node, "--nproc-per-node=1", "--rdzv-id=" + id_,
                           "--rdzv-endpoint=" + port.text(), "--heartbeat-timeout=1500ms", "--redirects=3",
-                          "--log-dir=" + slow.file("logs" + node), "--events=" + slow.file("events" + node)},
+                          "--log-dir=" + slow.file("logs" + node)},
                          {"once", slow.file("up" + node), "end", "note", "10", "noted", "hold"});
         command.insert(command.end(), job.begin(), job.end());
         if (node == "0") command.insert(command.begin() + 5, "--metrics-port=" + metrics.number());
