@@ -16,7 +16,7 @@ def explained(root):
     """{(symptom, meaning)} of the program."""
     source = (root / "launcher/head/report/explain.cpp").read_text()
     source = re.sub(r'"\s*\n\s*"', "", source)  # literals that are broken over lines
-    codes = dict(re.findall(r"(\w+) = (\d+),", (root / "launcher/exit_codes.h").read_text()))
+    codes = dict(re.findall(r"(\w+) = (?:EX_\w+,\s+///< )?(\d+)", (root / "launcher/exit_codes.h").read_text()))
 
     def find_rows(beginning, row):
         """What `row` finds from `beginning` to the end of that table or function."""
