@@ -14,7 +14,7 @@ TEST(NcclLedger, CountsOverlappingCollectivesOnce) {
     nccl::Ledger ledger(parts);
     const auto at = [](int second) { return TimePoint{seconds(1000 + second)}; };
     const Call first{.seq = 1, .operation = ddprun::SegmentOp::AllReduce};
-    const Call message{.seq = 1, .operation = ddprun::SegmentOp::Send, .root = 1};
+    const Call message{.seq = 1, .root = 1, .operation = ddprun::SegmentOp::Send};
     const Call second{.seq = 2, .operation = ddprun::SegmentOp::AllReduce};
 
     ledger.begin(first, at(0));
