@@ -345,7 +345,7 @@ TEST_F(Train, AnOutputThatCannotBeWrittenEndsAllRanksAtOnce) {
             const Outcome outcome = run(command(4, {option, "file/below"}), here());
             EXPECT_EQ(outcome.status, 73) << outcome.err;
             EXPECT_THAT(outcome.err,
-                        HasSubstr(std::string("train: ") + option + ": file/below: Not a directory"));
+                        HasSubstr(std::string("train: rank 0: ") + option + ": file/below: Not a directory"));
             EXPECT_LT(outcome.took, std::chrono::seconds(5))
                 << "a rank waited for a signal that it had caught";
         }
