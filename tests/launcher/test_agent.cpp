@@ -60,7 +60,7 @@ class AgentNode {
         order.world_size = order.role_world_size = first_rank + workers_;
         order.master_addr = "127.0.0.1";
         order.restart_count = static_cast<int>(generation) - 1;
-        ended_ = false;
+        ended_ = stops_ = false;
         agent_->handle(order);
     }
     void stop(std::uint64_t generation, Duration grace = 30s, int failed_rank = -1) {
@@ -68,6 +68,7 @@ class AgentNode {
         order.generation = generation;
         order.grace_ns = Duration(grace).count();
         order.failed_rank = failed_rank;
+        stops_ = true;
         agent_->handle(order);
     }
     /// Runs the loop until the condition is true.
@@ -90,10 +91,12 @@ class AgentNode {
     int ends = 0;
 
   private:
-    /// Stops the generation after a failure, as the controller does.
+    /// Stops the generation after a failure, and says at an exit in a stop that none follows, as the
+    /// controller does.
     void hear(const rdzv::FromAgent& message) {
         if (const auto* exit = std::get_if<rdzv::WorkerExited>(&message)) {
             exits.push_back(*exit);
+            if (stops_) loop_->post([this] { agent_->handle(rdzv::Notice{"lost", "0"}); });
             if (!exit->exec_failure.empty())
                 loop_->post([this, generation = exit->generation] { stop(generation, 5s, 0); });
         }
@@ -112,6 +115,7 @@ class AgentNode {
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
     bool ended_ = false;
+    bool stops_ = false;  ///< the generation is asked to stop
 };
 
 /// Runs a generation of two workers in which a call fails, and another one after it; the controller ends
