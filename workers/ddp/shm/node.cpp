@@ -1,7 +1,6 @@
 #include "ddp/shm/node.h"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <optional>
 #include <utility>
@@ -12,8 +11,9 @@ using ddprun::SegmentOp;
 
 namespace {
 
-/// A rank's part of shared memory begins a page, which lies in that rank's memory.
-std::size_t share_page() { return static_cast<std::size_t>(::getpagesize()); }
+/// A rank's part of shared memory is a multiple of this: a page, which lies in that rank's memory, or less
+/// where pages are larger. A model's shared weights are divided without gaps (FlatLayout::kChunk).
+constexpr std::size_t kSharePage = 4096;
 
 Arena& joined(Arena& arena, const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout) {
     join(arena, env, ddprun::deadline_after(ddprun::MonotonicClock::now(), timeout));
@@ -82,10 +82,10 @@ void Node::report_progress(std::uint64_t step, std::uint64_t samples) {
 }
 
 Call Node::allocation_of(std::size_t bytes) {
-    const std::uint64_t most = SharedPlace::kMostBytes - share_page();
-    if (bytes <= most) return {.bytes = bytes, .root = kAllocateMark, .operation = SegmentOp::Barrier};
+    constexpr std::uint64_t kMost = SharedPlace::kMostBytes - kSharePage;
+    if (bytes <= kMost) return {.bytes = bytes, .root = kAllocateMark, .operation = SegmentOp::Barrier};
     throw InvalidInput(
-        fmt::format("allocate_shared: {} bytes are requested, one call gives {} at most", bytes, most));
+        fmt::format("allocate_shared: {} bytes are requested, one call gives {} at most", bytes, kMost));
 }
 
 std::span<std::byte> Node::allocate_shared(std::size_t bytes) {
@@ -97,7 +97,7 @@ std::span<std::byte> Node::allocate_shared(std::size_t bytes) {
 }
 
 std::span<std::byte> Node::take_region(std::size_t bytes) {
-    const std::size_t stride = round_up(std::max<std::size_t>(bytes, 1), share_page());
+    const std::size_t stride = round_up(std::max<std::size_t>(bytes, 1), kSharePage);
     const Arena::Piece piece = arena.take(stride * size);
     regions_.push_back({piece.address, piece.offset, stride, false});
     std::byte* mine = piece.address + rank * stride;
