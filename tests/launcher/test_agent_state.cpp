@@ -522,6 +522,10 @@ TEST(AgentRecovery, ANodeWhoseWorkersHaveAllDiedInAStopAwaitsTheHead) {
     step(saved, agent_event::StopRequested{SIGTERM, 30s, false}, kStart);
     const auto ended = step(saved, agent_event::Exited{exited(101, 75)}, kStart);
     EXPECT_EQ(all_of<agent_action::Sweep>(ended).size(), 1u);
+    AgentState early = recoverable(1);
+    const auto before = step(early, agent_event::Exited{exited(101, 75)}, kStart);
+    EXPECT_EQ(all_of<agent_action::Sweep>(before).size(), 1u)
+        << "the scheduler's signal came before ddprun's";
 }
 
 TEST(AgentRecovery, AStopLetsReplacementsJoinBeforeTheyGetTheSignal) {

@@ -319,8 +319,8 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
     }
     const bool failed = event.exit.signaled || event.exit.status != 0;
     const bool has_saved = !event.exit.signaled && event.exit.status == static_cast<int>(ExitCode::TryAgain);
-    if (failed && ((state.is_under_way() && state.can_recover()) || (may_meet_again(state) && !has_saved)))
-        state.awaits_head = true;
+    const bool may_start_again = (state.is_under_way() && state.can_recover()) || may_meet_again(state);
+    if (failed && !has_saved && may_start_again) state.awaits_head = true;
     send_due_stops(state, actions);
     sweep_if_all_ended(state, now, actions);
     return actions;
@@ -339,8 +339,8 @@ void tell_last(const AgentState& state, AgentActions& actions) {
 
 AgentActions on(AgentState& state, const agent_event::NoneFollows&, TimePoint now) {
     AgentActions actions;
+    state.is_last = true;  // also for a stop that comes later
     if (state.phase != AgentPhase::Stopping) return actions;
-    state.is_last = true;
     state.awaits_head = false;
     tell_last(state, actions);
     sweep_if_all_ended(state, now, actions);
@@ -366,7 +366,7 @@ AgentActions on(AgentState& state, const agent_event::StopRequested& event, Time
     }
     state.phase = AgentPhase::Stopping;
     state.stop_signal = event.signal;
-    state.is_last = event.is_last;
+    state.is_last = state.is_last || event.is_last;
     state.awaits_head = state.awaits_head && may_meet_again(state);
     tell_all(state, WorkerEvent::StopRequested, event.signal, actions);
     // A stopped (SIGSTOP, SIGTSTP) worker would sleep through the grace.
