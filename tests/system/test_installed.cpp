@@ -262,6 +262,7 @@ constexpr const char* kFrame = R"(
             }
             CHECKPOINTS
             std::printf("%d steps\n", static_cast<int>(optimizer->steps()));
+            return 0;
         });
     }
 )";
@@ -582,7 +583,9 @@ TEST(InstalledPrograms, FindTheModuleOfMpiInTheLibraryFolder) {
     // A module of another release is found like any, and does not start MPI.
     for (const char* name : {"libddp-mpi-openmpi.so", "libddp-mpi-mpich.so"})
         std::ofstream(module.parent_path() / name, std::ios::trunc) << "no library";
-    const Outcome outcome = run({train, "--backend=mpi", "--epochs=1", "--checkpoint-dir=" + tree.file("c")});
+    const Outcome outcome =
+        run({train, "--backend=mpi", "--epochs=1", "--checkpoint-dir=" + tree.file("c")},
+            with_environment({"LD_LIBRARY_PATH="}));  // the modules of the build lie there
     EXPECT_EQ(outcome.status, 64) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(module.parent_path().string() + "/libddp-mpi-"));
 }
