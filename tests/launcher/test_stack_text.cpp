@@ -52,6 +52,16 @@ TEST(StackText, StacksDifferByPythonLines) {
                             HasSubstr("rank 1 (pid 101), by py-spy; rank 2 stands alike:")));
 }
 
+// A sleeping thread can still be on the scheduler's queue, and then the kernel does not say where it waits.
+TEST(StackText, AThreadWhosePlaceTheKernelHidesStandsAsTheOthersInItsSystemCall) {
+    const std::string text = render_stacks(
+        {stack(0, StackMethod::Kernel, "state S (sleeping), waits in __do_sys_pause, system call 34"),
+         stack(1, StackMethod::Kernel, "state S (sleeping), system call 34"),
+         stack(2, StackMethod::Kernel, "state S (sleeping), system call 35")});
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 0 (pid 100), by the kernel; rank 1 stands alike:"),
+                            HasSubstr("rank 2 (pid 102)")));
+}
+
 TEST(StackText, GdbsOwnMessagesAreLeftOut) {
     const std::string text = render_stacks({stack(
         0, StackMethod::Gdb,

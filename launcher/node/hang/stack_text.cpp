@@ -48,6 +48,14 @@ std::string frame_key(std::string_view line) {
     return key;
 }
 
+/// The line without the place of the wait, where the kernel names the system call too: it hides the place
+/// until the scheduler has taken a sleeping thread off its queue.
+std::string without_place(std::string_view line) {
+    const std::size_t begin = line.find(", waits in "), end = line.find(", system call ");
+    if (begin == std::string_view::npos || end == std::string_view::npos) return std::string(line);
+    return std::string(line.substr(0, begin)).append(line.substr(end));
+}
+
 /// True for a line that names a thread or process: "Thread 4171 (idle)", "Thread 1 (Thread 0x7f.. (LWP 7)
 /// "x"):", "TID 7:", "Process 7: python ...".
 bool is_heading(std::string_view line) {
@@ -60,7 +68,7 @@ bool is_heading(std::string_view line) {
 std::string stack_key(const RankStack& stack) {
     std::string key = describe(stack.method);
     for (const std::string_view line : lines_of(stack))
-        key += '\n' + (is_heading(line) ? "thread" : frame_key(line));
+        key += '\n' + (is_heading(line) ? "thread" : frame_key(without_place(line)));
     return key;
 }
 
