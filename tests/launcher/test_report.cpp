@@ -1,3 +1,4 @@
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -293,6 +294,18 @@ TEST(ExplainEnd, IsEmptyWhenThereIsNothingToAdd) {
     EXPECT_EQ(meaning(exited(0, 1), {"some error"}), "");
     EXPECT_EQ(meaning(exited(0, 0), {"bind: Address already in use"}), "");
     EXPECT_EQ(meaning(stopped(0)), "");
+}
+
+TEST(Report, ShowsTheEndOfALongErrorReport) {
+    WorkerEnd cause = exited(0, 1);
+    cause.error_file = "Traceback:\n";
+    for (int i = 1; i <= 100; ++i) cause.error_file += fmt::format("  line {}.\n", i);
+    cause.error_file += "ValueError: no shard 12\n";
+    const std::string text = render_report(job({cause}), 100);
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("| Traceback:"), HasSubstr("line 9."), HasSubstr("... 62 lines left out"),
+                      HasSubstr("line 72."), HasSubstr("| ValueError: no shard 12")));
+    EXPECT_THAT(text, AllOf(Not(HasSubstr("line 10.")), Not(HasSubstr("line 71."))));
 }
 
 TEST(Report, IsEmptyAfterASuccess) { EXPECT_EQ(render_report(job({exited(0, 0)}), 100), ""); }

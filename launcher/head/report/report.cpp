@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kColumn = 16;          ///< where the right column of the table begins
 constexpr std::size_t kMaxOthers = 8;        ///< other failures that are listed one by one
 constexpr std::size_t kMaxShownLine = 2000;  ///< bytes of one line of stderr
-constexpr std::size_t kMaxErrorLines = 40;   ///< of a worker's error file
+constexpr std::size_t kFirstErrorLines = 10, kLastErrorLines = 30;  ///< of a worker's error file
 
 /// A worker that exits with 0 because we stopped it has saved its state but not finished.
 bool all_succeeded(const JobEnd& end) {
@@ -112,17 +112,16 @@ std::string headline_of(const JobEnd& end, const WorkerEnd* cause) {
     return fmt::format("{} failed: {}: {}", job, rank_and_host(*cause), describe_end(*cause));
 }
 
+/// The lines at both ends of the text: an exception's message is its last line.
 std::vector<std::string> error_file_lines(const std::string& text) {
-    std::vector<std::string> lines;
-    std::string_view rest = trim(text);
-    if (rest.empty()) return lines;
-    for (const std::string_view line : split(rest, '\n')) {
-        if (lines.size() == kMaxErrorLines) {
-            lines.emplace_back("...");
-            break;
-        }
-        lines.emplace_back(line);
-    }
+    const std::string_view trimmed = trim(text);
+    if (trimmed.empty()) return {};
+    const std::vector<std::string_view> all = split(trimmed, '\n');
+    std::vector<std::string> lines(all.begin(), all.end());
+    if (lines.size() <= kFirstErrorLines + kLastErrorLines) return lines;
+    const auto begin = lines.begin() + kFirstErrorLines, end = lines.end() - kLastErrorLines;
+    *begin = fmt::format("... {} lines left out", end - begin);
+    lines.erase(begin + 1, end);
     return lines;
 }
 
