@@ -87,6 +87,11 @@ RunOptions with_environment(std::vector<std::string> environment) {
     return options;
 }
 
+std::string without_leak_check() {
+    const char* const options = std::getenv("ASAN_OPTIONS");
+    return std::string("ASAN_OPTIONS=") + (options == nullptr ? "" : options) + ":detect_leaks=0";
+}
+
 Program::Program(const std::vector<std::string>& command, const RunOptions& options)
     : options_(options), started_(Clock::now()), deadline_(started_ + options.timeout) {
     std::array<int, 2> out{}, err{};

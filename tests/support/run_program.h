@@ -34,6 +34,9 @@ struct RunOptions {
 /// Default options with these variables.
 RunOptions with_environment(std::vector<std::string> environment);
 
+/// The variable by which a program that is built with AddressSanitizer does not look for leaks at its end.
+std::string without_leak_check();
+
 /// A running program, whose output this object collects (call wait). The destructor kills it.
 class Program {
   public:

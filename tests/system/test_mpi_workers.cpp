@@ -66,9 +66,7 @@ class OverMpi : public ::testing::TestWithParam<Launcher> {
     }
     /// Variables by which a loader finds any of the modules. Memory that MPI never frees is not our finding.
     static std::vector<std::string> with_modules() {
-        const char* const options = std::getenv("ASAN_OPTIONS");
-        return {"LD_LIBRARY_PATH=" + path_of("MPI_MODULES"),
-                std::string("ASAN_OPTIONS=") + (options == nullptr ? "" : options) + ":detect_leaks=0"};
+        return {"LD_LIBRARY_PATH=" + path_of("MPI_MODULES"), without_leak_check()};
     }
     static RunOptions with_module(const std::string& path) {
         std::vector<std::string> variables = with_modules();
