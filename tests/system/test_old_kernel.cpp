@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
 
 /// An older kernel, as on many clusters: without close_range, clone3, pidfd_open and later calls.
 namespace ddprun::test {
@@ -52,10 +53,10 @@ TEST_F(OldKernel, SigkillOfDdprunLeavesNoProcess) {
 }
 
 TEST_F(OldKernel, WorkersTrain) {
-    const Outcome outcome =
-        run(there({path_of("DDPRUN"), "--nproc-per-node=2", path_of("TRAIN"), "--device=cpu", "--epochs=2",
-                   "--checkpoint-dir=" + ::testing::TempDir() + unique_name("old-kernel")}),
-            options_);
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(there({path_of("DDPRUN"), "--nproc-per-node=2", path_of("TRAIN"),
+                                       "--device=cpu", "--epochs=2", "--checkpoint-dir=" + directory.path()}),
+                                options_);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("bitwise equal on 2 workers"));
 }
