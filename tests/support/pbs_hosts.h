@@ -19,7 +19,7 @@ class PbsHosts {
 
     struct Settings {
         int cpus = 64, gpus = 4;                                          ///< of each host
-        std::chrono::milliseconds kill_delay = std::chrono::seconds(30);  ///< from SIGTERM to SIGKILL
+        std::chrono::milliseconds kill_delay = std::chrono::seconds(10);  ///< from SIGTERM to SIGKILL
         std::chrono::milliseconds poll =
             std::chrono::milliseconds(200);  ///< how often a MoM looks at the walltime
     };
