@@ -105,15 +105,19 @@ std::vector<std::string_view> split_list(std::string_view text) {
     return pieces;
 }
 
+/// The names of a host's count in host files.
+constexpr std::string_view kSlotWords[] = {"slots", "cpu", "cpus", "count"};
+bool is_slot_word(std::string_view word) {
+    return std::ranges::find(kSlotWords, word) != std::end(kSlotWords);
+}
+
 /// The count of "slots=4", or of "cpu=4" or "count=4", which Open MPI takes for the same. Other words
 /// ("max_slots=8", "port=22") are ignored.
 Result<std::optional<int>> slots_of_word(std::string_view word) {
     const std::size_t equals = word.find('=');
     if (equals == word.npos)
         return Error::invalid(fmt::format("'{}' is neither a host nor NAME=VALUE", excerpt(word)));
-    constexpr std::string_view kSlotWords[] = {"slots", "cpu", "cpus", "count"};
-    if (std::ranges::find(kSlotWords, word.substr(0, equals)) == std::end(kSlotWords))
-        return std::optional<int>();
+    if (!is_slot_word(word.substr(0, equals))) return std::optional<int>();
     const Result<std::int64_t> slots = parse_int_between(word.substr(equals + 1), 1, kMostSlots);
     if (!slots) return Error::invalid(fmt::format("slots: {}", slots.error().what));
     return std::optional<int>(static_cast<int>(*slots));
@@ -122,9 +126,8 @@ Result<std::optional<int>> slots_of_word(std::string_view word) {
 /// Refuses words of other formats that would be taken for hosts: "slots" of "slots = 4", and the count of
 /// Grid Engine's "host 4 queue UNDEFINED".
 Status check_is_no_count(std::string_view word) {
-    constexpr std::string_view kNoHosts[] = {"slots", "max_slots", "max-slots", "cpu", "cpus", "count"};
     const bool is_number = word.find_first_not_of("0123456789") == word.npos;
-    if (!is_number && std::ranges::find(kNoHosts, word) == std::end(kNoHosts)) return {};
+    if (!is_number && !is_slot_word(word) && word != "max_slots" && word != "max-slots") return {};
     return Error::invalid(
         fmt::format("'{}' is not a host; a count is written as slots=4, without blanks", excerpt(word)));
 }

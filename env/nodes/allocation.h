@@ -53,9 +53,8 @@ Result<std::optional<Allocation>> find_allocation(const AllocationQuery& query);
 Result<std::vector<AllocatedHost>> parse_hosts(std::string_view text);
 /// A host file in the format of MPI launchers and parallel ssh programs: one host per line, or several with
 /// blanks; "host slots=4" (or cpu=, count=), "host:4", "user@host" (the user stays in the name, for ssh),
-/// ranges, comments (#,
-/// ;). A host named again has the sum of the slots, with one for a mention without a count. Error:
-/// InvalidArgument with the number of the line.
+/// ranges, comments (#, ;). A host named again has the sum of the slots, with one for a mention without a
+/// count. Error: InvalidArgument with the number of the line.
 Result<std::vector<AllocatedHost>> parse_hostfile(std::string_view text);
 /// PBS_NODEFILE has one line for each MPI slot; the hosts are the different names in their order.
 Result<std::vector<AllocatedHost>> parse_node_file(std::string_view text);
