@@ -9,12 +9,12 @@
 
 #include "env/print.h"
 #include "env/text.h"
-#include "launcher/gather/outer_task.h"
-#include "launcher/head/report/report.h"
-#include "launcher/head/start/start_plan.h"
-#include "launcher/node/plan/plan.h"
+#include "launcher/ends/report.h"
 #include "launcher/node/pmix/server.h"
 #include "launcher/node/pmix/wish.h"
+#include "launcher/plan/plan.h"
+#include "launcher/start/outer_task.h"
+#include "launcher/start/start_plan.h"
 
 namespace ddprun {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "env/result.h"
-#include "launcher/job_setup.h"
+#include "launcher/job/job_setup.h"
 
 namespace ddprun {
 

@@ -14,10 +14,10 @@
 #include "env/io/socket.h"
 #include "env/nodes/other_schedulers.h"
 #include "env/os/system.h"
-#include "launcher/head/start/start_facts.h"
-#include "launcher/head/start/start_plan.h"
-#include "launcher/node/plan/grant.h"
-#include "launcher/node/plan/head_choice.h"
+#include "launcher/machine/grant.h"
+#include "launcher/plan/head_choice.h"
+#include "launcher/start/start_facts.h"
+#include "launcher/start/start_plan.h"
 
 namespace ddprun {
 namespace {

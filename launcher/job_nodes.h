@@ -6,8 +6,8 @@
 
 #include "env/result.h"
 #include "launcher/cli/options.h"
-#include "launcher/head/start/host_starter.h"
-#include "launcher/node/plan/program.h"
+#include "launcher/plan/program.h"
+#include "launcher/start/host_starter.h"
 
 namespace ddprun {
 

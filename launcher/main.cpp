@@ -1,5 +1,5 @@
 #include "launcher/launch.h"
-#include "launcher/signals.h"
+#include "launcher/spec/signals.h"
 
 int main(int argc, char** argv) {
     // First of all: from here on the event loop, not a default handler, gets a Ctrl-C.

@@ -8,12 +8,12 @@
 #include "env/io/file.h"
 #include "env/print.h"
 #include "env/text.h"
-#include "launcher/batch/batch.h"
 #include "launcher/cli/option_list.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
-#include "launcher/exit_codes.h"
+#include "launcher/spec/exit_codes.h"
+#include "launcher/tools/batch/batch.h"
 #include "pbs/walltime.h"
 
 namespace ddprun {

@@ -5,7 +5,7 @@
 
 #include "env/nodes/batch_job.h"
 #include "env/result.h"
-#include "launcher/batch/job_request.h"
+#include "launcher/tools/batch/job_request.h"
 
 namespace ddprun {
 

@@ -9,7 +9,7 @@
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/cli/subcommand.h"
-#include "launcher/signals.h"
+#include "launcher/spec/signals.h"
 
 namespace ddprun {
 namespace {

@@ -8,11 +8,11 @@
 
 #include "env/nodes/pmix_source.h"
 #include "env/text.h"
-#include "launcher/batch/site.h"
 #include "launcher/cli/option_values.h"
-#include "launcher/head/start/start_order.h"
-#include "launcher/head/start/start_plan.h"
-#include "launcher/node/fabric/fabric.h"
+#include "launcher/machine/fabric/fabric.h"
+#include "launcher/start/start_order.h"
+#include "launcher/start/start_plan.h"
+#include "launcher/tools/batch/site.h"
 
 namespace ddprun {
 namespace {

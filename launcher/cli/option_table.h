@@ -8,7 +8,7 @@
 
 #include "env/result.h"
 #include "launcher/cli/option_list.h"
-#include "launcher/job_spec.h"
+#include "launcher/spec/job_spec.h"
 
 namespace ddprun {
 

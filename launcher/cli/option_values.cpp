@@ -8,8 +8,8 @@
 #include <fmt/core.h>
 
 #include "env/text.h"
-#include "launcher/node/output/lines.h"
-#include "launcher/signals.h"
+#include "launcher/output/lines.h"
+#include "launcher/spec/signals.h"
 
 namespace ddprun {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "env/result.h"
-#include "launcher/job_spec.h"
+#include "launcher/spec/job_spec.h"
 
 /// Parsers of option values. All are pure; every error is InvalidArgument, begins with the value in quotes
 /// and ends with what was expected, ready to follow the option's name.

@@ -14,8 +14,8 @@
 #include "launcher/cli/man_page.h"
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/option_values.h"
-#include "launcher/node/output/lines.h"
-#include "launcher/signals.h"
+#include "launcher/output/lines.h"
+#include "launcher/spec/signals.h"
 
 namespace ddprun {
 namespace {

@@ -1,27 +1,13 @@
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
 #include "env/result.h"
 #include "env/worker_env.h"
-#include "launcher/job_spec.h"
+#include "launcher/spec/command_line.h"
 
 namespace ddprun {
-
-/// What the user asked for.
-struct CommandLine {
-    enum Action { Run, Help, Version, PrintCompletion, PrintMan } action = Run;
-    JobSpec spec;      ///< for Run; checked, without contradictions
-    std::string text;  ///< for the other actions: print it and exit with 0
-    /// What the user should know although nothing is wrong ("--start-method: accepted, without effect: ...").
-    std::vector<std::string> remarks;
-    /// The options that were given, by long name, and their source: "command line", "PET_NNODES", "job.json".
-    std::map<std::string, std::string> sources;
-    /// The values as they were written; those of a repeatable option are joined with commas.
-    std::map<std::string, std::string> values;
-};
 
 /// Lines about PET_ variables in `environment` ("NAME=value") that no option has: a typing error in a pod's
 /// or a job's description would be ignored without a word. Pure.

@@ -9,10 +9,10 @@
 #include "env/text.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
-#include "launcher/exit_codes.h"
-#include "launcher/head/start/start_facts.h"
-#include "launcher/node/fabric/fabric.h"
-#include "launcher/node/plan/machine.h"
+#include "launcher/machine/fabric/fabric.h"
+#include "launcher/machine/machine.h"
+#include "launcher/spec/exit_codes.h"
+#include "launcher/start/start_facts.h"
 
 namespace ddprun {
 namespace {

@@ -10,8 +10,8 @@
 #include "launcher/cli/batch_options.h"
 #include "launcher/cli/option_list.h"
 #include "launcher/cli/option_values.h"
-#include "launcher/signals.h"
-#include "launcher/trace/trace_json.h"
+#include "launcher/spec/signals.h"
+#include "launcher/tools/trace/trace_json.h"
 
 namespace ddprun {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "env/result.h"
-#include "launcher/ask/ask.h"
-#include "launcher/ask/clean.h"
-#include "launcher/doctor/doctor.h"
+#include "launcher/tools/ask.h"
+#include "launcher/tools/clean.h"
+#include "launcher/tools/doctor/doctor.h"
 
 namespace ddprun {
 

@@ -153,7 +153,7 @@ struct Release {
     std::uint64_t generation = 0;
     bool operator==(const Release&) const = default;
 };
-/// Proposes the step after which all workers stop (launcher/head/control/stop_agreement.h).
+/// Proposes the step after which all workers stop (launcher/head/stop_agreement.h).
 struct StopProposal {
     static constexpr MessageType kType = MessageType::StopProposal;
     std::uint64_t generation = 0;
@@ -191,7 +191,7 @@ struct Answer {
     bool operator==(const Answer&) const = default;
 };
 
-// Messages for jobs that outlive their head (launcher/head/control/succession.h).
+// Messages for jobs that outlive their head (launcher/head/succession.h).
 
 /// Tells the standby what it needs to become the controller. Until the standby is named as the successor, it
 /// answers with StandbyListens.
@@ -237,7 +237,7 @@ struct JobMoved {
 };
 
 // Messages for agents whose console output nothing else carries to the controller
-// (launcher/node/output/output_sender.h).
+// (launcher/output/output_sender.h).
 
 /// A piece of the agent's console output.
 struct OutputPiece {

@@ -1,8 +1,8 @@
 #include "env/nodes/allocation.h"
 #include "env/nodes/pals_apinfo.h"
 #include "env/nodes/slurm_hostlist.h"
-#include "launcher/head/start/start_order.h"
-#include "launcher/head/start/starter_command.h"
+#include "launcher/start/start_order.h"
+#include "launcher/start/starter_command.h"
 #include "tests/fuzz/mutation.h"
 #include "tests/fuzz/program.h"
 

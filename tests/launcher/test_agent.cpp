@@ -12,8 +12,8 @@
 
 #include "env/kept.h"
 #include "env/lifeline.h"
-#include "launcher/node/agent/agent.h"
-#include "launcher/node/plan/head_choice.h"
+#include "launcher/node/agent.h"
+#include "launcher/plan/head_choice.h"
 #include "tests/support/environment_variable.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_system.h"

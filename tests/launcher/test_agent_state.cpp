@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "launcher/node/agent/agent_state.h"
+#include "launcher/node/agent_state.h"
 
 namespace ddprun {
 namespace {

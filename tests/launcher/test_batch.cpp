@@ -5,10 +5,10 @@
 #include <fstream>
 
 #include "env/text.h"
-#include "launcher/batch/batch_status.h"
-#include "launcher/batch/job_request.h"
-#include "launcher/batch/scheduler_command.h"
 #include "launcher/cli/batch_options.h"
+#include "launcher/talk/scheduler_command.h"
+#include "launcher/tools/batch/batch_status.h"
+#include "launcher/tools/batch/job_request.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 

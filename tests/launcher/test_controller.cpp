@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "launcher/exit_codes.h"
-#include "launcher/head/control/controller.h"
+#include "launcher/head/controller.h"
+#include "launcher/spec/exit_codes.h"
 #include "tests/support/fake_clock.h"
 
 namespace ddprun {

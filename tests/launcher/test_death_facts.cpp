@@ -5,10 +5,10 @@
 #include <filesystem>
 
 #include "env/io/file.h"
-#include "launcher/head/report/cgroup_limits.h"
-#include "launcher/head/report/error_file.h"
-#include "launcher/head/report/explain.h"
-#include "launcher/node/hang/stacks.h"
+#include "launcher/ends/error_file.h"
+#include "launcher/ends/explain.h"
+#include "launcher/hang/stacks.h"
+#include "launcher/machine/cgroup_limits.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

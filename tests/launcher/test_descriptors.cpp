@@ -1,4 +1,4 @@
-#include "launcher/node/guard/descriptors.h"
+#include "launcher/guard/descriptors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,11 +4,11 @@
 #include <functional>
 
 #include "env/json.h"
-#include "launcher/doctor/collect.h"
-#include "launcher/doctor/judge.h"
-#include "launcher/doctor/render.h"
-#include "launcher/doctor/trial.h"
-#include "launcher/head/report/cgroup_limits.h"
+#include "launcher/machine/cgroup_limits.h"
+#include "launcher/tools/doctor/collect.h"
+#include "launcher/tools/doctor/judge.h"
+#include "launcher/tools/doctor/render.h"
+#include "launcher/tools/doctor/trial.h"
 
 namespace ddprun::doctor {
 namespace {

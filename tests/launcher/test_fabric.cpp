@@ -5,10 +5,10 @@
 #include <fstream>
 #include <map>
 
-#include "launcher/node/fabric/fabric.h"
-#include "launcher/node/fabric/nccl_words.h"
-#include "launcher/node/fabric/network.h"
-#include "launcher/node/fabric/transport.h"
+#include "launcher/machine/fabric/fabric.h"
+#include "launcher/machine/fabric/network.h"
+#include "launcher/machine/fabric/transport.h"
+#include "launcher/node/nccl_words.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

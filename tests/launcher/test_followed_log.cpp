@@ -3,8 +3,8 @@
 
 #include <fstream>
 
-#include "launcher/ask/followed_log.h"
-#include "launcher/node/output/log_files.h"
+#include "launcher/output/log_files.h"
+#include "launcher/tools/followed_log.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {

@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "launcher/gather/meet.h"
+#include "launcher/start/meet.h"
 
 namespace ddprun {
 namespace {

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/node/gpu/gpu_health.h"
+#include "launcher/machine/gpu/gpu_health.h"
 
 namespace ddprun {
 namespace {

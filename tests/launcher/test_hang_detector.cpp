@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/node/hang/hang_detector.h"
+#include "launcher/hang/hang_detector.h"
 
 namespace ddprun {
 namespace {

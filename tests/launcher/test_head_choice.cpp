@@ -1,4 +1,4 @@
-#include "launcher/node/plan/head_choice.h"
+#include "launcher/plan/head_choice.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/ask/survey.h"
-#include "launcher/node/hang/hang_sample.h"
+#include "launcher/hang/hang_sample.h"
+#include "launcher/questions/survey.h"
 
 namespace ddprun::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/node/guard/job_cgroup.h"
+#include "launcher/guard/job_cgroup.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,8 +4,8 @@
 
 #include <functional>
 
-#include "launcher/head/control/in_place.h"
-#include "launcher/head/control/job_state.h"
+#include "launcher/head/in_place.h"
+#include "launcher/head/job_state.h"
 
 namespace ddprun {
 namespace {

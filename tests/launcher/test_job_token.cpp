@@ -1,4 +1,4 @@
-#include "launcher/head/control/job_token.h"
+#include "launcher/start/job_token.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 
 #include "env/io/file.h"
 #include "env/json.h"
-#include "launcher/head/report/error_file.h"
+#include "launcher/ends/error_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

@@ -9,11 +9,11 @@
 #include <fstream>
 
 #include "env/text.h"
-#include "launcher/node/plan/binding.h"
-#include "launcher/node/plan/grant.h"
-#include "launcher/node/plan/machine.h"
-#include "launcher/node/plan/plan.h"
-#include "launcher/node/plan/seating.h"
+#include "launcher/machine/grant.h"
+#include "launcher/machine/machine.h"
+#include "launcher/plan/binding.h"
+#include "launcher/plan/plan.h"
+#include "launcher/plan/seating.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

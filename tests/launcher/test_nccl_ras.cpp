@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <optional>
 
-#include "launcher/node/hang/nccl_ras.h"
+#include "launcher/hang/nccl_ras.h"
 #include "tests/support/fake_ras.h"
 #include "tests/support/reserved_port.h"
 

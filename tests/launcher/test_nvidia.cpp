@@ -2,10 +2,10 @@
 #include <stdlib.h>
 
 #include "env/io/file.h"
-#include "launcher/node/gpu/gpu_usage.h"
-#include "launcher/node/gpu/gpu_watch.h"
-#include "launcher/node/gpu/nvidia.h"
-#include "launcher/node/gpu/nvml.h"
+#include "launcher/machine/gpu/gpu_usage.h"
+#include "launcher/machine/gpu/nvidia.h"
+#include "launcher/machine/gpu/nvml.h"
+#include "launcher/node/gpu_watch.h"
 #include "tests/support/fake_system.h"
 #include "tests/support/temporary_directory.h"
 

@@ -14,11 +14,11 @@
 
 #include "env/json.h"
 #include "env/text.h"
-#include "launcher/ask/control_socket.h"
-#include "launcher/ask/event_file.h"
-#include "launcher/ask/job_curves.h"
-#include "launcher/ask/job_status.h"
-#include "launcher/ask/metrics_server.h"
+#include "launcher/questions/job_curves.h"
+#include "launcher/questions/servers.h"
+#include "launcher/talk/control_socket.h"
+#include "launcher/talk/event_file.h"
+#include "launcher/talk/job_status.h"
 #include "tests/support/other_users_socket.h"
 #include "tests/support/temporary_directory.h"
 
@@ -108,7 +108,7 @@ class ControlSocketTest : public ::testing::Test {
         ASSERT_TRUE(loop);
         loop_ = std::move(*loop);
         job_ = {static_cast<unsigned>(::geteuid()), random_name()};
-        Result<std::unique_ptr<RequestServer>> socket = open_control_socket(
+        Result<std::unique_ptr<RequestServer>> socket = serve_questions(
             *loop_, job_.id,
             [this](const ControlRequest& request, const RequestReply& reply) { handler_(request, reply); });
         ASSERT_TRUE(socket) << socket.error().what;

@@ -10,7 +10,7 @@
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
-#include "launcher/signals.h"
+#include "launcher/spec/signals.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

@@ -14,10 +14,10 @@
 
 #include "env/io/file.h"
 #include "env/os/log.h"
-#include "launcher/node/output/lines.h"
-#include "launcher/node/output/log_files.h"
-#include "launcher/node/output/output.h"
-#include "launcher/node/output/output_sender.h"
+#include "launcher/output/lines.h"
+#include "launcher/output/log_files.h"
+#include "launcher/output/output.h"
+#include "launcher/output/output_sender.h"
 #include "tests/support/small_disk.h"
 #include "tests/support/temporary_directory.h"
 

@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "launcher/node/guard/descriptors.h"
+#include "launcher/guard/descriptors.h"
 
 namespace ddprun {
 namespace {

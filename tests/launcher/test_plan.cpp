@@ -9,10 +9,10 @@
 #include <fstream>
 
 #include "env/text.h"
-#include "launcher/node/plan/binding.h"
-#include "launcher/node/plan/machine.h"
-#include "launcher/node/plan/plan.h"
-#include "launcher/node/plan/program.h"
+#include "launcher/machine/machine.h"
+#include "launcher/plan/binding.h"
+#include "launcher/plan/plan.h"
+#include "launcher/plan/program.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

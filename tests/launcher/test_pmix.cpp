@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "env/io/file.h"
-#include "launcher/node/guard/job_directory.h"
+#include "launcher/guard/job_directory.h"
 #include "launcher/node/pmix/exchange.h"
 #include "launcher/node/pmix/job_facts.h"
 #include "launcher/node/pmix/wish.h"

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "env/json.h"
-#include "launcher/head/report/explain.h"
-#include "launcher/head/report/report.h"
-#include "launcher/signals.h"
+#include "launcher/ends/explain.h"
+#include "launcher/ends/report.h"
+#include "launcher/spec/signals.h"
 
 namespace ddprun {
 namespace {

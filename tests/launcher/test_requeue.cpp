@@ -1,4 +1,4 @@
-#include "launcher/batch/requeue.h"
+#include "launcher/job/requeue.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/node/hang/stack_text.h"
+#include "launcher/hang/stack_text.h"
 
 namespace ddprun::test {
 namespace {

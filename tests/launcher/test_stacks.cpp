@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "env/worker_env.h"
-#include "launcher/node/agent/segment_file.h"
-#include "launcher/node/hang/stacks.h"
+#include "launcher/hang/stacks.h"
+#include "launcher/node/segment_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <fstream>
 
-#include "launcher/head/start/host_starter.h"
-#include "launcher/head/start/start_order.h"
-#include "launcher/head/start/start_plan.h"
-#include "launcher/head/start/starter_command.h"
+#include "launcher/start/host_starter.h"
+#include "launcher/start/start_order.h"
+#include "launcher/start/start_plan.h"
+#include "launcher/start/starter_command.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

@@ -1,5 +1,5 @@
 // The start of hosts: when one begins, when one counts as failed, and when its starter is killed.
-#include "launcher/head/start/start_state.h"
+#include "launcher/start/start_state.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "launcher/head/control/stop_agreement.h"
+#include "launcher/head/stop_agreement.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
-#include "launcher/head/control/succession.h"
+#include "launcher/head/succession.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/head/control/heir_state.h"
+#include "launcher/job/heir_state.h"
 
 namespace ddprun {
 namespace {

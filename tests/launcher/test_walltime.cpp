@@ -1,4 +1,4 @@
-#include "launcher/head/report/walltime.h"
+#include "launcher/ends/walltime.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

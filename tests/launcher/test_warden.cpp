@@ -1,4 +1,4 @@
-#include "launcher/node/guard/warden.h"
+#include "launcher/guard/warden.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "launcher/node/guard/job_mark.h"
+#include "launcher/guard/job_mark.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

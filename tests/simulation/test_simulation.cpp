@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "env/text.h"
-#include "launcher/ask/survey.h"
-#include "launcher/exit_codes.h"
-#include "launcher/head/control/controller.h"
-#include "launcher/head/control/heir.h"
-#include "launcher/node/agent/agent_state.h"
+#include "launcher/head/controller.h"
+#include "launcher/job/heir.h"
+#include "launcher/node/agent_state.h"
+#include "launcher/questions/survey.h"
+#include "launcher/spec/exit_codes.h"
 #include "tests/simulation/dice.h"
 #include "tests/simulation/simulated_clock.h"
 #include "tests/simulation/simulated_session.h"

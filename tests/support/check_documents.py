@@ -13,7 +13,7 @@ import check_rooms
 MAP = "docs/architecture.md"  # here a path may leave out its first folders
 CODE = re.compile(r"^```.*?^```$", re.M | re.S)
 WORD = re.compile(r"`([\w./-]+)`")
-LIST = re.compile(r"`([\w.-]+/[\w./-]+)`((?:, `\w+`)+)")  # `launcher/head/report/report`, `explain`
+LIST = re.compile(r"`([\w.-]+/[\w./-]+)`((?:, `\w+`)+)")  # `launcher/ends/report`, `explain`
 LINK = re.compile(r"\]\(([^)\s:]*?)(?:#([^)\s]*))?\)")
 SOURCES = ("docs", "env", "examples", "launcher", "pbs", "rendezvous", "tests", "workers")
 

@@ -21,25 +21,23 @@ TREES = ["env", "launcher", "pbs", "rendezvous", "workers/ddp", "workers/train"]
 # Files are included by their path from the root, or from here.
 INCLUDED_FROM = ["", "workers/"]
 
-# Folders in which every header with its source is a room of its own: what lies beside rooms, and knows some of them.
-APART = ["launcher", "workers/ddp"]
-
 # What begins with one of the first may include nothing that begins with one of the second, directly or through a header.
 LOOP = ["env/os/event_loop"]
 PURE = [
-    "launcher/node/gpu/gpu_health", "launcher/node/hang/hang_detector", "launcher/job_spec",
-    "launcher/node/output/lines", "launcher/node/plan/", "launcher/node/pmix/exchange", "launcher/node/pmix/job_facts", "launcher/node/pmix/wish",
-    "launcher/head/report/explain", "launcher/head/report/report", "launcher/head/start/start_state",
-    "launcher/node/agent/agent_state", "launcher/head/control/heir_state",
-    "launcher/head/control/job_state", "launcher/head/control/stop_agreement", "launcher/head/control/succession",
-    "launcher/doctor/judge",
+    "launcher/machine/gpu/gpu_health", "launcher/hang/hang_detector", "launcher/spec/job_spec",
+    "launcher/output/lines", "launcher/plan/", "launcher/node/pmix/exchange", "launcher/node/pmix/job_facts", "launcher/node/pmix/wish",
+    "launcher/ends/explain", "launcher/ends/report", "launcher/start/start_state",
+    "launcher/node/agent_state", "launcher/job/heir_state",
+    "launcher/head/job_state", "launcher/head/stop_agreement", "launcher/head/succession",
+    "launcher/tools/ask", "launcher/tools/clean", "launcher/tools/doctor/judge", "launcher/tools/trace/",
     "rendezvous/client/redial_state", "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/held_answers", "rendezvous/serve/membership",
     "rendezvous/serve/rank_table", "rendezvous/serve/store.", "rendezvous/serve/strangers", "rendezvous/serve/torch_message",
     "rendezvous/serve/torch_store", "rendezvous/wire/frame", "rendezvous/wire/handshake", "rendezvous/wire/session",
     "rendezvous/wire/store_message", "rendezvous/wire/tls",
 ]
-BELOW_ASK = ["launcher/node/agent/", "launcher/node/fabric/", "launcher/node/gpu/", "launcher/node/guard/", "launcher/node/hang/",
-             "launcher/node/output/", "launcher/node/plan/", "launcher/node/pmix/", "launcher/head/control/", "launcher/head/report/"]
+# The rooms that other rooms of the launcher stand on, and those that stand on them.
+ON_THE_GROUND = [f"launcher/{room}/" for room in ("ends", "guard", "hang", "machine", "output", "plan", "spec", "start", "talk")]
+JOB_RUNNING = [f"launcher/{room}/" for room in ("head", "job", "node", "questions")]
 DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "mpi", "nccl", "net", "program", "reduce", "shm", "worker")}
 
 
@@ -49,7 +47,9 @@ def ddp_but(*known):
 
 NOT_KNOWN = [
     (PURE, LOOP),
-    (BELOW_ASK, ["launcher/ask/", "launcher/cli/", "launcher/doctor/", "launcher/head/head", "launcher/node/node", "launcher/launch"]),
+    (ON_THE_GROUND, JOB_RUNNING + ["launcher/cli/", "launcher/tools/", "launcher/launch"]),
+    (["launcher/tools/"], JOB_RUNNING + ["launcher/cli/", "launcher/hang/", "launcher/launch", "launcher/start/"]),
+    (JOB_RUNNING, ["launcher/cli/", "launcher/tools/"]),
     (["env/", "pbs/", "rendezvous/"], ["launcher/", "workers/"]),
     (["launcher/"], ["workers/"]),
     ([DDP["worker"], "workers/ddp/trace/"], ddp_but("worker")),
@@ -107,9 +107,8 @@ def read_includes(root, trees):
     return {path.relative_to(root).as_posix(): included(path.read_text()) for path in files}
 
 
-def room_of(file, apart):
-    folder, name = file.rsplit("/", 1)
-    return f"{folder}/{name.rsplit('.', 1)[0]}" if folder in apart else folder
+def folder_of(file):
+    return file.rsplit("/", 1)[0]
 
 
 def find_cycle(graph):
@@ -134,18 +133,43 @@ def find_cycle(graph):
     return None
 
 
-def cycles(includes, apart):
+def cycles(includes):
     graph, example = collections.defaultdict(set), {}
     for file, others in includes.items():
         for other in others:
-            pair = room_of(file, apart), room_of(other, apart)
+            pair = folder_of(file), folder_of(other)
             if pair[0] != pair[1]:
                 graph[pair[0]].add(pair[1])
                 example.setdefault(pair, f"{file} includes {other}")
-    graph = {room: graph[room] for room in {room_of(file, apart) for file in includes}}
+    graph = {room: graph[room] for room in {folder_of(file) for file in includes}}
     if cycle := find_cycle(graph):
         steps = "; ".join(example[pair] for pair in zip(cycle, cycle[1:]))
         yield f"rooms that know each other: {' -> '.join(cycle)} ({steps})"
+
+
+def whole_tree_of(file, tree):
+    """The folder directly under `tree` that the file lies in, however deep; "." for files of `tree` itself."""
+    inside = file[len(tree) + 1:].split("/")
+    return inside[0] if len(inside) > 1 else "."
+
+
+def arrows_up(includes, trees):
+    """No folder of a tree includes, over any way, a folder that includes it: whole folders are compared."""
+    for tree in trees:
+        graph, example = collections.defaultdict(set), {}
+        for file, others in includes.items():
+            for other in others:
+                if not (file.startswith(tree + "/") and other.startswith(tree + "/")):
+                    continue
+                pair = whole_tree_of(file, tree), whole_tree_of(other, tree)
+                if pair[0] != pair[1]:
+                    graph[pair[0]].add(pair[1])
+                    example.setdefault(pair, f"{file} includes {other}")
+        for room in [other for others in graph.values() for other in others]:
+            graph.setdefault(room, set())
+        if cycle := find_cycle(graph):
+            steps = "; ".join(example[pair] for pair in zip(cycle, cycle[1:]))
+            yield f"folders of {tree}/ that know each other: {' -> '.join(cycle)} ({steps})"
 
 
 def large_rooms(includes):
@@ -225,16 +249,16 @@ def strays(root, allowed):
             yield f"{name} lies in the root: remove it, or add it to IN_ROOT of tests/support/check_rooms.py"
 
 
-def complaints(root, trees, apart, not_known):
+def complaints(root, trees, not_known):
     includes = read_includes(root, trees)
-    yield from cycles(includes, apart)
+    yield from list(cycles(includes)) or arrows_up(includes, trees)
     yield from large_rooms(includes)
     yield from forbidden(includes, not_known)
 
 
 if __name__ == "__main__":
     tree = pathlib.Path(sys.argv[1])
-    wrong = [*complaints(tree, TREES, APART, NOT_KNOWN), *throwing_calls(tree, ERRORS_ARE_VALUES), *strays(tree, IN_ROOT)]
+    wrong = [*complaints(tree, TREES, NOT_KNOWN), *throwing_calls(tree, ERRORS_ARE_VALUES), *strays(tree, IN_ROOT)]
     for line in wrong:
         print(line)
     sys.exit(1 if wrong else 0)

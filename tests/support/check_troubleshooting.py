@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares docs/troubleshooting.md with launcher/head/report/explain.cpp: each has every row of the other.
+"""Compares docs/troubleshooting.md with launcher/ends/explain.cpp: each has every row of the other.
 
 Takes the root of the tree; prints one line for each row that only one of them has.
 """
@@ -14,9 +14,9 @@ CODE = r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)"
 
 def explained(root):
     """{(symptom, meaning)} of the program."""
-    source = (root / "launcher/head/report/explain.cpp").read_text()
+    source = (root / "launcher/ends/explain.cpp").read_text()
     source = re.sub(r'"\s*\n\s*"', "", source)  # literals that are broken over lines
-    codes = dict(re.findall(r"(\w+) = (?:EX_\w+,\s+///< )?(\d+)", (root / "launcher/exit_codes.h").read_text()))
+    codes = dict(re.findall(r"(\w+) = (?:EX_\w+,\s+///< )?(\d+)", (root / "launcher/spec/exit_codes.h").read_text()))
 
     def find_rows(beginning, row):
         """What `row` finds from `beginning` to the end of that table or function."""
@@ -55,5 +55,5 @@ if __name__ == "__main__":
     for symptom, meaning in sorted(program - page):
         print(f"docs/troubleshooting.md lacks: {symptom} | {meaning}")
     for symptom, meaning in sorted(page - program):
-        print(f"launcher/head/report/explain.cpp does not say: {symptom} | {meaning}")
+        print(f"launcher/ends/explain.cpp does not say: {symptom} | {meaning}")
     sys.exit(0 if program == page and program else 1)

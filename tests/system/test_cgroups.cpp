@@ -10,8 +10,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "launcher/head/report/explain.h"
-#include "launcher/node/guard/job_cgroup.h"
+#include "launcher/ends/explain.h"
+#include "launcher/guard/job_cgroup.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"

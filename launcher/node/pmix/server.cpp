@@ -28,7 +28,7 @@
 #include "env/io/library.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
-#include "launcher/node/guard/job_directory.h"
+#include "launcher/guard/job_directory.h"
 #include "launcher/node/pmix/job_facts.h"
 #include "rendezvous/wire/protocol_limits.h"
 

@@ -11,8 +11,8 @@
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
 #include "env/result.h"
-#include "launcher/job_spec.h"
 #include "launcher/node/pmix/wish.h"
+#include "launcher/spec/job_spec.h"
 #include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "env/result.h"
-#include "launcher/job_spec.h"
+#include "launcher/spec/job_spec.h"
 
 namespace ddprun {
 

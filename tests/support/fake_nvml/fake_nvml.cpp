@@ -23,7 +23,7 @@
 #include <sstream>
 
 #include "env/json.h"
-#include "launcher/node/gpu/nvml.h"
+#include "launcher/machine/gpu/nvml.h"
 
 namespace {
 

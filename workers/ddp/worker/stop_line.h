@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// This rank's part in the agreed stop (launcher/head/control/stop_agreement.h), in the launcher's segment.
+/// This rank's part in the agreed stop (launcher/head/stop_agreement.h), in the launcher's segment.
 class StopLine {
   public:
     /// Null without a launcher, where its segment cannot be reached, and for a rank of another launcher that

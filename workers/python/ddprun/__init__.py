@@ -113,7 +113,7 @@ def should_stop(n):
     if line is None:
         return False
     _take_term()
-    line[_ASKED] = n + 1  # first: see launcher/head/control/stop_agreement.h
+    line[_ASKED] = n + 1  # first: see launcher/head/stop_agreement.h
     stop = line[_STOP]
     if stop != 0 and stop // 2 <= n and stop % 2 == 0:
         stop = _decision(n)

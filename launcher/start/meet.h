@@ -1,0 +1,51 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/clock.h"
+#include "env/nodes/launcher_env.h"
+#include "env/nodes/pals_apinfo.h"
+#include "env/result.h"
+#include "launcher/spec/job_spec.h"
+#include "launcher/start/job_meeting.h"
+#include "launcher/start/outer_task.h"
+
+/// Functions by which ddpruns that an outer launcher started on several nodes find their head, when the user
+/// names no endpoint.
+namespace ddprun {
+
+/// The meeting point without a channel: the host that every task knows to be the first, and ports made from
+/// the job's id, so that two jobs on the same hosts have different ones. The head takes the first free port;
+/// the others find it by the secret.
+struct FirstHost {
+    std::string host;
+    std::string job;    ///< "slurm-77.0"
+    std::string where;  ///< "the first host of SLURM_STEP_NODELIST"
+    std::vector<std::uint16_t> ports;
+};
+/// `node_file` is the content of PBS_NODEFILE ("" without one), `application` that of PALS_APINFO. nullopt:
+/// the first host or the job is not known. Error: InvalidArgument naming the malformed variable; Mismatch
+/// when task 0 is not on that host. Pure.
+Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher,
+                                                 const EnvironmentLookup& lookup,
+                                                 const std::string& node_file,
+                                                 const std::optional<PalsApplication>& application);
+
+/// Settles the meeting point: node 0 listens and publishes its addresses; the others connect to the one that
+/// answers. Also fills in a rank's place on its node when the launcher does not tell it. Blocks for the job's
+/// join timeout at most. Error: Timeout, Refused ..., naming channel and addresses; InvalidArgument when no
+/// meeting point is known, with the remedy.
+Result<JobMeeting> meet(const JobSpec& spec, OuterTask& task, const EnvironmentLookup& lookup);
+
+/// The outcome of meet(), or the signal that stopped or preempted ddprun meanwhile (0: none).
+struct MeetingOutcome {
+    int signal = 0;
+    Result<JobMeeting> meeting = Error{Errc::Closed, "stopped", 0};
+    OuterTask task;
+};
+MeetingOutcome meet_unless_stopped(const JobSpec& spec, const OuterTask& task,
+                                   const EnvironmentLookup& lookup);
+
+}  // namespace ddprun

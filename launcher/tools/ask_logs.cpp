@@ -1,0 +1,129 @@
+#include <fmt/core.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "env/print.h"
+#include "env/text.h"
+#include "launcher/tools/ask.h"
+#include "launcher/tools/followed_log.h"
+
+namespace ddprun {
+namespace {
+
+/// Network file systems do not notify about growing files, so we poll.
+constexpr int kPollMs = 200;
+constexpr int kPollsPerQuestion = 5;
+
+void print_lines(const std::string& prefix, std::string_view lines) {
+    if (prefix.empty()) {
+        std::fwrite(lines.data(), 1, lines.size(), stdout);
+        return;
+    }
+    while (!lines.empty()) {
+        const std::size_t end = std::min(lines.find('\n'), lines.size() - 1) + 1;
+        ddprun::print("{}{}", prefix, lines.substr(0, end));
+        lines.remove_prefix(end);
+    }
+}
+
+std::string log_directory_of(const JobStatus& status, const WorkerStatus& worker) {
+    const auto node = static_cast<std::size_t>(worker.node);
+    return node < status.hosts.size() ? status.hosts[node].log_directory : status.log_directory;
+}
+
+/// The log directories of all nodes, which a restart changes.
+std::vector<std::string> log_directories(const JobStatus& status) {
+    std::vector<std::string> directories;
+    for (const HostStatus& host : status.hosts) directories.push_back(host.log_directory);
+    return directories;
+}
+
+std::vector<FollowedLog> files_of(const JobStatus& status, std::optional<int> rank) {
+    std::vector<FollowedLog> files;
+    for (const WorkerStatus& worker : status.workers) {
+        if (rank && worker.rank != *rank) continue;
+        const std::string prefix = rank ? "" : fmt::format("[{}]: ", worker.rank);
+        for (const char* stream : {"stdout", "stderr"}) {
+            files.emplace_back(
+                fmt::format("{}/{}/{}.log", log_directory_of(status, worker), worker.rank, stream),
+                [prefix](std::string_view lines) { print_lines(prefix, lines); },
+                [](const std::string& what) { ddprun::print(stderr, "ddprun logs: {}\n", printable(what)); });
+        }
+    }
+    return files;
+}
+
+/// The reason why no log can be shown; "" when one can.
+std::string obstacle(const JobStatus& status, std::optional<int> rank) {
+    const auto keeps_none = [&] {
+        return fmt::format("job {} keeps no log files (start it with --log-dir DIR)", status.job);
+    };
+    if (!rank) return status.log_directory.empty() ? keeps_none() : "";
+    const auto worker = std::find_if(status.workers.begin(), status.workers.end(),
+                                     [&](const WorkerStatus& w) { return w.rank == *rank; });
+    if (worker == status.workers.end())
+        return fmt::format("job {} has no rank {}; it has {} workers", status.job, *rank, status.world_size);
+    const std::string directory = log_directory_of(status, *worker);
+    if (directory.empty()) return keeps_none();
+    // The directory often lies on a file system that all nodes share.
+    if (::access(directory.c_str(), R_OK | X_OK) == 0) return "";
+    const auto node = static_cast<std::size_t>(worker->node);
+    return fmt::format("rank {} runs on {}; its log files are there, in {}", *rank,
+                       node < status.hosts.size() ? status.hosts[node].host : status.host, directory);
+}
+
+/// Follows the files until the job has ended. A restart has another directory.
+void follow(const RunningJob& job, std::vector<std::string> directories, std::vector<FollowedLog> files,
+            std::optional<int> rank) {
+    for (int polls = 1;; ++polls) {
+        ::poll(nullptr, 0, kPollMs);
+        if (polls % kPollsPerQuestion == 0) {
+            const Result<JobStatus> status = ask_status(job);
+            const bool is_gone =
+                !status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed);
+            const bool is_next =
+                status && !status->log_directory.empty() && log_directories(*status) != directories;
+            if (is_gone || is_next) {
+                for (FollowedLog& file : files) file.read_rest();
+            }
+            if (is_gone) break;
+            if (is_next) {
+                directories = log_directories(*status);
+                files = files_of(*status, rank);
+            }
+        }
+        for (FollowedLog& file : files) file.read_new();
+        std::fflush(stdout);
+    }
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int show_logs(const AskOptions& options) {
+    const auto cannot = [](std::string why) { return complain("logs", {Errc::NotFound, std::move(why), 0}); };
+    if (!options.words.empty())
+        return complain("logs", Error::invalid(fmt::format("'{}': expected -r RANK", options.words.front())));
+    const Result<RunningJob> job = choose_job(options.job);
+    if (!job) return complain("logs", job.error());
+    const Result<JobStatus> status = ask_status(*job);
+    if (!status) return cannot(status.error().what);
+    if (std::string why = obstacle(*status, options.rank); !why.empty()) return cannot(std::move(why));
+
+    std::vector<FollowedLog> files = files_of(*status, options.rank);
+    bool found = false;
+    for (FollowedLog& file : files) found = file.read_new() || found;
+    std::fflush(stdout);
+    if (options.follow) {
+        follow(*job, log_directories(*status), std::move(files), options.rank);
+        return 0;
+    }
+    for (FollowedLog& file : files) file.read_rest();
+    std::fflush(stdout);
+    return found ? 0 : cannot(fmt::format("no log files in {} yet", status->log_directory));
+}
+
+}  // namespace ddprun
