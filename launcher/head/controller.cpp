@@ -607,7 +607,7 @@ std::vector<std::pair<rdzv::AgentId, Error>> Controller::succeed(
     }
     state_ = std::move(state);
     for (const auto& [peer, hello] : agents)
-        take_word(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
+        catch_up(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
     steps_before_ = state_.history.furthest_step;
     log_.set_generation(state_.generation);
     const int lost = adopt_workers(why);

@@ -17,6 +17,8 @@
 #include "launcher/hang/nccl_ras.h"
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/start/start_facts.h"
+#include "rendezvous/client/dial.h"
+#include "rendezvous/client/redial_state.h"
 
 namespace ddprun {
 namespace {
@@ -25,6 +27,9 @@ namespace {
 constexpr Duration kRequeueNotice = std::chrono::minutes(2);
 /// At most this many of the hosts that cannot take part are named.
 constexpr std::size_t kNamedHosts = 8;
+
+/// The least pause after a refusal: another job's head has this endpoint now and logs each of our dials.
+constexpr Duration kPauseAfterRefusal = std::chrono::minutes(1);
 
 /// Columns of the terminal on stderr; nullopt: stderr is no terminal, or its width is not known.
 std::optional<int> terminal_width() {
@@ -42,13 +47,69 @@ bool was_ended_from_outside(const JobEnd& end) {
 
 }  // namespace
 
-Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optional<RequeueRun> run,
+/// On a head that was the standby: dials the lost head's endpoint. A process that listens there and proves
+/// that it knows the job's token is told that the job goes on here (rdzv::JobMoved); else a restarted ddprun
+/// of the lost head would run the job a second time. Dials again and again for as long as this object lives,
+/// on the event loop's thread; never blocks.
+class MovedNotifier final : private rdzv::ConnectionOwner {
+  public:
+    struct Parts {
+        os::EventLoop& loop;
+        rdzv::DialOptions where;
+        rdzv::JobMoved moved;
+        Duration pause;              ///< between two dials; shorter than a head's last call for nodes
+        std::function<void()> told;  ///< called when a process was told and none was at the dial before
+    };
+    explicit MovedNotifier(Parts parts);
+    ~MovedNotifier() override;
+    MovedNotifier(const MovedNotifier&) = delete;
+    MovedNotifier& operator=(const MovedNotifier&) = delete;
+
+  private:
+    void dial();
+    void tell(rdzv::Dialled dialled);
+    void on_frame(rdzv::Connection&, rdzv::Frame) override {}  // the peer does not know JobMoved
+    void on_closed(rdzv::Connection&, const Error&) override {}
+
+    Parts parts_;
+    std::unique_ptr<rdzv::Dial> dial_;
+    std::unique_ptr<rdzv::Connection> connection_;  ///< to the process told last; closed at the next dial
+    os::EventLoop::TimerId timer_ = 0;
+    bool has_told_ = false;  ///< at the last dial
+};
+
+MovedNotifier::MovedNotifier(Parts parts) : parts_(std::move(parts)) { dial(); }
+
+MovedNotifier::~MovedNotifier() { parts_.loop.cancel(timer_); }
+
+void MovedNotifier::dial() {
+    connection_.reset();
+    dial_ = std::make_unique<rdzv::Dial>(parts_.loop, parts_.where, [this](Result<rdzv::Dialled> outcome) {
+        const bool is_refused = !outcome && !rdzv::is_worth_coming_again(outcome.error());
+        const bool is_there = outcome.has_value();
+        if (is_there) tell(*std::move(outcome));
+        if (is_there && !has_told_) parts_.told();
+        has_told_ = is_there;
+        timer_ = parts_.loop.call_after(
+            is_refused ? std::max(parts_.pause, kPauseAfterRefusal) : parts_.pause, [this] { dial(); });
+    });
+}
+
+void MovedNotifier::tell(rdzv::Dialled dialled) {
+    connection_ = std::move(dialled.connection);
+    connection_->hand_to(*this);
+    connection_->send(encode_message(parts_.moved));
+}
+
+Head::~Head() = default;
+
+Head::Head(NodeParts& node, JobServer& from, const std::string& why, std::optional<RequeueRun> run,
            std::optional<Inheritance> inherited)
     : node_(node),
       spec_(node.setup.spec),
       log_(node.log.with_component("job")),
-      server_(std::move(standby.server)),
-      serves_torch_(standby.serves_torch),
+      server_(std::move(from.server)),
+      serves_torch_(from.serves_torch),
       has_succeeded_(inherited.has_value()),
       controller_(
           *node.loop, log_, controller_config(),
@@ -96,7 +157,7 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
         controller_.begin();
         return;
     }
-    begin_herald(std::move(inherited->addresses));
+    tell_lost_head(std::move(inherited->addresses));
     for (const auto& [agent, error] : controller_.succeed(std::move(inherited->state), inherited->nodes, why))
         refuse(agent, error);
 }
@@ -274,7 +335,7 @@ std::string Head::listen_for_late_comers(const std::vector<std::string>& own_add
         to_string(Endpoint{own_addresses.empty() ? node_.host : own_addresses.front(), endpoint->port}));
 }
 
-void Head::begin_herald(std::vector<std::string> own_addresses) {
+void Head::tell_lost_head(std::vector<std::string> own_addresses) {
     const std::optional<Endpoint> endpoint = shared_endpoint(spec_);
     if (!endpoint || node_.setup.meeting) return;
     const Duration pause = std::clamp<Duration>(spec_.rendezvous.last_call / 4, std::chrono::milliseconds(50),
@@ -291,13 +352,14 @@ void Head::begin_herald(std::vector<std::string> own_addresses) {
     const auto told = [this, there = to_string(*endpoint)] {
         log_.info("told the ddprun that listens at {} that the job goes on here", there);
     };
-    herald_ = std::make_unique<Herald>(Herald::Parts{*node_.loop, std::move(where), here, pause, told});
+    notifier_ = std::make_unique<MovedNotifier>(
+        MovedNotifier::Parts{*node_.loop, std::move(where), here, pause, told});
 }
 
 /// This process was started as the head of a job that goes on under another head.
 void Head::on_job_moved(const rdzv::JobMoved& moved) {
     if (moved.instance == node_.guards.id)
-        return node_.loop->post([this] { herald_.reset(); });  // this process listens there, too
+        return node_.loop->post([this] { notifier_.reset(); });  // this process listens there, too
     if (moved_ || finished()) return;
     const bool can_join = !is_apart() && !node_.setup.start && !node_.pmix && !moved.addresses.empty();
     if (!controller_.meet_successor({moved.host, moved.addresses, moved.port}, can_join)) return;

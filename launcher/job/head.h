@@ -9,11 +9,9 @@
 
 #include "launcher/ends/report.h"
 #include "launcher/head/controller.h"
-#include "launcher/head/herald.h"
 #include "launcher/head/succession.h"
 #include "launcher/job/node_parts.h"
 #include "launcher/job/requeue_run.h"
-#include "launcher/job/standby.h"
 #include "launcher/job/walltime_watch.h"
 #include "launcher/node/pmix/exchange.h"
 #include "launcher/questions/hang_watch.h"
@@ -23,6 +21,14 @@
 #include "rendezvous/serve/server.h"
 
 namespace ddprun {
+
+class MovedNotifier;
+
+/// The server of a process that is the head, or may become it.
+struct JobServer {
+    std::unique_ptr<rdzv::Server> server;  ///< null: a head has taken it
+    bool serves_torch = false;             ///< PyTorch's workers get their store from `server`
+};
 
 /// What a successor knows from the lost head.
 struct Inheritance {
@@ -36,10 +42,11 @@ struct Inheritance {
 /// and its decisions to the nodes; it decides nothing itself. It runs on its node's event loop thread.
 class Head final : public rdzv::ServerHandler {
   public:
-    /// Takes the server from `standby` and begins as the head of the nodes that connect there. `why` tells
+    /// Takes the server from `from` and begins as the head of the nodes that connect there. `why` tells
     /// why this node is the head; `inherited` comes from the lost head, nullopt for the first one.
-    Head(NodeParts& node, Standby& standby, const std::string& why, std::optional<RequeueRun> run,
+    Head(NodeParts& node, JobServer& from, const std::string& why, std::optional<RequeueRun> run,
          std::optional<Inheritance> inherited);
+    ~Head() override;
     Head(const Head&) = delete;
     Head& operator=(const Head&) = delete;
 
@@ -82,7 +89,7 @@ class Head final : public rdzv::ServerHandler {
     void watch_for_hangs();
     void write_curves();
     std::string listen_for_late_comers(const std::vector<std::string>& own_addresses);
-    void begin_herald(std::vector<std::string> own_addresses);
+    void tell_lost_head(std::vector<std::string> own_addresses);
     [[nodiscard]] std::string note_of_walltime(const JobEnd& end) const;
 
     void on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) override;
@@ -125,7 +132,8 @@ class Head final : public rdzv::ServerHandler {
     std::unique_ptr<RemoteAgents> others_;   ///< null unless we start the other hosts
     std::set<rdzv::AgentId> senders_;        ///< joined agents that send their output by their sessions
     bool waits_for_senders_ = false;         ///< the job is over, and `senders_` send their last lines
-    std::unique_ptr<Herald> herald_;  ///< null unless a successor whose lost head other processes may dial
+    std::unique_ptr<MovedNotifier>
+        notifier_;  ///< null unless a successor whose lost head other processes may dial
     std::optional<rdzv::JobMoved> moved_;
     std::optional<RequeueRun> run_;  ///< nullopt: the job is not requeued
     std::optional<JobEnd> end_;

@@ -14,7 +14,6 @@
 #include "launcher/job/head.h"
 #include "launcher/job/head_link.h"
 #include "launcher/job/node_parts.h"
-#include "launcher/job/standby.h"
 #include "launcher/spec/exit_codes.h"
 #include "rendezvous/client/agent_link.h"
 

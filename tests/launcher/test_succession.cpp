@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/job/heir_state.h"
-
 namespace ddprun {
 namespace {
 
@@ -49,45 +47,45 @@ struct Standby {
         legacy.generation = 4;
         legacy.agents = agents;
         legacy.running = running;
-        feed(heir_event::Appointed{legacy, 4000});
+        feed(follower_event::Appointed{legacy, 4000});
         feed(rdzv::Successor{"standby", {}, 4000});
-        feed(heir_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, head_is_dead});
-        feed(heir_event::WorkersEnded{});
+        feed(follower_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, head_is_dead});
+        feed(follower_event::WorkersEnded{});
     }
-    HeirActions feed(const HeirEvent& event) { return step(state, event, now); }
-    HeirActions come(rdzv::AgentId agent, std::uint64_t kept_generation = 4) {
+    FollowerActions feed(const FollowerEvent& event) { return step(state, event, now); }
+    FollowerActions come(rdzv::AgentId agent, std::uint64_t kept_generation = 4) {
         rdzv::AgentHello hello;
         hello.host = "node" + std::to_string(agent);
         hello.kept_generation = kept_generation;
-        return feed(heir_event::AgentCame{agent, hello});
+        return feed(follower_event::AgentCame{agent, hello});
     }
-    HeirActions wait(Duration span) {
+    FollowerActions wait(Duration span) {
         now += span;
-        return feed(heir_event::TimerFired{});
+        return feed(follower_event::TimerFired{});
     }
-    HeirState state;
+    FollowerState state;
     TimePoint now = kDawn;
 };
 TEST(Succession, TheStandbyIsKnownByItsHostAndNotByItsPortNumberAlone) {
-    HeirState state;
+    FollowerState state;
     state.own_host = "node5";
-    step(state, heir_event::Appointed{{}, 4000}, kDawn);
+    step(state, follower_event::Appointed{{}, 4000}, kDawn);
     step(state, rdzv::Successor{"node2", {"10.0.0.2"}, 4000}, kDawn);
     EXPECT_FALSE(state.is_standby());
-    step(state, heir_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, true}, kDawn);
-    const HeirActions actions = step(state, heir_event::WorkersEnded{}, kDawn);
+    step(state, follower_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, true}, kDawn);
+    const FollowerActions actions = step(state, follower_event::WorkersEnded{}, kDawn);
     EXPECT_THAT(actions.join, ElementsAre(Endpoint{"10.0.0.2", 4000}));
 }
 
 TEST(Succession, TheHeadsOwnNodeObeysNoShutdownAndLeavesWhenItsLinkEnds) {
     for (const bool is_head : {true, false}) {
-        HeirState state;
+        FollowerState state;
         state.is_head = is_head;
         state.has_restarts = true;
         step(state, rdzv::Successor{"node2", {}, 4000}, kDawn);
         EXPECT_NE(step(state, rdzv::Shutdown{0, ""}, kDawn).end.has_value(), is_head);
-        const heir_event::LinkLost lost{{"head", 1}, {Errc::Timeout, "silent", 0}, true, false};
-        const HeirActions actions = step(state, lost, kDawn);
+        const follower_event::LinkLost lost{{"head", 1}, {Errc::Timeout, "silent", 0}, true, false};
+        const FollowerActions actions = step(state, lost, kDawn);
         EXPECT_EQ(actions.leave, is_head);
         EXPECT_EQ(actions.stop_workers.empty(), is_head);
     }
@@ -265,8 +263,8 @@ TEST(Succession, ALostHeadMayHaveHadTheLastRanks) {
 
 TEST(Succession, ASuccessorKeepsWhatTheHeadToldAnyAgent) {
     JobState heirs = inherited({}, kDawn);
-    take_word(heirs, 7, 2, kDawn);
-    take_word(heirs, 5, 1, kDawn);
+    catch_up(heirs, 7, 2, kDawn);
+    catch_up(heirs, 5, 1, kDawn);
     EXPECT_EQ(heirs.generation, 8U);
     EXPECT_EQ(heirs.restarts_used, 2);
     EXPECT_EQ(heirs.history.restarts.size(), 2U) << "they are what the budget is counted by";
@@ -288,11 +286,11 @@ TEST(Succession, AJobThatMayNotBeRestartedEndsWithItsHead) {
 
 /// The state of a node after it lost its head for this reason, with or without a successor of the head.
 std::string lose(Errc code, bool is_succeeded, bool has_restarts = true) {
-    HeirState state;
+    FollowerState state;
     state.has_restarts = has_restarts;
     if (is_succeeded) step(state, rdzv::Successor{"node1", {}, 4000}, kDawn);
-    const HeirActions actions =
-        step(state, heir_event::LinkLost{{"head", 1}, {code, "gone", 0}, true, false}, kDawn);
+    const FollowerActions actions =
+        step(state, follower_event::LinkLost{{"head", 1}, {code, "gone", 0}, true, false}, kDawn);
     return actions.leave ? "leaves" : actions.renew ? "returns" : "stops its workers";
 }
 

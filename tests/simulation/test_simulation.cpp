@@ -19,7 +19,7 @@
 
 #include "env/text.h"
 #include "launcher/head/controller.h"
-#include "launcher/job/heir.h"
+#include "launcher/head/succession.h"
 #include "launcher/node/agent_state.h"
 #include "launcher/questions/survey.h"
 #include "launcher/spec/exit_codes.h"
@@ -122,27 +122,14 @@ class SimulatedJob {
         std::map<rdzv::AgentId, SimulatedSession*> sessions = {};
     };
     /// One ddprun.
-    struct Agent final : HeirHands {
-        explicit Agent(SimulatedJob& of) : job(of) {}
-        bool send(rdzv::FromAgent message) override { return job.to_controller(*this, std::move(message)); }
-        bool has_workers() override { return !is_idle(*this) && !keeps_workers(); }
-        bool keeps_workers() override { return state.is_left() && state.alive() > 0; }
-        void stop_workers(const std::string& why) override { job.stop_workers(*this, why); }
-        void kill_workers(const Error&) override { job.kill_workers(*this); }
-        void refuse(rdzv::AgentId whom, const Error& why) override { job.refuse(*own, whom, why.code); }
-        void join(std::vector<Endpoint> where, TimePoint by) override { job.dial(*this, where.front(), by); }
-        void take_over(const JobState& inherited, const Joined& joined) override {
-            job.take_over(*this, inherited, joined);
-        }
-        void give_up(const std::string&) override { job.leave(*this); }
-        void end(const rdzv::Shutdown&) override { job.leave(*this); }
-        void leave(const std::optional<Error>&) override { job.leave(*this); }
+    struct Agent {
+        [[nodiscard]] bool keeps_workers() const { return state.is_left() && state.alive() > 0; }
 
-        SimulatedJob& job;
         int node = 0;
         std::uint16_t port = 0;  ///< that `own` listens on
         Head* own = nullptr;     ///< null: it does not listen
-        std::unique_ptr<Heir> heir;
+        FollowerState follower;
+        os::EventLoop::TimerId timer = 0;  ///< of `follower`
         std::unique_ptr<Inquiry> inquiry;
         // Of its session.
         rdzv::AgentId peer = 0;
@@ -276,15 +263,36 @@ class SimulatedJob {
 
     // ---- succession
 
-    std::unique_ptr<Heir> make_heir(Agent& agent) {
-        HeirState state;
+    [[nodiscard]] FollowerState begin_following(const Agent& agent) const {
+        FollowerState state;
         state.is_head = agents_.size() == 1;
         state.own_host = agent.hello.host;
         state.has_restarts = spec_.restart.max_restarts > 0 || nodes_.min < nodes_.max;
         state.patience = kFailureGrace + kHeartbeatTimeout;
         state.head_notices = head_notices_within({kHeartbeatTimeout});
         state.return_timeout = 10 * kHeartbeatTimeout;
-        return std::make_unique<Heir>(*loop_, state, agent.hello, agent);
+        return state;
+    }
+    /// As HeadLink does.
+    void follow(Agent& agent, const FollowerEvent& event) {
+        const FollowerActions actions = step(agent.follower, event, MonotonicClock::now());
+        loop_->cancel(agent.timer);
+        if (agent.follower.timer != kNever)
+            agent.timer = loop_->call_at(agent.follower.timer,
+                                         [this, &agent] { follow(agent, follower_event::TimerFired{}); });
+        if (actions.send) to_controller(agent, *actions.send);
+        if (!actions.stop_workers.empty()) stop_workers(agent, actions.stop_workers);
+        for (const auto& [peer, why] : actions.refuse) refuse(*agent.own, peer, why.code);
+        if (actions.renew) renew(agent);
+        const bool ends_workers = actions.renew || !actions.stop_workers.empty();
+        if (ends_workers && (is_idle(agent) || agent.keeps_workers()))
+            follow(agent, follower_event::WorkersEnded{});
+        if (!actions.join.empty()) {
+            agent.hello.keeps_workers = agent.keeps_workers();
+            dial(agent, actions.join.front(), actions.join_by);
+        }
+        if (actions.take_over) take_over(agent, *actions.take_over, actions.joined);
+        if (!actions.give_up.empty() || actions.end || actions.leave) leave(agent);
     }
     void stop_workers(Agent& agent, const std::string& why) {
         agent.inquiry->head_lost(why);
@@ -297,8 +305,10 @@ class SimulatedJob {
         if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
         feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
     }
-    void kill_workers(Agent& agent) {
+    void renew(Agent& agent) {
         tell(fmt::format("node{} was lost, and joins again", agent.node));
+        agent.hello.rejoins =
+            std::exchange(agent.hello.instance, fmt::format("{}.{}", agent.port, agent.follower.instances));
         feed(agent, agent_event::KillRequested{});
     }
     void dial(Agent& agent, const Endpoint& where, TimePoint by) {
@@ -313,7 +323,7 @@ class SimulatedJob {
         tell(fmt::format("node{} takes over", agent.node));
         stop_asked_.reset();  // a request to the lost head has to be repeated
         Controller& controller = build_controller(*agent.own);
-        for (const auto& [peer, why] : controller.succeed(state, joined, agent.heir->state().why))
+        for (const auto& [peer, why] : controller.succeed(state, joined, agent.follower.why))
             refuse(*agent.own, peer, why.code);
     }
     void lose_head(Agent& agent, Head& head, Errc code) {
@@ -322,7 +332,8 @@ class SimulatedJob {
         const bool was_linked = std::exchange(agent.is_linked, false);
         if (agent.session != nullptr) agent.session->agent_ends();
         const bool is_dead = head.is_dead && hear_each_other(agent, head);
-        agent.heir->feed(heir_event::LinkLost{{"", head.agent.port}, {code, "gone", 0}, was_linked, is_dead});
+        follow(agent,
+               follower_event::LinkLost{{"", head.agent.port}, {code, "gone", 0}, was_linked, is_dead});
     }
 
     // ---- faults
@@ -402,20 +413,19 @@ class SimulatedJob {
     /// A running node that takes itself for the standby; null: none.
     Agent* standby() {
         for (const auto& agent : agents_) {
-            if (agent->is_running && agent->heir->state().is_standby() && is_member(*agent))
-                return agent.get();
+            if (agent->is_running && agent->follower.is_standby() && is_member(*agent)) return agent.get();
         }
         return nullptr;
     }
     /// Parts a node from its head, and the standby a little later: those two still hear each other.
     void isolate_head() {
-        Agent* const heir = standby();
+        Agent* const next = standby();
         const auto first = std::ranges::find_if(agents_, [&](const auto& one) {
-            return one.get() != heir && one->is_running && !is_heads(*one) && is_member(*one);
+            return one.get() != next && one->is_running && !is_heads(*one) && is_member(*one);
         });
-        if (heir == nullptr || first == agents_.end() || (*first)->head != heir->head) return;
+        if (next == nullptr || first == agents_.end() || (*first)->head != next->head) return;
         part(**first);
-        after(dice_.span(3s, 8s), [this, heir] { part(*heir); });
+        after(dice_.span(3s, 8s), [this, next] { part(*next); });
     }
     void part(Agent& agent) {
         if (!agent.is_running || agent.head == agent.own || !is_member(agent) || agent.head->is_dead ||
@@ -445,7 +455,7 @@ class SimulatedJob {
     bool lose_head() {
         const Agent* const head = head_agent();
         const bool all_know = std::ranges::all_of(agents_, [](const auto& one) {
-            return !one->is_running || is_heads(*one) || !one->heir->state().successor.host.empty();
+            return !one->is_running || is_heads(*one) || !one->follower.successor.host.empty();
         });
         if (head == nullptr || standby() == nullptr || !all_know || living() <= nodes_.min + 1) return false;
         if (!may_lose(head->hello.slots)) return false;
@@ -592,7 +602,7 @@ class SimulatedJob {
         const bool comes_alone = clock_.now() > last_fault_ + 6s;
         bool all_know = true;
         for (const auto& agent : agents_) {
-            if (agent->is_running && !is_heads(*agent) && agent->heir->state().successor.host.empty())
+            if (agent->is_running && !is_heads(*agent) && agent->follower.successor.host.empty())
                 all_know = false;
         }
         if (!comes_alone || !all_know || members() - 1 < nodes_.min || stop_asked_) may_fail_ = true;
@@ -626,7 +636,7 @@ class SimulatedJob {
         if (!agent.is_running || agent.is_leaving || std::exchange(agent.was_signalled, true)) return;
         tell(fmt::format("node{} is asked to end: {}", agent.node, how.kind));
         note_fault();
-        agent.heir->feed(heir_event::EndAsked{how, agent.is_linked});
+        follow(agent, follower_event::EndAsked{how, agent.is_linked});
     }
     void signal_head() {
         Agent* const agent = head_agent();
@@ -711,7 +721,7 @@ class SimulatedJob {
     // ---- agents and their workers
 
     Agent& add_agent(int node) {
-        agents_.push_back(std::make_unique<Agent>(*this));
+        agents_.push_back(std::make_unique<Agent>());
         Agent& agent = *agents_.back();
         agent.node = node;
         agent.port = static_cast<std::uint16_t>(agents_.size() - 1);
@@ -721,7 +731,7 @@ class SimulatedJob {
         agent.hello.pid = 1;  // as in containers
         agent.hello.instance = fmt::format("{}", agent.port);
         agent.hello.terms = {"version=1"};
-        agent.heir = make_heir(agent);
+        agent.follower = begin_following(agent);
         agent.inquiry = make_inquiry(agent);
         return agent;
     }
@@ -752,7 +762,7 @@ class SimulatedJob {
         agent.is_linked = true;
         if (!head.controller) {
             head.members.insert(agent.peer);
-            return head.agent.heir->feed(heir_event::AgentCame{agent.peer, agent.hello});
+            return follow(head.agent, follower_event::AgentCame{agent.peer, agent.hello});
         }
         const Status joined = head.controller->agent_joined(agent.peer, agent.hello);
         if (head.members.contains(earlier)) end_session(head, earlier);
@@ -761,7 +771,7 @@ class SimulatedJob {
         note_members();
         if (!std::exchange(crashes_behind_newcomer_, false)) return;
         // The standby does not hear of the newcomer, which comes to it before nodes that stop their workers.
-        if (Agent* const heir = standby()) heir->session->fall_silent(1s, false);
+        if (Agent* const next = standby()) next->session->fall_silent(1s, false);
         after(dice_.span(20ms, 80ms), [this] { crash_head(); });
     }
     static void end_session(Head& head, rdzv::AgentId peer) {
@@ -772,7 +782,7 @@ class SimulatedJob {
         if (head.is_dead || !head.members.contains(peer)) return;
         end_session(head, peer);
         note_members();
-        if (!head.controller) return head.agent.heir->feed(heir_event::AgentGone{peer});
+        if (!head.controller) return follow(head.agent, follower_event::AgentGone{peer});
         head.survey->agent_lost(peer);
         head.controller->agent_lost(peer, {code, "gone", 0});
     }
@@ -820,8 +830,8 @@ class SimulatedJob {
             std::visit([&](const auto& one) { perform(agent, one); }, action);
         }
         if (!is_left || was_left) return;
-        if (agent.keeps_workers()) agent.heir->feed(heir_event::WorkersEnded{});
-        else if (agent.heir->state().is_orphan()) end_workers(agent);
+        if (agent.keeps_workers()) follow(agent, follower_event::WorkersEnded{});
+        else if (agent.follower.is_orphan()) end_workers(agent);
     }
     void perform(Agent&, const agent_action::AwaitGpus&) {}
     void perform(Agent& agent, const agent_action::SpawnNext& action) {
@@ -990,7 +1000,7 @@ class SimulatedJob {
              fmt::format("a worker of node{}, which stays, is stopped", agent.node));
         if (action.signal == SIGKILL) {
             const bool may_kill = agent.is_leaving || agent.head->is_outnumbered ||
-                                  agent.heir->state().phase == HeirState::Phase::Returning;
+                                  agent.follower.phase == FollowerState::Phase::Returning;
             must(!agent.grace_ends || clock_.now() >= *agent.grace_ends || may_kill,
                  fmt::format("a worker of node{} is killed before its grace is over", agent.node));
             return after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}); });
@@ -1040,7 +1050,7 @@ class SimulatedJob {
         must(action.unkillable.empty(), fmt::format("node{} gives up on its workers", agent.node));
         to_controller(agent, rdzv::GenerationEnded{agent.order.generation, {}});
         if (agent.is_leaving) after(delay(), [this, &agent] { end_if_idle(agent); });
-        agent.heir->feed(heir_event::WorkersEnded{});
+        follow(agent, follower_event::WorkersEnded{});
     }
 
     // ---- the network
@@ -1168,7 +1178,8 @@ class SimulatedJob {
         agent.order = start;
         heard_generation_ = std::max(heard_generation_, start.generation);
         heard_restarts_ = std::max(heard_restarts_, start.restart_count);
-        agent.heir->generation_began(start);
+        note_generation(agent.hello, start);
+        follow(agent, follower_event::GenerationBegan{});
         agent.grace_ends.reset();
         using enum AgentState::Phase;
         const bool is_stopping = agent.state.phase == Stopping;
@@ -1216,7 +1227,7 @@ class SimulatedJob {
     void obey(Agent& agent, const rdzv::Release& release) {
         if (release.generation == agent.order.generation) feed(agent, agent_event::Released{});
     }
-    void obey(Agent& agent, const rdzv::Shutdown& shutdown) { agent.heir->feed(shutdown); }
+    void obey(Agent& agent, const rdzv::Shutdown& shutdown) { follow(agent, shutdown); }
     void obey(Agent& agent, const rdzv::Notice& notice) {
         if (notice.kind == "signal") forward(agent, SignalFrom::Head);
         if (notice.kind == "lost") {
@@ -1232,9 +1243,9 @@ class SimulatedJob {
     }
     void obey(Agent& agent, const rdzv::Legacy& legacy) {
         if (agent.own == nullptr) add_head(agent);
-        agent.heir->feed(heir_event::Appointed{legacy, agent.port});
+        follow(agent, follower_event::Appointed{legacy, agent.port});
     }
-    void obey(Agent& agent, const rdzv::Successor& successor) { agent.heir->feed(successor); }
+    void obey(Agent& agent, const rdzv::Successor& successor) { follow(agent, successor); }
     template <class Message>
     void obey(Agent& agent, const Message& message) {
         if constexpr (requires { agent.inquiry->from_head(message); }) agent.inquiry->from_head(message);

@@ -27,7 +27,7 @@ PURE = [
     "launcher/machine/gpu/gpu_health", "launcher/hang/hang_detector", "launcher/spec/job_spec",
     "launcher/output/lines", "launcher/plan/", "launcher/node/pmix/exchange", "launcher/node/pmix/job_facts", "launcher/node/pmix/wish",
     "launcher/ends/explain", "launcher/ends/report", "launcher/start/start_state",
-    "launcher/node/agent_state", "launcher/job/heir_state",
+    "launcher/node/agent_state",
     "launcher/head/job_state", "launcher/head/stop_agreement", "launcher/head/succession",
     "launcher/tools/ask", "launcher/tools/clean", "launcher/tools/doctor/judge", "launcher/tools/trace/",
     "rendezvous/client/redial_state", "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/held_answers", "rendezvous/serve/membership",
