@@ -11,7 +11,6 @@
 
 #include "env/text.h"
 #include "launcher/ends/explain.h"
-#include "launcher/head/in_place.h"
 #include "launcher/head/succession.h"
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/plan/head_choice.h"
@@ -34,20 +33,6 @@ constexpr Duration kOneBlow = std::chrono::milliseconds(100);
 /// Missing nodes are first named this long after the wait began, then after pauses that double up to a limit.
 constexpr Duration kFirstWaitingLine = std::chrono::seconds(5);
 constexpr Duration kLongestWaitingPause = std::chrono::minutes(5);
-
-JobPolicy policy_of(const ControllerConfig& config) {
-    const JobSpec& spec = config.spec;
-    JobPolicy policy;
-    policy.restart = spec.restart;
-    policy.recover = spec.recover;
-    policy.shutdown_timeout = spec.shutdown_timeout;
-    policy.failure_grace = std::min(spec.failure_grace, spec.shutdown_timeout);
-    policy.preempt_grace = spec.preempt_grace;
-    policy.grow = spec.grow;
-    policy.one_stop = config.in_batch_job ? kOneStop : Duration::zero();
-    policy.random = config.random;
-    return policy;
-}
 
 WorkerEnd end_of(const rdzv::WorkerExited& report, int node, const std::string& host, std::uint64_t order) {
     WorkerEnd end{report, node, host, MonotonicClock::now(), std::nullopt, order};
@@ -80,18 +65,20 @@ std::string one_line(const WorkerEnd& end) {
 
 }  // namespace
 
-Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done)
+Controller::Controller(os::EventLoop& loop, os::Log& log, const JobSpec& spec, ControllerConfig config,
+                       Send send, Done done)
     : loop_(loop),
       log_(log),
+      spec_(spec),
       config_(std::move(config)),
       send_(std::move(send)),
       done_(std::move(done)),
-      policy_(policy_of(config_)),
+      policy_{spec_, config_.in_batch_job ? kOneStop : Duration::zero(), config_.random},
       succession_(config_.succession),
-      membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
-                   config_.spec.rendezvous.last_call, config_.terms, !config_.own_instance.empty(),
-                   config_.own_host, config_.hosts},
-                  MonotonicClock::now()),
+      membership_(
+          {spec_.nodes.min, spec_.nodes.max, spec_.rendezvous.join_timeout, spec_.rendezvous.last_call,
+           config_.terms, !config_.own_instance.empty(), config_.own_host, config_.hosts},
+          MonotonicClock::now()),
       begun_(MonotonicClock::now()) {}
 
 Controller::~Controller() {
@@ -123,7 +110,7 @@ void Controller::say_who_is_missing(Duration pause) {
 void Controller::feed(const JobEvent& event) {
     if (event_handler_) event_handler_(event);
     const auto counts = [this] {
-        return std::tuple(state_.restarts_used, state_.recoveries, state_.longest_start);
+        return std::tuple(state_.restarts_used, state_.recovery.recoveries, state_.recovery.longest_start);
     };
     const auto before = counts();
     const std::vector<JobAction> actions = step(state_, event, policy_, MonotonicClock::now());
@@ -159,7 +146,7 @@ void Controller::feed(const SuccessionEvent& event) {
     if (actions.nobody_comes)
         feed(job_event::JoinFailed{fmt::format(
             "{}; {} of {} nodes are left, and none can come to a job whose nodes the head has started",
-            state_.failure, membership_.joined(), config_.spec.nodes.min)});
+            state_.end.failure, membership_.joined(), spec_.nodes.min)});
 }
 
 // ---- joining
@@ -201,16 +188,16 @@ std::optional<Error> Controller::refuse_other_job(const rdzv::AgentHello& hello)
         return agent.second.host == hello.host && agent.second.addresses == hello.addresses &&
                agent.second.command != hello.command;
     });
-    const bool is_twin = twin != agents_.end(), is_full = membership_.joined() >= config_.spec.nodes.max;
+    const bool is_twin = twin != agents_.end(), is_full = membership_.joined() >= spec_.nodes.max;
     if (!is_full && (!is_twin || hello.node_rank)) return std::nullopt;
     const std::string nodes = is_twin ? fmt::format("on {} too (pid {})", hello.host, twin->second.pid)
                                       : fmt::format("with {} nodes", membership_.joined());
-    return Error{Errc::Mismatch,
-                 fmt::format("{} (pid {}) runs '{}', but the job '{}' at this endpoint runs '{}', {}: "
-                             "give another job an --rdzv-endpoint and an --rdzv-id of its own",
-                             hello.host, hello.pid, hello.command, config_.spec.rendezvous.run_id,
-                             config_.command, nodes),
-                 0};
+    return Error{
+        Errc::Mismatch,
+        fmt::format("{} (pid {}) runs '{}', but the job '{}' at this endpoint runs '{}', {}: "
+                    "give another job an --rdzv-endpoint and an --rdzv-id of its own",
+                    hello.host, hello.pid, hello.command, spec_.rendezvous.run_id, config_.command, nodes),
+        0};
 }
 
 /// Ends the earlier session of a node that joins again, if its loss was not noticed here yet, for example
@@ -239,7 +226,7 @@ void Controller::consider_membership() {
 
 /// Tells nodes that wait beside a running world, and the operator, what they wait for.
 void Controller::tell_newcomers() {
-    if (const int waiting = membership_.admissible(); waiting != state_.waiting_nodes)
+    if (const int waiting = membership_.admissible(); waiting != state_.change.waiting_nodes)
         feed(job_event::NodesWaiting{waiting});
     if (newcomers_.empty() || finished()) return;
     const std::string why = what_awaits_newcomers();
@@ -252,12 +239,12 @@ void Controller::tell_newcomers() {
 }
 
 std::string Controller::what_awaits_newcomers() const {
-    const int most = config_.spec.nodes.max;
+    const int most = spec_.nodes.max;
     if (membership_.admissible() == 0)
         return fmt::format(
             "the job runs with all of its {} nodes; a spare, which takes the place of one that goes", most);
     const std::string runs = fmt::format("the job runs with {} of up to {} nodes", nodes_.size(), most);
-    return runs + (state_.phase != JobState::Phase::Running || state_.grow_at != kNever
+    return runs + (state_.phase != JobState::Phase::Running || state_.change.grow_at != kNever
                        ? "; taken in now, in its next generation"
                        : "; taken in when it restarts");
 }
@@ -352,7 +339,7 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited) {
     const int node = node_of(peer);
-    const bool is_late = state_.in_place && exited.generation < state_.generation;
+    const bool is_late = state_.recovery.in_place && exited.generation < state_.generation;
     if (node >= 0 && (exited.generation == state_.generation || is_late)) worker_exited(node, exited);
 }
 
@@ -396,7 +383,7 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
     // After a request to stop, a worker that exits with 0 or 75 has saved, not finished: the scheduler may
     // have signalled it before we did.
-    const bool has_saved = (state_.stopped_by || state_.preempted) && (!report.failed() || is_early);
+    const bool has_saved = (state_.end.stopped_by || state_.end.preempted) && (!report.failed() || is_early);
     if (has_saved) ends_.back().by_us = true;
     const WorkerEnd& end = ends_.back();
     // A worker that does not count its steps is taken to have made progress.
@@ -412,7 +399,7 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
         is_late ? world()[static_cast<std::size_t>(node)].first_rank + report.local_rank : end.rank;
     feed(job_event::WorkerEnded{node, rank, facts, end.failed() && !has_saved, end.by_us, one_line(end),
                                 report.steps, is_late, report.never_joined});
-    if (!state_.in_place) return;
+    if (!state_.recovery.in_place) return;
     std::ranges::move(ends_, std::back_inserter(answered_ends_));
     ends_.clear();
 }
@@ -423,17 +410,17 @@ bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
     if (end.by_us || !end.error_reported || *end.error_reported >= oldest_report_) return false;
     oldest_report_ = *end.error_reported;
     const bool after_a_failure =
-        state_.phase == JobState::Phase::Stopping && !state_.stopped_by && !state_.preempted;
-    if (!after_a_failure || root_cause(ends_, state_.failure_decided) != &end) return false;
+        state_.phase == JobState::Phase::Stopping && !state_.end.stopped_by && !state_.end.preempted;
+    if (!after_a_failure || root_cause(ends_, state_.end.failure_decided) != &end) return false;
     // An exception that all ranks throw is logged once, whichever rank was the first.
-    const WorkerEnd* told = root_cause(std::span(ends_).first(ends_.size() - 1), state_.failure_decided);
+    const WorkerEnd* told = root_cause(std::span(ends_).first(ends_.size() - 1), state_.end.failure_decided);
     return told == nullptr || !failed_alike(*told, end);
 }
 
 /// How long other nodes may be noticed as lost by the same cause. Nodes behind one broken cable fall silent
 /// together, but time out one by one, within a heartbeat's interval.
 Duration Controller::others_may_follow(const Error& why) const {
-    return why.code == Errc::Timeout ? kOneBlow + heartbeats_of(config_.spec.rendezvous).interval : kOneBlow;
+    return why.code == Errc::Timeout ? kOneBlow + heartbeats_of(spec_.rendezvous).interval : kOneBlow;
 }
 
 void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
@@ -451,7 +438,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
     } else {
-        if (!state_.stopped_by) lost_hosts_.push_back(host);
+        if (!state_.end.stopped_by) lost_hosts_.push_back(host);
         feed(stop_event::Broken{fmt::format("node {} is lost", host)});
         feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(),
                                  others_may_follow(why)});
@@ -505,7 +492,7 @@ void Controller::perform(const job_action::Recover& action) {
     order.restart_count = action.restart_count;
     order.in_place = true;
     order.failed_rank = action.failed_rank;
-    order.start_limit_ns = (2 * state_.longest_start).count();
+    order.start_limit_ns = (2 * state_.recovery.longest_start).count();
     begin_generation(std::move(order));
 }
 
@@ -534,7 +521,7 @@ void Controller::perform(const job_action::EndJoining& action) {
 
 void Controller::perform(const job_action::Reform&) {
     if (!membership_.has_enough()) return feed(job_event::NodesMissing{});
-    membership_.reopen(MonotonicClock::now(), config_.spec.rendezvous.join_timeout);
+    membership_.reopen(MonotonicClock::now(), spec_.rendezvous.join_timeout);
     form_world();
 }
 
@@ -640,12 +627,12 @@ void Controller::end_kept_workers(rdzv::AgentId peer) {
     if (!ending_.contains(peer)) return;
     const std::string why = "the others go on without them";
     send_(peer, rdzv::SuspendGeneration{state_.generation, 0, why});
-    send_(peer, rdzv::StopGeneration{state_.generation, SIGTERM, policy_.failure_grace.count(), 0, why});
+    send_(peer, rdzv::StopGeneration{state_.generation, SIGTERM, policy_.failure_grace().count(), 0, why});
 }
 
 /// Ends the job because this process cannot start a generation.
 void Controller::give_up(const std::string& why) {
-    state_.failure = why;
+    state_.end.failure = why;
     state_.phase = JobState::Phase::Finished;
     perform(job_action::Finish{});
 }
@@ -701,7 +688,7 @@ void Controller::send_stop(const job_action::StopGeneration& action, std::uint64
     broadcast(rdzv::StopGeneration{state_.generation, stop_at > 0 ? 0 : action.signal, action.grace.count(),
                                    action.failed_rank, action.why, stop_at});
     // The operator waits after a signal, not after a failure.
-    if (action.failed_rank < 0 && state_.stopped_by)
+    if (action.failed_rank < 0 && state_.end.stopped_by)
         count_down(deadline_after(MonotonicClock::now(), action.grace));
 }
 
@@ -712,7 +699,7 @@ void Controller::count_down(TimePoint end) {
     const std::chrono::seconds mark = countdown_mark_below(left);
     if (mark <= std::chrono::seconds(0)) return;
     countdown_ = loop_.call_at(end - mark, [this, end, mark] {
-        if (state_.phase != JobState::Phase::Stopping || state_.killing) return;
+        if (state_.phase != JobState::Phase::Stopping || state_.end.killing) return;
         log_.info("{} workers are still running; SIGKILL in {} s",
                   world_size() - static_cast<int>(ends_.size()), mark.count());
         count_down(end);
@@ -793,7 +780,7 @@ void Controller::perform(const job_action::Say& action) {
 }
 
 void Controller::perform(const job_action::Finish&) {
-    if (const std::string line = describe_rehearsals(state_, policy_.recover); !line.empty())
+    if (const std::string line = describe_rehearsals(state_, spec_.recover); !line.empty())
         log_.info("{}", line);
     without_successor([this] {
         const JobEnd how = end();
@@ -807,26 +794,26 @@ void Controller::perform(const job_action::Finish&) {
 JobTime Controller::time_with(const CommittedTime& latest) const {
     std::vector<CommittedTime> starts = committed_;
     starts.push_back(latest);
-    return add_up(starts, state_.lost);
+    return add_up(starts, state_.end.lost);
 }
 
 JobEnd Controller::end() const {
     JobEnd end;
-    end.run_id = config_.spec.rendezvous.run_id;
+    end.run_id = spec_.rendezvous.run_id;
     end.program = config_.program;
     end.generation = static_cast<int>(state_.generation);
     end.restarts_used = state_.restarts_used;
-    end.max_restarts = config_.spec.restart.max_restarts;
-    end.recoveries = state_.recoveries;
+    end.max_restarts = spec_.restart.max_restarts;
+    end.recoveries = state_.recovery.recoveries;
     end.time = time_with(committed_by(ends_));
     end.world_size = world_size();
     end.wall = MonotonicClock::now() - begun_;
-    end.stopped_by_signal = state_.stopped_by;
-    end.preempted = state_.preempted;
-    end.hung = state_.hung;
-    end.out_of_time = state_.out_of_time;
-    end.failure = state_.failure;
-    end.failure_decided = state_.failure_decided;
+    end.stopped_by_signal = state_.end.stopped_by;
+    end.preempted = state_.end.preempted;
+    end.hung = state_.end.hung;
+    end.out_of_time = state_.end.out_of_time;
+    end.failure = state_.end.failure;
+    end.failure_decided = state_.end.failure_decided;
     end.steps = state_.history.furthest_step;
     end.workers = ends_;
     end.notes = notes_;

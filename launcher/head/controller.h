@@ -37,7 +37,6 @@ struct WorldNode {
 };
 
 struct ControllerConfig {
-    JobSpec spec;
     std::string program;  ///< as shown in the report
     std::string command;  ///< of this node, as in its AgentHello
     /// Chooses MASTER_ADDR/PORT for the generation that is about to start with `first` as its first node.
@@ -63,7 +62,9 @@ class Controller {
     using Send = std::function<void(rdzv::AgentId, const rdzv::ToAgent&)>;
     using Done = std::function<void()>;
 
-    Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done);
+    /// Borrows `spec` for its whole life.
+    Controller(os::EventLoop& loop, os::Log& log, const JobSpec& spec, ControllerConfig config, Send send,
+               Done done);
     ~Controller();
 
     /// Begins to wait for nodes.
@@ -202,6 +203,7 @@ class Controller {
 
     os::EventLoop& loop_;
     os::Log& log_;
+    const JobSpec& spec_;
     ControllerConfig config_;
     Send send_;
     Done done_;

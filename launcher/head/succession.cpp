@@ -175,8 +175,8 @@ rdzv::Legacy legacy_of(const JobState& state, TimePoint now) {
     legacy.age_ns = (now - state.generation_started).count();
     legacy.steps = state.history.furthest_step;
     legacy.ranks = state.ranks();
-    legacy.recoveries = state.recoveries;
-    legacy.longest_start_ns = state.longest_start.count();
+    legacy.recoveries = state.recovery.recoveries;
+    legacy.longest_start_ns = state.recovery.longest_start.count();
     return legacy;
 }
 
@@ -186,8 +186,8 @@ JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
     state.generation =
         legacy.generation + 1;  // the head may have begun one more that this node was not told of
     state.restarts_used = legacy.restarts_used;
-    state.recoveries = legacy.recoveries;
-    state.longest_start = Duration(legacy.longest_start_ns);
+    state.recovery.recoveries = legacy.recoveries;
+    state.recovery.longest_start = Duration(legacy.longest_start_ns);
     state.history.without_progress = legacy.without_progress;
     state.history.furthest_step = legacy.steps;
     for (const std::string& age : legacy.restart_ages_ns)

@@ -112,7 +112,7 @@ Head::Head(NodeParts& node, JobServer& from, const std::string& why, std::option
       serves_torch_(from.serves_torch),
       has_succeeded_(inherited.has_value()),
       controller_(
-          *node.loop, log_, controller_config(),
+          *node.loop, log_, spec_, controller_config(),
           [this](rdzv::AgentId agent, const rdzv::ToAgent& message) { send(agent, message); },
           // Other nodes' agents still have to get the end; then their last lines come. Our agent is idle.
           [this] { when_written(kFarewell, [this] { stop(kFarewell); }); }),
@@ -164,7 +164,6 @@ Head::Head(NodeParts& node, JobServer& from, const std::string& why, std::option
 
 ControllerConfig Head::controller_config() {
     ControllerConfig config;
-    config.spec = spec_;
     config.program = node_.setup.program.name;
     config.command = node_.hello.command;
     config.succession = {.can_be_succeeded = spec_.nodes.max > 1 && !node_.setup.start && !spec_.outer_rank,

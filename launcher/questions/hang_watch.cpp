@@ -53,8 +53,8 @@ bool HangWatch::is_running(std::uint64_t generation) const {
     // A recovery has its own limit.
     const JobState& state = controller_.state();
     const bool is_meant = which_ == Which::AllJobs || controller_.can_replace_hanging_rank();
-    return state.phase == JobState::Phase::Running && state.generation == generation && !state.in_place &&
-           is_meant;
+    return state.phase == JobState::Phase::Running && state.generation == generation &&
+           !state.recovery.in_place && is_meant;
 }
 
 void HangWatch::sample_later() {

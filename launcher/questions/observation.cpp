@@ -14,7 +14,6 @@
 #include "env/os/keepalive.h"
 #include "env/text.h"
 #include "env/trace_file.h"
-#include "launcher/head/in_place.h"
 #include "launcher/spec/signals.h"
 
 namespace ddprun {
@@ -195,7 +194,7 @@ void add_job(JobStatus& status, const JobState& state, const JobTime& time, Dura
     status.is_head = true;
     status.phase = name_of(state.phase);
     status.restarts_used = state.restarts_used;
-    status.recoveries = state.recoveries;
+    status.recoveries = state.recovery.recoveries;
     if (state.phase == JobState::Phase::Running) status.recovery = describe_recovery(state, recover);
 }
 

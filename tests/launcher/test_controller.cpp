@@ -21,16 +21,16 @@ class ControlledJob {
     explicit ControlledJob(int nodes, int max_restarts = 0, int least = 0, bool is_successor = false) {
         loop_ = *os::EventLoop::create({});
         ControllerConfig config;
-        config.spec.nodes = {least > 0 ? least : nodes, nodes};
+        spec_.nodes = {least > 0 ? least : nodes, nodes};
         config.succession.can_be_succeeded = least > 0;
-        config.spec.restart.max_restarts = max_restarts;
-        config.spec.shutdown_timeout = 30s;
+        spec_.restart.max_restarts = max_restarts;
+        spec_.shutdown_timeout = 30s;
         config.program = "train";
         config.master = [](const rdzv::AgentHello&) -> Result<MasterAddress> {
             return MasterAddress{"127.0.0.1", 29500};
         };
         controller_ = std::make_unique<Controller>(
-            *loop_, log_, std::move(config),
+            *loop_, log_, spec_, std::move(config),
             [this](std::uint64_t peer, const rdzv::ToAgent& message) { sent_.emplace_back(peer, message); },
             [this] { ++done; });
         if (is_successor) return;
@@ -77,6 +77,7 @@ class ControlledJob {
     int done = 0;
 
   private:
+    JobSpec spec_;
     UniqueFd null_{::open("/dev/null", O_WRONLY | O_CLOEXEC)};
     os::Log log_{{}, {os::LogLevel::Info, false, null_.get()}};
     std::unique_ptr<os::EventLoop> loop_;

@@ -4,7 +4,6 @@
 
 #include <functional>
 
-#include "launcher/head/in_place.h"
 #include "launcher/head/job_state.h"
 
 namespace ddprun {
@@ -26,18 +25,25 @@ std::vector<T> all_of(const std::vector<JobAction>& actions) {
     return found;
 }
 
-JobPolicy with_restarts(int restarts) {
-    JobPolicy policy;
+/// A command line, and what else the decisions need.
+struct Policy : JobSpec {
+    Duration one_stop{};
+    double random = 0;
+    operator JobPolicy() const { return {*this, one_stop, random}; }
+};
+
+Policy with_restarts(int restarts) {
+    Policy policy;
     policy.restart.max_restarts = restarts;
     return policy;
 }
 
 struct Job {
-    JobPolicy policy;
+    Policy policy;
     JobState state;
     TimePoint now = kStart;
 
-    explicit Job(JobPolicy p = {}, std::vector<int> workers = {4}) : policy(std::move(p)) {
+    explicit Job(Policy p = {}, std::vector<int> workers = {4}) : policy(std::move(p)) {
         tell(job_event::WorldFormed{std::move(workers)});
     }
     std::vector<JobAction> tell(const JobEvent& event) { return step(state, event, policy, now); }
@@ -52,7 +58,7 @@ struct Job {
 
 TEST(JobStep, StartsTheFirstGenerationWhenTheWorldIsFormed) {
     JobState state;
-    const auto actions = step(state, job_event::WorldFormed{{4, 4}}, {}, kStart);
+    const auto actions = step(state, job_event::WorldFormed{{4, 4}}, Policy{}, kStart);
     ASSERT_EQ(all_of<job_action::StartGeneration>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].generation, 1u);
     EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].restart_count, 0);
@@ -110,7 +116,7 @@ TEST(JobStep, RestartsWithANewGenerationAfterTheOldOneHasEnded) {
 }
 
 TEST(JobStep, BacksOffBeforeTheSecondRestart) {
-    JobPolicy policy = with_restarts(5);
+    Policy policy = with_restarts(5);
     policy.restart.backoff = 2s;
     policy.random = 1.0;
     Job job(policy);
@@ -150,7 +156,7 @@ TEST(JobStep, TheSameSignalAtEveryNodeIsOneStopWithItsWholeGrace) {
 }
 
 TEST(JobStep, ASchedulersSigtermThatArrivesTwiceIsOneStop) {
-    JobPolicy policy;
+    Policy policy;
     policy.one_stop = 5s;
     Job job(policy);
     job.tell(job_event::StopAsked{SIGTERM, 0});
@@ -162,7 +168,7 @@ TEST(JobStep, ASchedulersSigtermThatArrivesTwiceIsOneStop) {
 }
 
 TEST(JobStep, CtrlCTwiceInABatchJobIsTwoRequests) {
-    JobPolicy policy;
+    Policy policy;
     policy.one_stop = 5s;
     Job job(policy);
     job.tell(job_event::StopAsked{SIGINT, 0});
@@ -170,7 +176,7 @@ TEST(JobStep, CtrlCTwiceInABatchJobIsTwoRequests) {
 }
 
 TEST(JobStep, OurNoticeAndTheSchedulersSigtermAreOneStop) {
-    JobPolicy policy;
+    Policy policy;
     policy.one_stop = 5s;
     Job job(policy);
     EXPECT_EQ(
@@ -191,7 +197,7 @@ TEST(JobStep, NoRestartBeginsShortlyBeforeTheWalltimesEnd) {
     const auto actions = job.fails(2);
     EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text,
                 HasSubstr("no restart: it would get nowhere in the 40 s that the walltime leaves"));
-    EXPECT_TRUE(job.state.out_of_time);
+    EXPECT_TRUE(job.state.end.out_of_time);
     EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
@@ -200,7 +206,7 @@ TEST(JobStep, ARestartLongBeforeTheWalltimesEndIsAllowed) {
     job.tell(job_event::WalltimeKnown{kStart + 10min});
     job.now += 8min;
     job.fails(2);
-    EXPECT_FALSE(job.state.out_of_time);
+    EXPECT_FALSE(job.state.end.out_of_time);
     EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
@@ -209,12 +215,12 @@ TEST(JobStep, TheSameSignalAtEveryNodeAfterAFailureKeepsTheWholeGrace) {
     job.fails(0);
     EXPECT_EQ(all_of<job_action::Say>(job.tell(job_event::StopAsked{SIGTERM, 1})).size(), 1u);
     EXPECT_TRUE(job.tell(job_event::StopAsked{SIGTERM, 0}).empty());
-    EXPECT_FALSE(job.state.killing);
+    EXPECT_FALSE(job.state.end.killing);
 }
 
 TEST(JobStep, ASignalWhileWaitingForNodesEndsTheJobAtOnce) {
     JobState state;
-    const auto actions = step(state, job_event::StopAsked{SIGINT, 0}, {}, kStart);
+    const auto actions = step(state, job_event::StopAsked{SIGINT, 0}, Policy{}, kStart);
     EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
 }
 
@@ -249,7 +255,7 @@ TEST(JobStep, APreemptionNotifiesBeforeItStops) {
     ASSERT_EQ(actions.size(), 3u);
     EXPECT_TRUE(std::holds_alternative<job_action::NotifyPreempt>(actions[1]));
     EXPECT_TRUE(std::holds_alternative<job_action::StopGeneration>(actions[2]));
-    EXPECT_TRUE(job.state.preempted);
+    EXPECT_TRUE(job.state.end.preempted);
 }
 
 TEST(JobStep, APreemptionAnnouncesNoMoreTimeThanTheSchedulerLeaves) {
@@ -266,7 +272,7 @@ TEST(JobStep, AnEndBeforeAnyWorkerRunsReportsWhy) {
                                 "SIGTERM: stopping before any worker runs"};
     for (std::size_t i = 0; i < 2; ++i) {
         JobState joining;
-        const auto actions = step(joining, ends[i], {}, TimePoint{});
+        const auto actions = step(joining, ends[i], Policy{}, TimePoint{});
         EXPECT_EQ(all_of<job_action::Say>(actions).at(0).text, said[i]);
         EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
     }
@@ -305,8 +311,8 @@ TEST(JobStep, ANodeThatIsLostAfterItsWorkersSucceededIsNoFailure) {
         << "and the job ends with the others";
 }
 
-JobPolicy with_backoff(Duration backoff) {
-    JobPolicy policy = with_restarts(5);
+Policy with_backoff(Duration backoff) {
+    Policy policy = with_restarts(5);
     policy.restart.backoff = backoff;
     policy.random = 1.0;
     return policy;
@@ -373,7 +379,7 @@ TEST(JobStep, ANewNodeThatLeavesAtOnceStopsNoWorker) {
 }
 
 TEST(JobStep, WithGrowRestartANewNodeWaitsForARestart) {
-    JobPolicy policy = with_restarts(1);
+    Policy policy = with_restarts(1);
     policy.grow = Grow::Restart;
     Job job(policy);
     EXPECT_TRUE(job.tell(job_event::NodesWaiting{1}).empty());
@@ -442,7 +448,7 @@ TEST(JobStep, ASecondLossThatLeavesTooFewNodesUsesARestartOrEndsTheJob) {
             EXPECT_EQ(job.state.restarts_used, restarts);
             EXPECT_EQ(job.state.phase, restarts > 0 ? Phase::BackingOff : Phase::Finished);
             EXPECT_EQ(all_of<job_action::Finish>(actions).size(), restarts > 0 ? 0u : 1u);
-            EXPECT_EQ(job.state.failure, "node02: gone");
+            EXPECT_EQ(job.state.end.failure, "node02: gone");
         }
     }
 }
@@ -461,7 +467,7 @@ TEST(JobStep, SigtermAtOneNodeRemovesItAndTheOthersGoOnAfterAGrace) {
     EXPECT_EQ(job.state.phase, Phase::BackingOff) << "others may follow";
     job.now += kOneChange;
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
-    EXPECT_FALSE(job.state.stopped_by);
+    EXPECT_FALSE(job.state.end.stopped_by);
 }
 
 TEST(JobStep, SigtermAtNodeAfterNodeIsOneStopWithOneGrace) {
@@ -473,10 +479,10 @@ TEST(JobStep, SigtermAtNodeAfterNodeIsOneStopWithOneGrace) {
             job.tell(head_is_signalled ? job_event::StopAsked{SIGTERM, 0} : term_at(1, false));
         EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty());
         EXPECT_TRUE(job.tell(term_at(2, false)).empty()) << "it has asked to leave, not for this";
-        EXPECT_FALSE(job.state.killing);
+        EXPECT_FALSE(job.state.end.killing);
         for (int node : {0, 2}) job.tell(job_event::NodeEnded{node});
         EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{1})).size(), 1u);
-        EXPECT_EQ(job.state.stopped_by, SIGTERM);
+        EXPECT_EQ(job.state.end.stopped_by, SIGTERM);
     }
 }
 
@@ -486,7 +492,7 @@ TEST(JobStep, ASecondSigtermAtALeavingNodeKillsOnlyItsWorkers) {
     const auto actions = job.tell(term_at(1, false));
     EXPECT_EQ(all_of<job_action::KillNode>(actions).at(0).node, 1);
     EXPECT_TRUE(all_of<job_action::KillGeneration>(actions).empty());
-    EXPECT_FALSE(job.state.stopped_by);
+    EXPECT_FALSE(job.state.end.stopped_by);
 }
 
 TEST(JobStep, ASpareThatLeavesDisturbsNobody) {
@@ -568,7 +574,7 @@ TEST(JobStep, APreemptionAfterAllHaveSucceededIsTooLate) {
     Job job({}, {1});
     job.succeeds();
     EXPECT_TRUE(job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 2 min"}).empty());
-    EXPECT_FALSE(job.state.preempted);
+    EXPECT_FALSE(job.state.end.preempted);
 }
 
 TEST(RestartPolicy, ABudgetWithAWindowForgetsOldRestarts) {
@@ -674,8 +680,8 @@ TEST(InPlace, IsOverWhenAllRanksHaveJoined) {
     ASSERT_EQ(all_of<job_action::Recovered>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::Recovered>(actions)[0].ranks, std::vector<int>{2});
     EXPECT_EQ(all_of<job_action::Recovered>(actions)[0].took, 84ms);
-    EXPECT_FALSE(job.state.in_place);
-    EXPECT_EQ(job.state.recoveries, 1);
+    EXPECT_FALSE(job.state.recovery.in_place);
+    EXPECT_EQ(job.state.recovery.recoveries, 1);
 }
 
 TEST(InPlace, WorkersThatAnnounceNothingRestartAsEver) {
@@ -741,7 +747,7 @@ TEST(InPlace, MoreThanHalfOfTheRanksRestartTheGangWithTheFirstCause) {
         text_of(actions),
         "root cause: rank 2 on node00, signal 9 (SIGKILL); not recovered in place: 3 of 4 ranks failed; "
         "restart 1 of 1\n");
-    EXPECT_FALSE(job.state.in_place);
+    EXPECT_FALSE(job.state.recovery.in_place);
 }
 
 TEST(InPlace, ALoneRankHasNobodyToRecoverFrom) {
@@ -756,7 +762,7 @@ TEST(InPlace, ARankThatFailsAgainBeforeAllHaveJoinedStartsOnceMore) {
     ASSERT_EQ(all_of<job_action::Recover>(again).size(), 1u);
     EXPECT_EQ(all_of<job_action::Recover>(again)[0].generation, 3u);
     job.tell(job_event::NodeReady{0, Stage::Joined});
-    EXPECT_EQ(job.state.recoveries, 1) << "it was one recovery";
+    EXPECT_EQ(job.state.recovery.recoveries, 1) << "it was one recovery";
 }
 
 TEST(InPlace, AnEndBeforeTheNodeKnewOfTheGenerationNeedsNoOther) {
@@ -929,7 +935,7 @@ TEST(InPlace, TheHeadGivesUpWhenTheAgentsCannot) {
     const auto actions = job.tell(job_event::TimerFired{});
     EXPECT_THAT(text_of(actions), HasSubstr("not recovered in place: not all ranks were ready"));
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
-    EXPECT_EQ(job.state.after, JobState::After::Restart);
+    EXPECT_EQ(job.state.end.after, GenerationEnd::After::Restart);
 }
 
 TEST(InPlace, TheHeadDoesNotGiveUpWorkersThatAreSlow) {
@@ -950,7 +956,7 @@ TEST(InPlace, TheLongestStartIsThatOfAllWorkersTogether) {
     job.fails(2);
     job.now += 50s;
     job.tell(job_event::NodeReady{0, Stage::Joined});
-    EXPECT_EQ(job.state.longest_start, 41s) << "replacements do not count";
+    EXPECT_EQ(job.state.recovery.longest_start, 41s) << "replacements do not count";
 }
 
 TEST(InPlace, NodesThatWaitAreTakenInAfterTheRecovery) {
@@ -969,7 +975,7 @@ TEST(InPlace, ARankThatHangsIsEndedAndTheOthersGoOn) {
     const auto actions = job.tell(job_event::HangFound{"rank 2 has not called all_reduce #812", 2});
     ASSERT_EQ(all_of<job_action::KillRank>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::KillRank>(actions)[0].rank, 2);
-    EXPECT_FALSE(job.state.hung);
+    EXPECT_FALSE(job.state.end.hung);
     EXPECT_EQ(all_of<job_action::Recover>(job.fails(2)).size(), 1u);
 }
 
@@ -978,7 +984,7 @@ TEST(InPlace, AHangWithoutACulpritOrAfterAVainKillRestartsTheGang) {
         Job job = recoverable(4, 1);
         if (culprit >= 0) job.tell(job_event::HangFound{"rank 2 stands still", culprit});
         const auto actions = job.tell(job_event::HangFound{"all stand still", culprit});
-        EXPECT_TRUE(job.state.hung) << culprit;
+        EXPECT_TRUE(job.state.end.hung) << culprit;
         EXPECT_THAT(text_of(actions), HasSubstr("it does not tell which rank is to start again"));
     }
 }
@@ -993,7 +999,7 @@ TEST(InPlace, AHangThatNobodyAskedForEndsNoJob) {
     Job vain = recoverable();
     vain.tell(job_event::HangFound{"rank 2 stands still", 2, false});
     EXPECT_EQ(vain.tell(job_event::HangFound{"rank 2 stands still", 2, false}).size(), 1u);
-    EXPECT_FALSE(vain.state.hung);
+    EXPECT_FALSE(vain.state.end.hung);
 }
 
 TEST(InPlace, ARestartOfTheGangAsksTheWorkersAnew) {
@@ -1004,8 +1010,8 @@ TEST(InPlace, ARestartOfTheGangAsksTheWorkersAnew) {
     EXPECT_EQ(text_of(job.fails(2)), "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 2 of 2\n");
 }
 
-JobPolicy for_program(int restarts) {
-    JobPolicy policy = with_restarts(restarts);
+Policy for_program(int restarts) {
+    Policy policy = with_restarts(restarts);
     policy.recover.mode = RecoverSpec::Mode::Program;
     return policy;
 }
@@ -1028,7 +1034,7 @@ TEST(RecoverProgram, WhenAllHaveFailedTheFirstFailureDecidesOnARestart) {
     const auto actions = job.tell(job_event::NodeEnded{0});
     EXPECT_EQ(text_of(actions), "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 1 of 1\n");
     EXPECT_EQ(all_of<job_action::StartGeneration>(actions).size(), 1u);
-    EXPECT_FALSE(job.state.outlived);
+    EXPECT_FALSE(job.state.end.outlived);
 }
 
 TEST(RecoverProgram, AProgramThatCannotRunStopsTheOthersAtOnce) {
@@ -1049,9 +1055,9 @@ TEST(LostTime, IsAddedUpByCause) {
     job.now += 2s;
     job.tell(job_event::NodeEnded{0});
     ASSERT_EQ(job.state.phase, Phase::Running);
-    EXPECT_EQ(job.state.lost.failures, 84ms);
-    EXPECT_EQ(job.state.lost.rehearsals, 10ms);
-    EXPECT_EQ(job.state.lost.restarts, 2s);
+    EXPECT_EQ(job.state.end.lost.failures, 84ms);
+    EXPECT_EQ(job.state.end.lost.rehearsals, 10ms);
+    EXPECT_EQ(job.state.end.lost.restarts, 2s);
 }
 
 TEST(Rehearsal, FormsTheNextGenerationInPlaceAndCountsAsNoRecovery) {
@@ -1064,8 +1070,8 @@ TEST(Rehearsal, FormsTheNextGenerationInPlaceAndCountsAsNoRecovery) {
     EXPECT_TRUE(job.tell(job_event::RehearsalDue{}).empty()) << "one is under way";
     const auto joined = job.tell(job_event::NodeReady{0, Stage::Joined, "", 812});
     EXPECT_EQ(text_of(joined), "");
-    EXPECT_EQ(job.state.rehearsals, 1);
-    EXPECT_EQ(job.state.recoveries, 0);
+    EXPECT_EQ(job.state.recovery.rehearsals, 1);
+    EXPECT_EQ(job.state.recovery.recoveries, 0);
     EXPECT_EQ(job.state.history.recovered_step, -1) << "a failure at this step is not stuck";
     EXPECT_EQ(describe_rehearsals(job.state, job.policy.recover),
               "1 rehearsal: all ranks let go and met again, 100 steps or more apart");
@@ -1078,8 +1084,8 @@ TEST(Rehearsal, BecomesARecoveryWhereARankFailsInIt) {
     EXPECT_EQ(all_of<job_action::Recover>(job.fails(2)).size(), 1u);
     EXPECT_THAT(text_of(job.tell(job_event::NodeReady{0, Stage::Joined, "", 812})),
                 HasSubstr("rank 2 is back"));
-    EXPECT_EQ(job.state.recoveries, 1);
-    EXPECT_EQ(job.state.rehearsals, 0);
+    EXPECT_EQ(job.state.recovery.recoveries, 1);
+    EXPECT_EQ(job.state.recovery.rehearsals, 0);
 }
 
 TEST(Rehearsal, ThatNotAllRanksJoinIsAFailure) {
@@ -1170,7 +1176,7 @@ TEST(InPlaceNodes, ASpareTakesTheLostNodesPlaceAndNoRestartIsUsed) {
     ASSERT_EQ(all_of<job_action::Recovered>(joined).size(), 1u);
     EXPECT_EQ(all_of<job_action::Recovered>(joined)[0].cause, "node node02: closed");
     EXPECT_EQ(job.state.restarts_used, 0);
-    EXPECT_EQ(job.state.recoveries, 1);
+    EXPECT_EQ(job.state.recovery.recoveries, 1);
 }
 
 TEST(InPlaceNodes, WithoutASpareTheOthersGoOnInASmallerWorld) {
@@ -1199,7 +1205,7 @@ TEST(InPlaceNodes, MoreThanHalfOfTheRanksRestart) {
     EXPECT_THAT(text_of(actions),
                 HasSubstr("not recovered in place: 4 of 6 ranks failed; going on without it"));
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
-    EXPECT_EQ(job.state.after, JobState::After::Rejoin);
+    EXPECT_EQ(job.state.end.after, GenerationEnd::After::Rejoin);
 }
 
 TEST(InPlaceNodes, ANodeThatDoesNotConfirmTheEndOfItsGenerationIsNotAwaitedForEver) {
@@ -1212,7 +1218,7 @@ TEST(InPlaceNodes, ANodeThatDoesNotConfirmTheEndOfItsGenerationIsNotAwaitedForEv
                 HasSubstr("root cause: node node02: closed; not recovered in place: not all "
                           "nodes were ready 2 min 10 s later"));
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
-    EXPECT_EQ(job.state.after, JobState::After::Rejoin);
+    EXPECT_EQ(job.state.end.after, GenerationEnd::After::Rejoin);
 }
 
 TEST(InPlaceNodes, TooFewNodesWhileTheOthersWaitRestart) {
@@ -1227,7 +1233,7 @@ TEST(InPlaceNodes, TooFewNodesWhileTheOthersWaitRestart) {
     other.confirm({0, 1, 2});
     EXPECT_EQ(all_of<job_action::StopGeneration>(other.tell(job_event::NodesMissing{})).size(), 1u)
         << "the spare has gone before it was taken";
-    EXPECT_EQ(other.state.failure, "node node02: closed");
+    EXPECT_EQ(other.state.end.failure, "node node02: closed");
 }
 
 TEST(InPlaceNodes, ANodeLostDuringARecoveryIsPartOfIt) {
@@ -1238,7 +1244,7 @@ TEST(InPlaceNodes, ANodeLostDuringARecoveryIsPartOfIt) {
     job.confirm({0, 1, 3});
     job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 1, 3}});
     EXPECT_THAT(text_of(job.join_all()), HasSubstr("rank 0 is back"));
-    EXPECT_EQ(job.state.recoveries, 1);
+    EXPECT_EQ(job.state.recovery.recoveries, 1);
 }
 
 TEST(InPlaceNodes, ARankThatDiesWhileTheOthersWaitStartsWithTheNextGenerationUnderItsNewNumber) {
@@ -1260,7 +1266,7 @@ TEST(InPlaceNodes, ARefusalWhileTheOthersWaitRestarts) {
     const auto actions = job.passes(100ms);
     EXPECT_THAT(text_of(actions), HasSubstr("not recovered in place: rank 1: backend mpi"));
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
-    EXPECT_EQ(job.state.after, JobState::After::Rejoin) << "one of its nodes is lost";
+    EXPECT_EQ(job.state.end.after, GenerationEnd::After::Rejoin) << "one of its nodes is lost";
 }
 
 TEST(InPlaceNodes, AStopFollowsWhenWorkersThatWaitHaveAWorldInWhichTheyCanSave) {
@@ -1279,7 +1285,7 @@ TEST(InPlaceNodes, AStopFollowsWhenWorkersThatWaitHaveAWorldInWhichTheyCanSave) 
         const Duration grace = is_preemption ? job.policy.preempt_grace : job.policy.shutdown_timeout;
         EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, grace - 50ms);
         EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), 1u);
-        EXPECT_EQ(job.state.after, JobState::After::Finish);
+        EXPECT_EQ(job.state.end.after, GenerationEnd::After::Finish);
     }
 }
 
@@ -1338,7 +1344,7 @@ TEST(InPlaceNodes, ARankThatHasSavedIsNotAwaitedByThoseThatMeetAgainInAStop) {
     met.tell(dies_in_stop(SIGKILL));
     met.join_all();
     EXPECT_TRUE(met.tell(job_event::WorkerEnded{0, 0, {}, false, true, ""}).size() <= 1u);
-    EXPECT_FALSE(met.state.has_ended_collectives);
+    EXPECT_FALSE(met.state.end.has_ended_collectives);
 }
 
 TEST(InPlaceNodes, ABrokenLinkInAStopIsMendedSoThatAllSave) {
@@ -1355,7 +1361,7 @@ TEST(InPlaceNodes, AStopWithoutAnotherWorldIsAStop) {
     job.tell(job_event::StopAsked{SIGTERM, 1});
     const auto actions = job.loses(2, false);
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
-    EXPECT_EQ(job.state.after, JobState::After::Finish);
+    EXPECT_EQ(job.state.end.after, GenerationEnd::After::Finish);
     EXPECT_EQ(job.state.restarts_used, 0);
     Nodes killed(4);
     killed.loses(1);
@@ -1397,7 +1403,7 @@ TEST(InPlaceNodes, OnlyTheWorkersOfANodeThatLeavesAreStopped) {
     EXPECT_EQ(all_of<job_action::Reform>(job.confirm({0, 1, 3})).size(), 1u) << "its end is not waited for";
     job.tell(job_event::WorldFormed{{2, 2, 2}, {0, 1, 3}});
     job.join_all();
-    EXPECT_EQ(job.state.recoveries, 1);
+    EXPECT_EQ(job.state.recovery.recoveries, 1);
     EXPECT_EQ(job.state.restarts_used, 0);
 }
 
@@ -1422,7 +1428,7 @@ TEST(InPlaceNodes, WhenEveryNodeIsSignalledTheLeaveBecomesAStopOfWorkersThatStil
     const auto actions = job.tell(job_event::StopAsked{SIGTERM, 1});
     ASSERT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].grace, job.policy.shutdown_timeout);
-    EXPECT_EQ(job.state.after, JobState::After::Finish);
+    EXPECT_EQ(job.state.end.after, GenerationEnd::After::Finish);
 }
 
 TEST(InPlaceNodes, AWorkerOfANodeThatLeavesIsNotStartedAgain) {
@@ -1487,7 +1493,7 @@ TEST(InPlaceNodes, ALinkThatStaysBrokenRestartsTheGang) {
     }
     EXPECT_EQ(recoveries, kStuckGenerations);
     EXPECT_EQ(job.state.restarts_used, 1);
-    EXPECT_EQ(job.state.failure, "rank 2 has left its group (reset)");
+    EXPECT_EQ(job.state.end.failure, "rank 2 has left its group (reset)");
 }
 
 TEST(InPlaceNodes, ABrokenLinkOfAJobThatCannotRecoverIsAFailure) {
@@ -1514,7 +1520,7 @@ TEST(InPlaceNodes, ANodeThatComesIsTakenInWhileTheOthersGoOn) {
     const auto joined = job.join_all();
     EXPECT_EQ(text_of(joined), "6 ranks run after 400 ms, at step 812\n");
     EXPECT_TRUE(all_of<job_action::Recovered>(joined).empty()) << "nothing had failed";
-    EXPECT_EQ(job.state.recoveries, 0);
+    EXPECT_EQ(job.state.recovery.recoveries, 0);
 }
 
 TEST(InPlaceNodes, AFailureWhileANodeIsTakenInIsARecovery) {

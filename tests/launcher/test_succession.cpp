@@ -217,8 +217,8 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     state.restarts_used = 3;
     state.history = {{kDawn - 50s, kDawn - 20s}, 2, 812};
     state.generation_started = kDawn - 20s;
-    state.recoveries = 8;
-    state.longest_start = 41s;
+    state.recovery.recoveries = 8;
+    state.recovery.longest_start = 41s;
     const JobState heirs = inherited(legacy_of(state, kDawn), kDawn + 7s);
     EXPECT_EQ(heirs.generation, 5U) << "that may have begun, and been heard of by others";
     EXPECT_EQ(heirs.restarts_used, 3);
@@ -226,8 +226,8 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     EXPECT_EQ(heirs.history.furthest_step, 812) << "by which another run knows whether this one got anywhere";
     EXPECT_THAT(heirs.history.restarts, ElementsAre(kDawn - 43s, kDawn - 13s))
         << "their ages are what travels";
-    EXPECT_EQ(heirs.recoveries, 8);
-    EXPECT_EQ(heirs.longest_start, 41s);
+    EXPECT_EQ(heirs.recovery.recoveries, 8);
+    EXPECT_EQ(heirs.recovery.longest_start, 41s);
 }
 
 TEST(Succession, ABudgetOfVeryManyRestartsFitsIntoAMessage) {
@@ -278,9 +278,11 @@ TEST(Succession, ANodeKeepsTheNewestPlaceThatItHad) {
 
 TEST(Succession, AJobThatMayNotBeRestartedEndsWithItsHead) {
     JobState heirs = inherited({}, kDawn);
-    const std::vector<JobAction> actions = step(heirs, job_event::NodeLost{0, "the head is lost"}, {}, kDawn);
+    const JobSpec spec;
+    const std::vector<JobAction> actions =
+        step(heirs, job_event::NodeLost{0, "the head is lost"}, JobPolicy{spec}, kDawn);
     EXPECT_EQ(heirs.phase, JobState::Phase::Finished);
-    EXPECT_EQ(heirs.failure, "the head is lost");
+    EXPECT_EQ(heirs.end.failure, "the head is lost");
     EXPECT_TRUE(std::holds_alternative<job_action::Finish>(actions.back()));
 }
 

@@ -184,7 +184,6 @@ class SimulatedJob {
     }
     Controller& build_controller(Head& head) {
         ControllerConfig config;
-        config.spec = spec_;
         config.own_host = fmt::format("node{}", head.agent.node);
         config.own_instance = head.agent.hello.instance;
         config.terms = {"version=1"};
@@ -195,7 +194,7 @@ class SimulatedJob {
             return MasterAddress{first.host, 29500};
         };
         head.controller = std::make_unique<Controller>(
-            *loop_, log_, std::move(config),
+            *loop_, log_, spec_, std::move(config),
             [this, &head](rdzv::AgentId peer, const rdzv::ToAgent& message) {
                 from_controller(head, peer, message);
             },
@@ -354,7 +353,7 @@ class SimulatedJob {
             for (int n = 0; n < 5; ++n) {
                 const TimePoint when = start + 5s + n * pause + dice_.span(0s, 1s);
                 at(when, [this] {
-                    if (const JobState& state = latest().controller->state(); !state.in_place) {
+                    if (const JobState& state = latest().controller->state(); !state.recovery.in_place) {
                         lost_ranks_ = 0;
                         world_ranks_ = state.ranks();
                     }
@@ -479,7 +478,7 @@ class SimulatedJob {
     /// Notes the loss of so many ranks; false: more than half would be lost at once.
     bool may_lose(int ranks) {
         // Ranks of nodes that are being taken in have no state yet.
-        const auto& recovery = latest().controller->state().in_place;
+        const auto& recovery = latest().controller->state().recovery.in_place;
         const int with_state = std::min(world_ranks_, recovery ? recovery->ranks : world_ranks_);
         if (2 * (lost_ranks_ + ranks) > with_state) return false;
         lost_ranks_ += ranks;
@@ -1119,7 +1118,7 @@ class SimulatedJob {
         const bool is_last_word =
             std::holds_alternative<rdzv::Shutdown>(message) && head.controller->finished();
         const bool is_end = is_last_word || (std::holds_alternative<rdzv::StopGeneration>(message) &&
-                                             (state.stopped_by || state.preempted));
+                                             (state.end.stopped_by || state.end.preempted));
         // The end that an outnumbered head tells does not count: the larger part goes on without this head.
         if (is_end && !head.agent.is_cut && !head.is_outnumbered) end_was_told_ = true;
         head.sessions.at(peer)->say_to_agent(encode_message(message));
@@ -1283,8 +1282,9 @@ class SimulatedJob {
             const JobState& state = controller.state();
             if (!has_succeeded_) return "the job failed though its workers recover in place";
             if (state.restarts_used != 0) return "a recovery in place used a restart";
-            if (state.recoveries != killed_)
-                return fmt::format("{} of {} killed workers were recovered", state.recoveries, killed_);
+            if (state.recovery.recoveries != killed_)
+                return fmt::format("{} of {} killed workers were recovered", state.recovery.recoveries,
+                                   killed_);
             if (spawned_ != state.ranks() + killed_) return "a survivor has lost its process";
             return "";
         }
