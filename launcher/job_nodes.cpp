@@ -12,11 +12,10 @@
 #include "env/hmac.h"
 #include "env/io/file.h"
 #include "env/io/socket.h"
-#include "env/nodes/other_schedulers.h"
+#include "env/nodes/batch_job.h"
 #include "env/os/system.h"
 #include "launcher/machine/grant.h"
 #include "launcher/plan/head_choice.h"
-#include "launcher/start/start_facts.h"
 #include "launcher/start/start_plan.h"
 
 namespace ddprun {

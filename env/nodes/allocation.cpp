@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "env/nodes/slurm_hostlist.h"
+#include "env/nodes/host_lists.h"
 #include "env/text.h"
 
 namespace ddprun {

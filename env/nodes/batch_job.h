@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "env/result.h"
 #include "env/worker_env.h"
 
 namespace ddprun {
@@ -38,5 +40,11 @@ std::vector<std::string> scheduler_environment(std::vector<std::string> environm
 
 /// A job's id as a part of a file name: characters other than letters, digits, '.' and '-' become '_'.
 std::string file_name_of(std::string_view job_id);
+
+/// A line about a job of several hosts of a scheduler whose jobs ddprun does not read (Grid Engine, Cobalt,
+/// OAR, PJM), and the remedy; "" there is none. Pure but for `read_file`.
+std::string remark_on_other_scheduler(
+    const EnvironmentLookup& variable,
+    const std::function<Result<std::string>(const std::string& path)>& read_file);
 
 }  // namespace ddprun

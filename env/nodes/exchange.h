@@ -1,13 +1,16 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "env/clock.h"
 #include "env/nodes/launcher_env.h"
+#include "env/nodes/meeting_point.h"
 #include "env/result.h"
 
 namespace ddprun {
@@ -75,5 +78,51 @@ ExchangeChoice or_file_in(ExchangeChoice choice, const LauncherChoice& launcher,
 /// channel has another rank for us.
 Result<std::unique_ptr<Exchange>> open_exchange(const ExchangeChoice& choice, const Placement& placement,
                                                 const EnvironmentLookup& lookup, TimePoint deadline);
+
+/// Fills in the node and the local rank that the launcher did not tell, from the host identities of all
+/// ranks. Nodes are numbered in the order of their first ranks. Pure.
+void place_by_hosts(Placement& placement, const std::vector<std::string>& host_of_rank);
+
+/// The facts that each process of a launcher has after gather().
+struct Gathered {
+    MeetingPoint meeting;
+    Placement placement;  ///< with the local rank and sizes, which some launchers do not tell
+};
+
+/// Needed: the processes are ranks, and exchange their hosts when the launcher does not tell local ranks or
+/// node numbers. AsTold: there is one process per node, which does not need them.
+enum class WhoIsWhere : std::uint8_t { Needed, AsTold };
+
+/// Exchanges the meeting point and, if needed, the hosts. Collective. Rank 0 gives `mine`; the others get it.
+Result<Gathered> gather(Exchange& exchange, const Placement& placement,
+                        const std::optional<MeetingPoint>& mine, WhoIsWhere who);
+
+/// Asks again, after a meeting point that led nowhere, on a channel that keeps values.
+Result<MeetingPoint> ask_meeting_point(Exchange& exchange);
+
+/// Files in a directory that all nodes see, one per rank, for launchers without a channel (plain srun, PALS).
+struct FileExchange {
+    std::string directory;
+    std::string job;  ///< part of the file names: letters, digits, '.', '_', '-'
+    int rank = 0;
+    int size = 1;
+    /// Begin of the job by the scheduler, in seconds since 1970; older files are of an earlier run. 0: not
+    /// known.
+    std::int64_t began = 0;
+};
+
+/// The file exchange of this process's job, with its begin by SLURM_JOB_START_TIME, else the age of
+/// PBS_NODEFILE.
+FileExchange file_exchange_of(std::string directory, const Placement& placement,
+                              const EnvironmentLookup& lookup);
+
+/// Writes nothing before the fence. The file is complete when it has its name, only we can read it, and the
+/// destructor removes it. Files of other users are refused.
+Result<std::unique_ptr<Exchange>> open_file_exchange(FileExchange exchange, TimePoint deadline);
+
+/// PMI-1's text protocol on the descriptor that PMI_FD names: Hydra, Intel MPI, MVAPICH under hydra, Flux,
+/// srun --mpi=pmi2. No library. The descriptor stays open and is not owned; after the conversation the
+/// launcher serves nothing on it.
+Result<std::unique_ptr<Exchange>> open_pmi_exchange(int fd, int rank, TimePoint deadline);
 
 }  // namespace ddprun

@@ -1,4 +1,4 @@
-#include "env/nodes/file_exchange.h"
+#include "env/nodes/exchange.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>

@@ -1,15 +1,18 @@
 #include "env/nodes/launcher_families.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <array>
+#include <fstream>
 #include <limits>
+#include <string>
 
-#include "env/nodes/slurm_hostlist.h"
+#include "env/io/proc.h"
+#include "env/nodes/host_lists.h"
 #include "env/text.h"
 
 namespace ddprun {
-
 namespace {
 
 using Names = std::array<std::string_view, 2>;  ///< variables, of which the first that is set counts
@@ -210,6 +213,48 @@ std::vector<Candidate> collect_candidates(const EnvironmentLookup& lookup) {
         if (auto candidate = read_family(family, lookup)) found.push_back(*std::move(candidate));
     }
     return found;
+}
+
+namespace {
+
+/// False also for a process that we may not read: a daemon of another user.
+bool has_variable(pid_t pid, std::string_view name) {
+    std::ifstream file(fmt::format("{}/{}/environ", own_proc(), pid));
+    const std::string wanted = std::string(name) + "=";
+    for (std::string entry; std::getline(file, entry, '\0');) {
+        if (entry.starts_with(wanted)) return true;
+    }
+    return false;
+}
+
+struct Launcher {
+    pid_t pid;
+    ProcStat stat;
+};
+Launcher find_launcher(std::string_view rank_variable) {
+    pid_t pid = ::getppid();
+    ProcStat stat = proc_stat_of(pid).value_or(ProcStat{});
+    while (stat.parent > 1 && has_variable(pid, rank_variable)) {
+        pid = stat.parent;
+        stat = proc_stat_of(pid).value_or(ProcStat{});
+    }
+    return {pid, stat};
+}
+
+}  // namespace
+
+std::string launcher_process(std::string_view rank_variable) {
+    const Launcher launcher = find_launcher(rank_variable);
+    return fmt::format("{}-{}", launcher.pid, launcher.stat.start_ticks);
+}
+
+std::string hydra_job(std::string_view rank_variable) {
+    std::ifstream file(fmt::format("{}/{}/cmdline", own_proc(), find_launcher(rank_variable).pid));
+    std::string before;
+    for (std::string word; std::getline(file, word, '\0'); before = word) {
+        if (before == "--control-port") return word;
+    }
+    return "";
 }
 
 }  // namespace ddprun

@@ -1,4 +1,4 @@
-#include "env/nodes/pmi_exchange.h"
+#include "env/nodes/exchange.h"
 
 #include <fmt/core.h>
 #include <sys/socket.h>

@@ -9,7 +9,7 @@
 #include <array>
 
 #include "env/io/file.h"
-#include "env/io/proc_stat.h"
+#include "env/io/proc.h"
 #include "env/io/socket.h"
 #include "env/os/process_tree.h"
 #include "env/os/spawn.h"

@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "env/io/file.h"
-#include "env/io/proc_stat.h"
+#include "env/io/proc.h"
 #include "env/text.h"
 
 namespace ddprun::os {

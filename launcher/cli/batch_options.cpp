@@ -14,7 +14,7 @@
 #include "launcher/cli/subcommand.h"
 #include "launcher/spec/exit_codes.h"
 #include "launcher/tools/batch/batch.h"
-#include "pbs/walltime.h"
+#include "pbs/qstat.h"
 
 namespace ddprun {
 namespace {

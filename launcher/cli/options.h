@@ -5,7 +5,7 @@
 
 #include "env/result.h"
 #include "env/worker_env.h"
-#include "launcher/spec/command_line.h"
+#include "launcher/spec/job_spec.h"
 
 namespace ddprun {
 

@@ -12,7 +12,7 @@
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/machine/machine.h"
 #include "launcher/spec/exit_codes.h"
-#include "launcher/start/start_facts.h"
+#include "launcher/start/start_plan.h"
 
 namespace ddprun {
 namespace {

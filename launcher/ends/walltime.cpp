@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "env/text.h"
-#include "pbs/walltime.h"
+#include "pbs/qstat.h"
 
 namespace ddprun {
 namespace {

@@ -14,7 +14,6 @@
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
-#include "env/io/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/text.h"
 #include "env/unique_fd.h"

@@ -15,7 +15,6 @@
 #include "env/io/background_call.h"
 #include "env/io/file.h"
 #include "env/io/proc.h"
-#include "env/io/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/os/run_tool.h"
 #include "env/text.h"

@@ -16,7 +16,7 @@
 #include "launcher/ends/walltime.h"
 #include "launcher/hang/nccl_ras.h"
 #include "launcher/machine/fabric/fabric.h"
-#include "launcher/start/start_facts.h"
+#include "launcher/start/start_plan.h"
 #include "rendezvous/client/dial.h"
 #include "rendezvous/client/redial_state.h"
 

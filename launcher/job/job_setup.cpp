@@ -10,7 +10,7 @@
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/machine/fabric/fabric.h"
-#include "launcher/plan/seating.h"
+#include "launcher/plan/binding.h"
 #include "rendezvous/serve/membership.h"
 
 namespace ddprun {

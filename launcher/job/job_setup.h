@@ -14,8 +14,8 @@
 #include "launcher/plan/program.h"
 #include "launcher/spec/job_spec.h"
 #include "launcher/start/host_starter.h"
-#include "launcher/start/job_meeting.h"
 #include "launcher/start/job_token.h"
+#include "launcher/start/meet.h"
 #include "launcher/start/outer_task.h"
 #include "rendezvous/wire/agent_message.h"
 

@@ -9,7 +9,7 @@
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/talk/scheduler_command.h"
-#include "pbs/queue.h"
+#include "pbs/qstat.h"
 
 namespace ddprun {
 namespace {

@@ -7,7 +7,6 @@
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
-#include "env/io/proc_stat.h"
 #include "env/os/keepalive.h"
 #include "env/text.h"
 #include "launcher/ends/error_file.h"

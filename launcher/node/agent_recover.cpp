@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "env/io/proc_stat.h"
+#include "env/io/proc.h"
 #include "env/io/socket.h"
 #include "env/lifeline.h"
 #include "env/text.h"

@@ -9,7 +9,6 @@
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
-#include "env/io/proc_stat.h"
 #include "env/io/socket.h"
 #include "env/os/keepalive.h"
 #include "env/text.h"

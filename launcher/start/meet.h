@@ -1,20 +1,35 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "env/clock.h"
+#include "env/io/socket.h"
+#include "env/nodes/exchange.h"
+#include "env/nodes/host_lists.h"
 #include "env/nodes/launcher_env.h"
-#include "env/nodes/pals_apinfo.h"
 #include "env/result.h"
+#include "env/unique_fd.h"
+#include "launcher/plan/head_choice.h"
 #include "launcher/spec/job_spec.h"
-#include "launcher/start/job_meeting.h"
+#include "launcher/start/job_token.h"
 #include "launcher/start/outer_task.h"
 
-/// Functions by which ddpruns that an outer launcher started on several nodes find their head, when the user
-/// names no endpoint.
+/// How ddpruns that an outer launcher started on several nodes find their head, when the user names no
+/// endpoint.
 namespace ddprun {
+
+/// The endpoint and the secret by which the nodes of a job meet, settled before the job begins.
+struct JobMeeting {
+    HeadChoice head{false, {}, ""};   ///< of the head an address of its own
+    std::vector<Endpoint> elsewhere;  ///< not on the head: where it is, too
+    UniqueFd listener;                ///< on the head: listens already, non-blocking
+    JobToken token;
+    std::string run_id;                 ///< the job's, the same on all nodes
+    std::shared_ptr<Exchange> channel;  ///< what others may still read: ends with the job; null: nothing
+};
 
 /// The meeting point without a channel: the host that every task knows to be the first, and ports made from
 /// the job's id, so that two jobs on the same hosts have different ones. The head takes the first free port;

@@ -1,6 +1,6 @@
 #include "launcher/start/outer_task.h"
 
-#include "env/nodes/pals_apinfo.h"
+#include "env/nodes/host_lists.h"
 
 #include <fmt/core.h>
 

@@ -6,7 +6,7 @@
 #include "env/nodes/launcher_env.h"
 #include "env/nodes/pmix_source.h"
 #include "env/result.h"
-#include "launcher/spec/command_line.h"
+#include "launcher/spec/job_spec.h"
 
 namespace ddprun {
 

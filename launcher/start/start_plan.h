@@ -12,8 +12,9 @@
 #include "env/result.h"
 #include "launcher/spec/job_spec.h"
 
-/// The decision which hosts a job runs on, and what starts ddprun on the others.
 namespace ddprun {
+
+/// The decision which hosts a job runs on, and what starts ddprun on the others.
 
 /// The facts that are known before anything is started.
 struct StartFacts {
@@ -72,5 +73,13 @@ std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_w
 std::string remark_on_cores(std::string_view scheduler, int workers, int cores);
 
 std::string_view name_of(Starter starter);
+
+/// Collects the facts for plan_start(): the allocation around us or the hosts that the user names. Thin; the
+/// functions in the result ask the resolver and PATH later. Error: as find_allocation.
+Result<StartFacts> look_for_hosts(const StartSpec& asked);
+/// The names of a job's hosts by node rank, for those who are missing: of those that we `start` (null: none),
+/// or of the allocation where our own rank goes by it; empty: not known.
+std::vector<std::string> hosts_by_rank(const JobSpec& spec, const std::vector<AllocatedHost>* start,
+                                       const std::string& own_name);
 
 }  // namespace ddprun

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "env/nodes/gather.h"
+#include "env/nodes/exchange.h"
 #include "env/text.h"
 
 namespace ddprun::rdzv {

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "env/os/deadline_timer.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"

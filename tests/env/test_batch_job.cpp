@@ -5,8 +5,6 @@
 
 #include <map>
 
-#include "env/nodes/other_schedulers.h"
-
 namespace ddprun {
 namespace {
 

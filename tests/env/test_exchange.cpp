@@ -10,10 +10,7 @@
 #include <thread>
 
 #include "env/nodes/exchange.h"
-#include "env/nodes/file_exchange.h"
-#include "env/nodes/gather.h"
 #include "env/nodes/meeting_point.h"
-#include "env/nodes/pmi_exchange.h"
 #include "env/nodes/pmix_source.h"
 #include "env/unique_fd.h"
 #include "tests/support/temporary_directory.h"

@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "env/io/file.h"
-#include "env/io/proc_stat.h"
+#include "env/io/proc.h"
 #include "env/os/process_tree.h"
 #include "env/text.h"
 #include "tests/env/process_fixture.h"

@@ -1,4 +1,4 @@
-#include "env/nodes/pals_apinfo.h"
+#include "env/nodes/host_lists.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

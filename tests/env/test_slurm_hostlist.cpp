@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "env/nodes/slurm_hostlist.h"
+#include "env/nodes/host_lists.h"
 
 namespace ddprun {
 namespace {

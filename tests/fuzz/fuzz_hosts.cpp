@@ -1,6 +1,5 @@
 #include "env/nodes/allocation.h"
-#include "env/nodes/pals_apinfo.h"
-#include "env/nodes/slurm_hostlist.h"
+#include "env/nodes/host_lists.h"
 #include "launcher/start/start_order.h"
 #include "launcher/start/starter_command.h"
 #include "tests/fuzz/mutation.h"

@@ -7,7 +7,7 @@
 #include "launcher/machine/gpu/gpu_usage.h"
 #include "launcher/talk/control_message.h"
 #include "launcher/talk/job_status.h"
-#include "pbs/walltime.h"
+#include "pbs/qstat.h"
 #include "tests/fuzz/mutation.h"
 
 /// Every JSON that ddprun reads of others: configuration files, what running jobs answer, error reports,

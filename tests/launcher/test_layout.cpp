@@ -13,7 +13,6 @@
 #include "launcher/machine/machine.h"
 #include "launcher/plan/binding.h"
 #include "launcher/plan/plan.h"
-#include "launcher/plan/seating.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

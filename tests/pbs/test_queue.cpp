@@ -1,4 +1,4 @@
-#include "pbs/queue.h"
+#include "pbs/qstat.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

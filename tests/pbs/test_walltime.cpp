@@ -1,4 +1,4 @@
-#include "pbs/walltime.h"
+#include "pbs/qstat.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

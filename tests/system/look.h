@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "env/io/proc_stat.h"
+#include "env/io/proc.h"
 #include "env/text.h"
 #include "tests/support/comes.h"
 

@@ -6,7 +6,7 @@
 
 #include "env/nodes/batch_job.h"
 #include "env/result.h"
-#include "pbs/queue.h"
+#include "pbs/qstat.h"
 
 namespace ddprun {
 

@@ -7,9 +7,9 @@
 
 #include "ddp/types.h"
 #include "ddp/worker/rank_rendezvous.h"
+#include "env/nodes/host_lists.h"
 #include "env/nodes/launcher_env.h"
-#include "env/nodes/launcher_process.h"
-#include "env/nodes/pals_apinfo.h"
+#include "env/nodes/launcher_families.h"
 #include "env/nodes/pmix_source.h"
 #include "env/worker_env.h"
 

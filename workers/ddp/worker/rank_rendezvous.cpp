@@ -13,7 +13,6 @@
 #include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/nodes/exchange.h"
-#include "env/nodes/gather.h"
 #include "env/nodes/meeting_point.h"
 #include "env/text.h"
 #include "rendezvous/client/reach.h"
