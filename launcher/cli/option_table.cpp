@@ -12,7 +12,7 @@
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/start/start_order.h"
 #include "launcher/start/start_plan.h"
-#include "launcher/tools/batch/site.h"
+#include "launcher/tools/batch/job_request.h"
 
 namespace ddprun {
 namespace {

@@ -11,7 +11,7 @@
 #include "launcher/cli/option_list.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/spec/signals.h"
-#include "launcher/tools/trace/trace_json.h"
+#include "launcher/tools/trace/trace.h"
 
 namespace ddprun {
 namespace {
@@ -129,8 +129,8 @@ Result<AskOptions> parse_ask_options(std::string_view name, const std::vector<st
     return options;
 }
 
-Result<DoctorOptions> parse_doctor_options(const std::vector<std::string>& arguments) {
-    DoctorOptions options;
+Result<doctor::Options> parse_doctor_options(const std::vector<std::string>& arguments) {
+    doctor::Options options;
     OptionList list;
     bool no_run = false;
     list.value("--seconds", "S", into(options.size.seconds, parse_trial_seconds), "");
@@ -182,8 +182,8 @@ int run_subcommand(const std::vector<std::string>& arguments) {
     if (name == "pbs") return run_batch_command(Scheduler::Pbs, words);
     if (name == "slurm") return run_batch_command(Scheduler::Slurm, words);
     if (name == "doctor") {
-        const Result<DoctorOptions> options = parse_doctor_options(words);
-        return options ? run_doctor(*options) : complain(name, options.error());
+        const Result<doctor::Options> options = parse_doctor_options(words);
+        return options ? doctor::run(*options) : complain(name, options.error());
     }
     if (std::ranges::any_of(words, [](const auto& word) { return word == "-h" || word == "--help"; })) {
         ddprun::print("{}", render_subcommands());

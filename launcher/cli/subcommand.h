@@ -35,7 +35,7 @@ std::string render_subcommands();
 /// InvalidArgument, ready to follow "ddprun ps: ".
 Result<AskOptions> parse_ask_options(std::string_view name, const std::vector<std::string>& arguments);
 Result<CleanOptions> parse_clean_options(const std::vector<std::string>& arguments);
-Result<DoctorOptions> parse_doctor_options(const std::vector<std::string>& arguments);
+Result<doctor::Options> parse_doctor_options(const std::vector<std::string>& arguments);
 
 /// Runs a subcommand: `arguments` begin with its name. Returns the exit code: 0; 1: the job cannot or will
 /// not do it; 64: wrong usage; 69: no such job.

@@ -7,7 +7,7 @@
 #include "env/text.h"
 #include "launcher/cli/batch_options.h"
 #include "launcher/talk/scheduler_command.h"
-#include "launcher/tools/batch/batch_status.h"
+#include "launcher/tools/batch/batch.h"
 #include "launcher/tools/batch/job_request.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"

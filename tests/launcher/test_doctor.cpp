@@ -5,10 +5,7 @@
 
 #include "env/json.h"
 #include "launcher/machine/cgroup_limits.h"
-#include "launcher/tools/doctor/collect.h"
-#include "launcher/tools/doctor/judge.h"
-#include "launcher/tools/doctor/render.h"
-#include "launcher/tools/doctor/trial.h"
+#include "launcher/tools/doctor/doctor.h"
 
 namespace ddprun::doctor {
 namespace {

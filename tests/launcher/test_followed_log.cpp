@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "launcher/output/log_files.h"
-#include "launcher/tools/followed_log.h"
+#include "launcher/tools/logs.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {

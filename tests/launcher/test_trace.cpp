@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "launcher/tools/trace/trace_json.h"
+#include "launcher/tools/trace/trace.h"
 
 namespace ddprun {
 namespace {

@@ -15,8 +15,7 @@
 #include "launcher/plan/program.h"
 #include "launcher/spec/exit_codes.h"
 #include "launcher/talk/scheduler_command.h"
-#include "launcher/tools/batch/batch_status.h"
-#include "launcher/tools/followed_log.h"
+#include "launcher/tools/logs.h"
 
 namespace ddprun {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/tools/batch/batch_status.h"
+#include "launcher/tools/batch/batch.h"
 
 #include <fmt/core.h>
 

@@ -1,4 +1,4 @@
-#include "launcher/tools/doctor/trial.h"
+#include "launcher/tools/doctor/doctor.h"
 
 #include <fmt/core.h>
 

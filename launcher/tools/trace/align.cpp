@@ -1,4 +1,4 @@
-#include "launcher/tools/trace/align.h"
+#include "launcher/tools/trace/trace.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "launcher/tools/trace/trace_files.h"
+#include "launcher/tools/trace/trace.h"
 
 #include <fmt/core.h>
 #include <sys/mman.h>

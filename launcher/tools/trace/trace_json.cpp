@@ -1,4 +1,4 @@
-#include "launcher/tools/trace/trace_json.h"
+#include "launcher/tools/trace/trace.h"
 
 #include <fmt/format.h>
 

@@ -1,3 +1,5 @@
+#include "launcher/tools/doctor/doctor.h"
+
 #include <fmt/core.h>
 #include <linux/capability.h>
 #include <sys/prctl.h>
@@ -7,19 +9,25 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 
 #include "env/io/file.h"
 #include "env/io/socket.h"
+#include "env/os/system.h"
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/machine/cgroup_limits.h"
-#include "launcher/tools/doctor/collect.h"
 
 namespace ddprun::doctor {
 namespace {
 
 constexpr std::size_t kMaxFile = 1 << 20;
+
+/// A small file of /proc or /sys without the white space around it; "" when it cannot be read.
+std::string content_of(const std::string& path) {
+    return std::string(trim(read_file(path, kMaxFile).value_or("")));
+}
 
 std::optional<std::uint64_t> number_in(const std::string& path) {
     const Result<std::uint64_t> number = parse_uint(content_of(path));
@@ -101,11 +109,15 @@ bool has_capability(unsigned capability) {
     return (bits >> capability & 1) != 0;
 }
 
-}  // namespace
-
-std::string content_of(const std::string& path) {
-    return std::string(trim(read_file(path, kMaxFile).value_or("")));
+bool matters(std::string_view name) {
+    for (const std::string_view prefix : {"NCCL_", "TORCH_NCCL_", "UCX_", "FI_", "DDP_", "CUDA_DEVICE_",
+                                          "CUDA_LAUNCH_", "CUDA_MODULE_", "CUBLAS_"}) {
+        if (name.starts_with(prefix)) return true;
+    }
+    return name == "LD_PRELOAD";
 }
+
+}  // namespace
 
 HostFacts collect_host() {
     HostFacts host;
@@ -132,6 +144,18 @@ HostFacts collect_host() {
     host.governor = content_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
     host.core_pattern = content_of("/proc/sys/kernel/core_pattern");
     return host;
+}
+
+Variables collect_variables() {
+    Variables variables;
+    for (const std::string& one : os::own_environment()) {
+        const std::string_view text(one);
+        const std::size_t equals = text.find('=');
+        if (equals != std::string_view::npos && matters(text.substr(0, equals)))
+            variables.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+    }
+    std::sort(variables.begin(), variables.end());
+    return variables;
 }
 
 }  // namespace ddprun::doctor
