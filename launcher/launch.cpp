@@ -13,6 +13,7 @@
 #include "env/os/system.h"
 #include "env/print.h"
 #include "env/text.h"
+#include "launcher/cli/help.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
 #include "launcher/dry_run.h"
@@ -68,7 +69,7 @@ ExitCode exit_code_for(const Error& error) {
 ProgramSearch search_paths() {
     ProgramSearch search = program_search();
     search.own_words = {"--help", "--version"};
-    for (const SubcommandRow& row : subcommands()) search.own_words.emplace_back(row.name);
+    for (const Subcommand& row : subcommands()) search.own_words.emplace_back(row.name);
     return search;
 }
 
@@ -341,15 +342,16 @@ void open_standard_streams() {
 }
 
 int launch(const std::vector<std::string>& arguments) {
-    if (!arguments.empty() && is_subcommand(arguments.front())) return run_subcommand(arguments);
-    if (!arguments.empty() && arguments.front() == "agent")
-        return launch_agent({arguments.begin() + 1, arguments.end()});
+    const std::string first = arguments.empty() ? "" : arguments.front();
+    if (find_subcommand(first) != nullptr) return run_subcommand(arguments);
+    if (first == "agent") return launch_agent({arguments.begin() + 1, arguments.end()});
+    if (first == "__complete") return print_completions({arguments.begin() + 1, arguments.end()});
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
     JobSetup setup;
-    if (line && line->action == CommandLine::Run)
+    if (line && line->text.empty())
         line = as_task_of_launcher(*std::move(line), arguments, setup);
     if (!line) return refuse(line.error().what, ExitCode::Usage);
-    if (line->action != CommandLine::Run) {
+    if (!line->text.empty()) {
         ddprun::print("{}", line->text);
         return 0;
     }

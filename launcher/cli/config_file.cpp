@@ -1,4 +1,4 @@
-#include "launcher/cli/config_file.h"
+#include "launcher/cli/options.h"
 
 #include <fmt/core.h>
 
@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kMaxConfigBytes = 1 << 20;
 
 Error wrong(const std::string& path, const std::string& what) {
-    return {Errc::InvalidArgument, fmt::format("{}: {}", path, what)};
+    return Error::invalid(fmt::format("{}: {}", path, what));
 }
 
 /// A scalar as a user would type it; nullopt for objects, arrays and null.

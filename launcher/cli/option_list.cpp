@@ -6,12 +6,9 @@
 #include <cctype>
 
 #include "env/text.h"
-#include "launcher/cli/option_values.h"
 
 namespace ddprun {
 namespace {
-
-constexpr std::size_t kHelpColumn = 30;
 
 std::string with_dashes(std::string_view label) {
     std::string dashed(label);
@@ -35,21 +32,14 @@ std::optional<std::string> attached_value(const std::string& word, const std::st
 
 }  // namespace
 
-Result<std::string> parse_text(std::string_view text) {
-    if (text.empty()) return invalid("the value is empty");
-    return std::string(text);
-}
-
 OptionList::OptionList(std::string variable_prefix) : variable_prefix_(std::move(variable_prefix)) {
     app_.set_help_flag();
 }
 
-void OptionList::begin_group(const char* title) { groups_.push_back(app_.add_option_group(title)); }
-
 CLI::Option* OptionList::flag(const char* names, std::function<void()> switch_on, const char* help) {
     TakeValue take = [switch_on = std::move(switch_on)](const std::string& value) -> Status {
         const Result<bool> on = parse_bool(value);
-        if (!on) return invalid(fmt::format("'{}' is not true or false", excerpt(value)));
+        if (!on) return Error::invalid(fmt::format("'{}' is not true or false", excerpt(value)));
         if (*on) switch_on();
         return {};
     };
@@ -61,42 +51,23 @@ CLI::Option* OptionList::flag(const char* names, bool& place, const char* help) 
         names, [&place] { place = true; }, help);
 }
 
-CLI::Option* OptionList::value(const char* names, const char* type, TakeValue take, const char* help) {
-    const auto take_all = [take = std::move(take)](const CLI::results_t& values) {
-        for (const std::string& value : values) {
-            if (const Status taken = take(value); !taken)
-                throw CLI::ValidationError(taken.error().what, CLI::ExitCodes::ValidationError);
-        }
+CLI::Option* OptionList::value(const char* names, const char* type, TakeValue take, const char* help,
+                               std::string offered) {
+    // CLI11 throws when a callback returns false, so the error is kept beside it.
+    const auto take_all = [this, take = std::move(take)](const CLI::results_t& values) {
+        applied_ = {};
+        for (auto value = values.begin(); value != values.end() && applied_; ++value) applied_ = take(*value);
         return true;
     };
-    CLI::Option* const option = groups_.back()->add_option(names, CLI::callback_t(take_all));
+    CLI::Option* const option = app_.add_option(names, CLI::callback_t(take_all));
     option->description(help)->type_name_fn([type] { return std::string(type); })->take_last();
+    option->group(group_)->option_text(std::move(offered));
     if (!variable_prefix_.empty()) option->envname(variable_of(variable_prefix_, name_of(*option)));
     return option;
 }
 
-Status OptionList::not_one_of(const std::string& value, const std::string& words) {
-    return parse_choice(value, words).error();
-}
-
-std::vector<CLI::Option*> OptionList::options() const {
-    std::vector<CLI::Option*> all;
-    for (CLI::App* group : groups_) {
-        const std::vector<CLI::Option*> some = group->get_options();
-        all.insert(all.end(), some.begin(), some.end());
-    }
-    return all;
-}
-
-// CLI11's own search copies the names of all options.
 CLI::Option* OptionList::find_exactly(std::string_view label) const {
-    const bool is_long = label.starts_with("--");
-    const std::string name = is_long ? with_dashes(label.substr(2)) : std::string(label.substr(1));
-    for (CLI::Option* option : options()) {
-        const std::vector<std::string>& names = is_long ? option->get_lnames() : option->get_snames();
-        if (std::find(names.begin(), names.end(), name) != names.end()) return option;
-    }
-    return nullptr;
+    return app_.get_option_no_throw(with_dashes(label));
 }
 
 CLI::Option* OptionList::find(std::string_view label) const {
@@ -110,8 +81,8 @@ std::vector<CLI::Option*> OptionList::beginning_with(std::string_view label) con
     if (!label.starts_with("--") || label.size() == 2) return found;
     const std::string beginning = with_dashes(label.substr(2));
     for (CLI::Option* option : options()) {
-        if (std::any_of(option->get_lnames().begin(), option->get_lnames().end(),
-                        [&](const std::string& name) { return name.starts_with(beginning); }))
+        if (std::ranges::any_of(option->get_lnames(),
+                                [&](const std::string& name) { return name.starts_with(beginning); }))
             found.push_back(option);
     }
     return found;
@@ -129,7 +100,7 @@ std::string OptionList::nearest_to(std::string_view name) const {
 SplitWords OptionList::split(const std::vector<std::string>& words, Rest rest) const {
     SplitWords result;
     const auto wrong = [&](const std::string& label, const std::string& what) {
-        if (!result.wrong) result.wrong = invalid(fmt::format("{}: {}", label, what));
+        if (!result.wrong) result.wrong = Error::invalid(fmt::format("{}: {}", label, what));
     };
     for (std::size_t at = 0; at < words.size(); ++at) {
         const std::string label = label_of(words[at]);
@@ -154,6 +125,7 @@ SplitWords OptionList::split(const std::vector<std::string>& words, Rest rest) c
             const std::string needed = fmt::format("needs a value ({})", option->get_type_name());
             if (++at == words.size()) {
                 wrong(label, needed);
+                result.unfinished = option;
                 break;
             }
             value = words[at];
@@ -167,63 +139,34 @@ SplitWords OptionList::split(const std::vector<std::string>& words, Rest rest) c
     return result;
 }
 
+Status OptionList::apply(CLI::Option& option) {
+    option.run_callback();
+    return applied_;
+}
+
+Status OptionList::apply(const SplitWords::Given& given) {
+    given.option->clear();
+    given.option->add_result(given.value);
+    const Status applied = apply(*given.option);
+    return applied ? applied : applied.error().with(given.label);
+}
+
 Result<std::vector<std::string>> OptionList::read(const std::vector<std::string>& words) {
     SplitWords split = this->split(words, Rest::StandsBetween);
     if (split.wrong) return *split.wrong;
-    if (split.unknown) {
-        const auto name = [](const CLI::Option* option) { return "--" + name_of(*option); };
-        const std::string known = join(options(), ", ", name);
-        return invalid(fmt::format("{}: unknown option{}", *split.unknown,
-                                   known.empty() ? "" : fmt::format(" (expected {})", known)));
-    }
+    if (split.unknown) return Error::invalid(fmt::format("{}: unknown option{}", *split.unknown, expected()));
     for (const SplitWords::Given& given : split.options) {
-        if (const Status taken = take_value(given); !taken) return taken.error();
+        if (const Status applied = apply(given); !applied) return applied.error();
     }
     return std::move(split.rest);
 }
 
-Status take_value(const SplitWords::Given& given) {
-    given.option->clear();
-    given.option->add_result(given.value);
-    const Status taken = take_values(*given.option);
-    return taken ? taken : taken.error().with(given.label);
-}
-
-Status take_values(CLI::Option& option) {
-    try {
-        option.run_callback();
-    } catch (const CLI::ValidationError& error) {
-        return invalid(error.what());
+std::string OptionList::expected() const {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : options()) {
+        if (name_of(*option) != "help") names.push_back("--" + name_of(*option));
     }
-    return {};
-}
-
-std::string help_entry(std::string left, std::string_view text) {
-    if (left.size() + 2 > kHelpColumn) left.append(1, '\n').append(kHelpColumn, ' ');
-    else left.resize(kHelpColumn, ' ');
-    return left + wrap(text, kHelpWidth, kHelpColumn) + '\n';
-}
-
-std::string left_of_help(const CLI::Option& option) {
-    const std::vector<std::string>&letters = option.get_snames(), &names = option.get_lnames();
-    const std::string left = letters.empty() ? fmt::format("      --{}", names[0])
-                                             : fmt::format("  -{}, --{}", letters[0], names[0]);
-    return is_flag(option) ? left : left + " " + option.get_type_name();
-}
-
-std::string render_options(const OptionList& list) {
-    std::string text;
-    for (CLI::App* group : list.groups()) {
-        const std::vector<CLI::Option*> options = group->get_options();
-        if (!options.empty() && group != list.groups().front())
-            text += fmt::format("\n{}:\n", group->get_group());
-        for (const CLI::Option* option : options) {
-            const std::vector<std::string>& names = option->get_lnames();
-            const std::string also = names.size() > 1 ? fmt::format(" Also --{}.", names[1]) : "";
-            text += help_entry(left_of_help(*option), option->get_description() + also);
-        }
-    }
-    return text;
+    return names.empty() ? "" : fmt::format(" (expected {})", join(names, ", "));
 }
 
 bool is_option(std::string_view word) { return word.size() > 1 && word[0] == '-'; }

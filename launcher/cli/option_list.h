@@ -6,11 +6,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "env/result.h"
+#include "launcher/cli/option_values.h"
 
 namespace ddprun {
 
@@ -20,19 +20,17 @@ using TakeValue = std::function<Status(const std::string& value)>;
 /// Returns a TakeValue that stores the parsed value in `place`.
 template <class Place, class Parse>
 TakeValue into(Place& place, Parse parse) {
-    return [&place, parse](const std::string& value) -> Status {
+    return [&place, parse = std::move(parse)](const std::string& value) -> Status {
         Result parsed = parse(value);
         if (!parsed) return parsed.error();
         place = *std::move(parsed);
         return {};
     };
 }
-/// Any text but "".
-Result<std::string> parse_text(std::string_view text);
 
+/// Where the words stand that are no options.
 enum class Rest {
-    IsTheProgram,  ///< the program begins at the first word that is no option, or after "--"; all later words
-                   ///< are its own
+    IsTheProgram,  ///< the first word that is no option, or the word after "--", begins the program
     StandsBetween  ///< words that are no options may stand among the options
 };
 
@@ -41,19 +39,22 @@ struct SplitWords {
     struct Given {
         CLI::Option* option;
         std::string label;  ///< as the user wrote it: "--log_dir", "--redir", "-r"
-        std::string value;  ///< "1" for a flag, and where an optional value is missing
+        std::string value;  ///< "1" for a flag, and for a missing optional value
     };
     std::vector<Given> options;          ///< in the order of the command line
     std::vector<std::string> rest;       ///< the words that are no options
     std::optional<std::string> unknown;  ///< the first word that looks like an option, and is none
-    std::optional<Error> wrong;          ///< what is wrong with an option's value
+    std::optional<Error> wrong;          ///< the first error in an option's value
+    CLI::Option* unfinished = nullptr;   ///< the option of the last word, when its value is missing
 };
 
-/// The options of a command, declared on a CLI::App. CLI11 keeps their names (the first long one is shown),
-/// variable (envname), kind of value (type_name; "" of a flag), group, text, and words for completions
-/// (option_text: "auto on off", "@file", "@directory"). It also collects the values and calls their
-/// TakeValue. Splitting a command line, and the other sources of values, follow torchrun and not CLI11:
-/// split() and options.cpp.
+/// The options of a command.
+///
+/// CLI11 declares them: names (the first long one is shown), variable (envname), kind of value (type_name; ""
+/// of a flag), group, text, and what completions offer (option_text). It also keeps the values until apply().
+/// Its parser is not used. torchrun's names may be shortened and have '_' for '-', which CLI11 does not
+/// accept; CLI11 takes "--prefix=" for a missing value, ranks a configuration file above variables, and
+/// throws.
 class OptionList {
   public:
     /// An option's variable is the prefix and the option's name: "PET_NNODES". "": no variables.
@@ -62,52 +63,53 @@ class OptionList {
     OptionList& operator=(const OptionList&) = delete;
 
     /// Options declared from now on stand under this title in --help.
-    void begin_group(const char* title);
+    void begin_group(const char* title) { group_ = title; }
     /// `names` are written as for CLI11: "-r,--redirects".
     CLI::Option* flag(const char* names, std::function<void()> switch_on, const char* help);
     CLI::Option* flag(const char* names, bool& place, const char* help);
-    /// The last value counts, unless take_all() is called on the returned option.
-    CLI::Option* value(const char* names, const char* type, TakeValue take, const char* help);
+    /// The last value counts, unless take_all() is called on the returned option. `offered` are the words
+    /// that completions offer: "auto gpu", or "@file", "@directory".
+    CLI::Option* value(const char* names, const char* type, TakeValue take, const char* help,
+                       std::string offered = "");
     /// Declares an option whose value is one of `words`.
     template <class Place>
     CLI::Option* choice(const char* names, const char* type, Place& place,
-                        std::vector<std::pair<const char*, std::type_identity_t<Place>>> words,
-                        const char* help) {
-        std::string all;
-        for (const auto& [word, meaning] : words) all.append(all.empty() ? "" : " ").append(word);
-        TakeValue take = [&place, words = std::move(words), all](const std::string& value) -> Status {
-            for (const auto& [word, meaning] : words) {
-                if (value != word) continue;
-                place = meaning;
-                return {};
-            }
-            return not_one_of(value, all);
+                        Choices<std::type_identity_t<Place>> words, const char* help) {
+        std::string offered = join(words, " ", [](const auto& word) { return word.first; });
+        const auto parse = [words = std::move(words)](const std::string& value) {
+            return parse_choice<Place>(value, words);
         };
-        return this->value(names, type, std::move(take), help)->option_text(all);
+        return this->value(names, type, into(place, parse), help, std::move(offered));
     }
 
-    [[nodiscard]] const std::vector<CLI::App*>& groups() const { return groups_; }
-    [[nodiscard]] std::vector<CLI::Option*> options() const;
+    /// In the order of their declaration.
+    [[nodiscard]] std::vector<CLI::Option*> options() const { return app_.get_options(); }
     /// Finds an option by its whole name or letter, with dashes or underscores: "--log_dir", "-r". nullptr:
-    /// none.
+    /// there is none.
     [[nodiscard]] CLI::Option* find_exactly(std::string_view label) const;
-    /// Finds an option as argparse does for torchrun's users: also by a beginning that only one option has.
+    /// Finds an option as torchrun does: also by a beginning that only one option has.
     [[nodiscard]] CLI::Option* find(std::string_view label) const;
     [[nodiscard]] std::vector<CLI::Option*> beginning_with(std::string_view label) const;
     /// The existing name most similar to this one ("nproc-per-nods", without dashes before it); "": none.
     [[nodiscard]] std::string nearest_to(std::string_view name) const;
 
     [[nodiscard]] SplitWords split(const std::vector<std::string>& words, Rest rest) const;
+    /// Takes the values that were added to the option, the last or all. Error: InvalidArgument, without the
+    /// option.
+    Status apply(CLI::Option& option);
+    /// Takes one value. Error: InvalidArgument, with the option as it was written.
+    Status apply(const SplitWords::Given& given);
     /// Takes the values of the options of a command without a program; returns the other words. Error:
     /// InvalidArgument, with the option.
     Result<std::vector<std::string>> read(const std::vector<std::string>& words);
+    /// " (expected --job, --json)", for an error; "" when there is no option but --help.
+    [[nodiscard]] std::string expected() const;
 
   private:
-    static Status not_one_of(const std::string& value, const std::string& words);
-
-    CLI::App app_;
-    std::vector<CLI::App*> groups_{&app_};  ///< the last one gets the next options
+    mutable CLI::App app_;  ///< mutable: its const search returns const options
     std::string variable_prefix_;
+    std::string group_;  ///< of the next options
+    Status applied_;     ///< of the option whose values are being taken
 };
 
 /// "nproc-per-node".
@@ -116,21 +118,6 @@ inline bool is_flag(const CLI::Option& option) { return option.get_items_expecte
 inline bool is_repeatable(const CLI::Option& option) {
     return option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
 }
-/// Takes the values that were given to the option, the last or all. Error: InvalidArgument, without the
-/// option.
-Status take_values(CLI::Option& option);
-
-/// The columns of --help, and one entry of it: "  -r, --redirects STREAMS", with a text beside or below it.
-inline constexpr std::size_t kHelpWidth = 100;
-std::string help_entry(std::string left, std::string_view text);
-
-/// An option's names and its kind of value: "  -r, --redirects STREAMS".
-std::string left_of_help(const CLI::Option& option);
-/// The entries of all options, below the titles of their groups.
-std::string render_options(const OptionList& list);
-
-/// Takes one value. Error: InvalidArgument, with the option as it was written.
-Status take_value(const SplitWords::Given& given);
 
 /// True for "-x" and "--x"; "-" alone is a word like any other.
 bool is_option(std::string_view word);

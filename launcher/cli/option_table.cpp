@@ -8,7 +8,7 @@
 
 #include "env/nodes/pmix_source.h"
 #include "env/text.h"
-#include "launcher/cli/option_values.h"
+#include "launcher/cli/help.h"
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/start/start_order.h"
 #include "launcher/start/start_plan.h"
@@ -31,11 +31,11 @@ Status without_effect(Draft& draft, Text option, Text why) {
 
 Result<std::string> parse_backend(Text value) {
     if (value.starts_with("etcd")) {
-        return invalid(
+        return Error::invalid(
             fmt::format("'{}' is not supported (expected static or c10d; ddprun's own server needs no etcd)",
                         excerpt(value)));
     }
-    return parse_choice(value, "static c10d");
+    return parse_choice<std::string>(value, {{"static", "static"}, {"c10d", "c10d"}});
 }
 
 Status set_endpoint(Draft& draft, Text value) {
@@ -51,7 +51,7 @@ Result<std::string> parse_master_addr(Text value) {
     const std::size_t colon = value.find(':');
     const bool has_port = colon != value.npos && value.find(':', colon + 1) == value.npos;
     if (has_port || value.starts_with('['))
-        return invalid(
+        return Error::invalid(
             fmt::format("'{}' is not an address alone; its port goes into --master-port", excerpt(value)));
     return parse_text(value);
 }
@@ -61,7 +61,7 @@ Result<Duration> parse_heartbeat_timeout(Text value) {
     const Result<Duration> span = parse_span(value);
     if (!span) return span.error();
     if (*span < std::chrono::milliseconds(100))
-        return invalid(fmt::format("'{}' is not a time of at least 100 ms", excerpt(value)));
+        return Error::invalid(fmt::format("'{}' is not a time of at least 100 ms", excerpt(value)));
     return *span;
 }
 
@@ -109,7 +109,7 @@ Status set_backoff(Draft& draft, Text value) {
         colon == Text::npos ? std::max(restart.backoff_max, *first) : parse_span(value.substr(colon + 1));
     if (!longest) return longest.error();
     if (*first > *longest)
-        return invalid(fmt::format("'{}': the first wait is above the longest", excerpt(value)));
+        return Error::invalid(fmt::format("'{}': the first wait is above the longest", excerpt(value)));
     restart.backoff = *first;
     restart.backoff_max = *longest;
     return {};
@@ -122,7 +122,7 @@ Result<int> parse_number(Text value) {
 }
 
 Status set_event_handler(Draft& draft, Text value) {
-    if (value.empty()) return invalid("the value is empty");
+    if (value.empty()) return Error::invalid("the value is empty");
     if (value == "null") return {};
     if (value == "console") {
         draft.spec.events_file = "/dev/stderr";
@@ -133,7 +133,7 @@ Status set_event_handler(Draft& draft, Text value) {
 }
 
 Status set_logs_specs(Draft& draft, Text value) {
-    if (value.empty()) return invalid("the value is empty");
+    if (value.empty()) return Error::invalid("the value is empty");
     if (value == "default") return {};
     return without_effect(draft, "logs-specs", "it names a Python plug-in; see the options under Output");
 }
@@ -141,13 +141,13 @@ Status set_logs_specs(Draft& draft, Text value) {
 Status set_monitor_interval(Draft& draft, Text value) {
     const Result<double> seconds = parse_double(value);
     if (!seconds || !(*seconds >= 0))
-        return invalid(fmt::format("'{}' is not a number of seconds", excerpt(value)));
+        return Error::invalid(fmt::format("'{}' is not a number of seconds", excerpt(value)));
     return without_effect(draft, "monitor-interval", "ddprun is told of every event and polls nothing");
 }
 
 Status set_start_method(Draft& draft, Text value) {
-    if (const Result<std::string> method = parse_choice(value, "spawn fork forkserver"); !method)
-        return method.error();
+    const Result<int> known = parse_choice<int>(value, {{"spawn", 0}, {"fork", 0}, {"forkserver", 0}});
+    if (!known) return known.error();
     return without_effect(draft, "start-method", "it concerns Python functions; ddprun starts programs");
 }
 
@@ -171,9 +171,9 @@ Status set_signal_actions(Draft& draft, Text value) {
 Status add_variable(Draft& draft, Text value) {
     const Text name = value.substr(0, value.find('='));
     if (!is_variable_name(name))
-        return invalid(fmt::format("'{}' is not NAME or NAME=VALUE of a variable", excerpt(value)));
+        return Error::invalid(fmt::format("'{}' is not NAME or NAME=VALUE of a variable", excerpt(value)));
     if (name == value && is_never_sent(name))
-        return invalid(fmt::format("{} is never sent to another host", name));
+        return Error::invalid(fmt::format("{} is never sent to another host", name));
     draft.spec.start.environment.emplace_back(value);
     return {};
 }
@@ -187,50 +187,50 @@ Status set_prefix(Draft& draft, Text value) {
     return {};
 }
 
-Status set_pmix(Draft& draft, Text value) {
-    const Result<std::string> word = parse_choice(value, "auto on off");
-    if (!word) return word.error();
-    if (*word == "on" && !built_with_pmix())
-        return Error{Errc::InvalidArgument, fmt::format("on: {}", kNoPmix), 0};
-    draft.spec.pmix = *word == "auto" ? PmixUse::Auto : *word == "on" ? PmixUse::On : PmixUse::Off;
-    return {};
+Result<PmixUse> parse_pmix(Text value) {
+    const Result<PmixUse> use =
+        parse_choice<PmixUse>(value, {{"auto", PmixUse::Auto}, {"on", PmixUse::On}, {"off", PmixUse::Off}});
+    if (use && *use == PmixUse::On && !built_with_pmix())
+        return Error::invalid(fmt::format("on: {}", kNoPmix));
+    return use;
 }
 
 Status set_stdin(Draft& draft, Text value) {
     draft.spec.stdin_rank.reset();
     if (value == "none") return {};
     const Result<int> rank = parse_rank(value);
-    if (!rank) return invalid(rank.error().what + ", nor none");
+    if (!rank) return Error::invalid(rank.error().what + ", nor none");
     draft.spec.stdin_rank = *rank;
     return {};
 }
 
-void worker_options(OptionList& options, OptionDraft& draft) {
+void program_options(OptionList& options, OptionDraft& draft) {
     JobSpec& spec = draft.spec;
     options.begin_group("Workers");
-    options
-        .value("--nproc-per-node", "N", into(spec.workers, parse_worker_count),
-               "Workers per node: a count, auto (one per GPU, else one per CPU), gpu, or cpu. Default 1.")
-        ->option_text("auto gpu cpu");
-    options.value(
-        "--nnodes", "N|MIN:MAX", into(spec.nodes, parse_nodes),
-        "Number of nodes, or a range for an elastic job. Default: from the "
-        "launcher around us (mpirun, srun: one ddprun per node), else all hosts of the batch job, else 1.");
-    options.flag(
-        "--per-rank", spec.per_rank,
-        "This ddprun is one of several that mpiexec or srun started, one for each rank: it runs one "
-        "worker, with the launcher's rank and local rank, and restarts it with the others. Default where the launcher put "
-        "several ddpruns on a node and --nproc-per-node is not given.");
+    options.value("--nproc-per-node", "N", into(spec.workers, parse_worker_count),
+                  "Workers per node: a count, auto (one per GPU, else one per CPU), gpu, or cpu. Default 1.",
+                  "auto gpu cpu");
+    options.value("--nnodes", "N|MIN:MAX", into(spec.nodes, parse_nodes),
+                  "Number of nodes, or a range for an elastic job. Default: the number that mpirun or srun "
+                  "started (one ddprun per node), else all hosts of the batch job, else 1.");
+    options.flag("--per-rank", spec.per_rank,
+                 "This ddprun is one of several that mpiexec or srun started, one for each rank. It runs one "
+                 "worker, with the launcher's rank and local rank, and restarts it with the others. Default "
+                 "when the launcher put several ddpruns on a node and --nproc-per-node is not given.");
     options.flag("--pass-mpi-env", spec.pass_mpi_env,
-                 "The workers get the variables by which mpiexec or srun told ddprun its rank, and its PMI "
-                 "descriptor, for programs that speak MPI themselves. Without it they see ddprun's alone.");
+                 "Give the workers the variables by which mpiexec or srun told ddprun its rank, and its PMI "
+                 "descriptor. Programs that use MPI themselves need them. By default the workers see only "
+                 "ddprun's own variables.");
     options.flag("-m,--module", draft.module, "The program is a Python module: run python -m PROGRAM.");
     options.flag("--no-python", draft.no_python,
-                 "Execute the program directly, also when its name ends in .py.");
+                 "Execute the program directly, even when its name ends in .py.");
     options.flag("--run-path", draft.run_path,
-                 "Run the Python script with runpy.run_path. Wins over --no-python and -m.");
+                 "Run the Python script with runpy.run_path. It wins over --no-python and -m.");
     options.value("--role", "NAME", into(spec.role, parse_text),
                   "Name of the workers' role (ROLE_NAME). Default: default.");
+}
+
+void placement_options(OptionList& options, JobSpec& spec) {
     options.choice(
         "--numa-binding", "POLICY", spec.binding,
         {{"none", NumaBinding::None},
@@ -239,14 +239,16 @@ void worker_options(OptionList& options, OptionDraft& draft) {
          {"socket", NumaBinding::Socket},
          {"exclusive", NumaBinding::Exclusive},
          {"core-complex", NumaBinding::CoreComplex}},
-        "Bind each worker's CPUs and memory: node (the NUMA node of its GPU), socket, exclusive (own cores of "
-        "that node), core-complex (cores that share a last-level cache), none, or auto: by node where there "
-        "are several and the workers divide evenly, unless a batch system gave an unknown part of the host. Default auto.");
+        "Bind each worker's CPUs and memory: node (the NUMA node of its GPU), socket, exclusive "
+        "(cores of its own on that node), core-complex (cores that share a last-level cache), none, "
+        "or auto. auto is node on a host with several NUMA nodes among which the workers divide "
+        "evenly. auto is none when a batch system gave an unknown part of the host. Default auto.");
     options.flag(
         "--virtual-local-rank", spec.virtual_local_rank,
-        "LOCAL_RANK is 0 for all; each worker sees only its GPU in CUDA_VISIBLE_DEVICES, or in HIP_ or "
-        "ROCR_VISIBLE_DEVICES where that is set and no NVIDIA GPU is found.");
-    options.flag("--narrow-gpus", spec.narrow_gpus, "As --virtual-local-rank, but LOCAL_RANK stays.");
+        "LOCAL_RANK is 0 for all workers, and each sees only its GPU in CUDA_VISIBLE_DEVICES. Without "
+        "an NVIDIA GPU the variable is HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES, if that is set.");
+    options.flag("--narrow-gpus", spec.narrow_gpus,
+                 "Each worker sees only its GPU, as with --virtual-local-rank, but LOCAL_RANK stays.");
     options.choice(
         "--fabric", "NAME", spec.fabric,
         {{"auto", std::nullopt},
@@ -255,108 +257,60 @@ void worker_options(OptionList& options, OptionDraft& draft) {
          {"efa", Fabric::Efa},
          {"ethernet", Fabric::Ethernet},
          {"none", Fabric::None}},
-        "Variables for NCCL and libfabric that suit what connects the nodes; what you set yourself stands. auto: by what "
-        "the node has (Slingshot, EFA, InfiniBand, else Ethernet), in jobs of several nodes. none: leave all alone. "
-        "--dry-run and ddprun env show them with their reasons. Default auto.");
+        "Set the variables of NCCL and libfabric that suit the network between the nodes. A variable "
+        "that you set yourself stays. auto chooses by the node's hardware (Slingshot, EFA, "
+        "InfiniBand, else Ethernet) in jobs of several nodes; none sets nothing. --dry-run and "
+        "ddprun env show the variables with their reasons. Default auto.");
     options.choice(
         "--cgroup", "auto|none", spec.use_cgroup, {{"auto", true}, {"none", false}},
-        "auto: the workers run in a cgroup below ours, where cgroup v2 lets us make one, so that none of their "
-        "processes can escape the end of the job. Default auto.");
-    options
-        .value(
-            "--pmix", "WHEN", by(draft, set_pmix),
-            "Be the PMIx server of the workers, so that programs of Open MPI form one world: on, off, or auto: where the "
-            "program itself is linked with such an MPI and libpmix is installed. MPI behind a script or in Python needs on. "
-            "Default auto.")
-        ->option_text("auto on off");
-    options.choice(
-        "--torch-store", "WHEN", spec.torch_store,
-        {{"auto", TorchStoreUse::Auto}, {"on", TorchStoreUse::On}, {"off", TorchStoreUse::Off}},
-        "Serve the store of PyTorch's workers at MASTER_ADDR:MASTER_PORT, without authentication, to this job's nodes: on, off "
-        "(rank 0 may listen there itself), or auto: where Python runs the program, unless several nodes have --tls. Default auto.");
+        "Run the workers in a cgroup below ddprun's own, so that no process of theirs outlives the "
+        "job. auto does it when cgroup v2 permits it. Default auto.");
     options.choice(
         "--gpu-check", "WHEN", spec.gpu_check,
         {{"auto", GpuCheck::Auto},
          {"off", GpuCheck::Off},
          {"warn", GpuCheck::Warn},
          {"refuse", GpuCheck::Refuse}},
-        "Look at the GPUs' health before anything starts: off, warn (one line for each trouble), refuse (also a GPU that is "
-        "in use), or auto: where the job asks for GPUs, refuse what no program can use, warn of the rest. Default auto.");
-    options
-        .value("--stdin", "RANK|none", by(draft, set_stdin),
-               "The rank that reads ddprun's standard input. Default none.")
-        ->option_text("none");
+        "Check the GPUs' health before anything starts: off, warn (one line for each problem), "
+        "refuse (also a GPU that is in use), or auto. In jobs that ask for GPUs, auto refuses what "
+        "no program can use and warns of the rest. Default auto.");
+}
+
+void service_options(OptionList& options, OptionDraft& draft) {
+    JobSpec& spec = draft.spec;
+    options.value(
+        "--pmix", "WHEN", into(spec.pmix, parse_pmix),
+        "Be the PMIx server of the workers, so that programs of Open MPI form one world: on, off, or "
+        "auto. auto is on when the program itself is linked with such an MPI and libpmix is "
+        "installed. MPI behind a script or in Python needs on. Default auto.",
+        "auto on off");
+    options.choice(
+        "--torch-store", "WHEN", spec.torch_store,
+        {{"auto", TorchStoreUse::Auto}, {"on", TorchStoreUse::On}, {"off", TorchStoreUse::Off}},
+        "Serve the store of PyTorch's workers at MASTER_ADDR:MASTER_PORT: on, off, or auto. Every "
+        "process of this job's nodes can use the store, without authentication. With off, rank 0 "
+        "may listen there itself. auto is on when Python runs the program, except for several nodes "
+        "with --tls. Default auto.");
+    options.value("--stdin", "RANK|none", by(draft, set_stdin),
+                  "The rank that reads ddprun's standard input. Default none.", "none");
     options.value("--attach", "RANK=CMD", into(spec.attach, parse_attach),
                   "Run this rank under CMD in the terminal, as in --attach 0='gdb --args'.");
 }
 
-void rendezvous_options(OptionList& options, OptionDraft& draft) {
-    JobSpec& spec = draft.spec;
-    options.begin_group("Rendezvous");
-    options.flag("--standalone", draft.standalone,
-                 "One node, any free port, a job id of its own. Overrides --rdzv-*.");
-    options
-        .value("--rdzv-backend", "NAME", into(spec.rendezvous.backend, parse_backend),
-               "static or c10d. ddprun's own server stands behind both. Default static.")
-        ->option_text("static c10d");
-    options.value(
-        "--rdzv-endpoint", "HOST[:PORT]", by(draft, set_endpoint),
-        "Where the first node's ddprun listens. Default port 29400. Default: what the launcher around us carries "
-        "(PMIx, PMI), else its first host; on one node any free port.");
-    options.value("--rdzv-id", "ID", into(spec.rendezvous.run_id, parse_text),
-                  "Name of the job; all its nodes pass the same. Default: none, on one node a fresh one.");
-    options.value(
-        "--rdzv-conf", "K=V,...", by(draft, set_conf),
-        "join_timeout (also called timeout; default 600), last_call_timeout (30), keep_alive_interval (5), in "
-        "seconds; keep_alive_max_attempt (3): a node that is silent for that many intervals is lost (with "
-        "neither: after --heartbeat-timeout); is_host. "
-        "Accepted without effect: close_timeout, heartbeat_timeout, read_timeout, store_type=tcp, and keys of other "
-        "back ends.");
-    options.value(
-        "--heartbeat-timeout", "SPAN", into(spec.rendezvous.heartbeat_timeout, parse_heartbeat_timeout),
-        "A node that is silent for this long is lost, and who loses the first node ends its workers; a fault of the network "
-        "that is shorter costs nothing. A lost node that wakes joins again by itself. All nodes give the same. Default 3s.");
-    options.value("--node-rank", "N", into(spec.rendezvous.node_rank, parse_rank),
-                  "Index of this node, 0 to nnodes-1. Default: from the launcher around us.");
-    options.value("--master-addr", "HOST", into(spec.rendezvous.master_addr, parse_master_addr),
-                  "MASTER_ADDR of the workers. Default: the address that was reached.");
-    options.value("--master-port", "PORT", into(spec.rendezvous.master_port, parse_port),
-                  "MASTER_PORT of the workers. Default: a free port.");
-    options.value(
-        "--local-addr", "HOST", into(spec.rendezvous.local_addr, parse_text),
-        "The address under which the other nodes reach this one: MASTER_ADDR where this is the first node, unless "
-        "--master-addr is given.");
-    options.value(
-        "--iface", "NAME", into(spec.rendezvous.iface, parse_text),
-        "The network of several nodes: an interface of this node by its name, or a network as 10.1.0.0/16. Its address is the one "
-        "under which the other nodes reach this one (as --local-addr says it), and what ddprun listens on for them is there only; gloo and NCCL are told it. "
-        "Default: all interfaces.");
-    options.flag(
-        "--insecure", spec.rendezvous.insecure,
-        "Several nodes without a secret: whoever reaches the port can join the job and stop it. Without it they share "
-        "DDPRUN_TOKEN, else a file that is made at first use ($XDG_CONFIG_HOME/ddprun/secret, else "
-        "~/.config/ddprun/secret). All nodes must give the same. DDPRUN_INSECURE=1 is the same.");
-    options.flag(
-        "--tls", spec.rendezvous.tls,
-        "Encrypt what nodes and workers say to the first node's ddprun, and the keys of its store (TLS 1.3, by a certificate made for "
-        "this job that the job's secret vouches for). All nodes must give it. What workers say to each other (NCCL, PyTorch's own "
-        "store) is not ddprun's to encrypt.");
-}
-
-void start_options(OptionList& options, OptionDraft& draft) {
-    JobSpec& spec = draft.spec;
+void host_options(OptionList& options, OptionDraft& draft) {
+    StartSpec& start = draft.spec.start;
     options.begin_group("Hosts");
     options.value(
-        "--hosts", "HOST,...", into(spec.start.hosts, parse_text),
-        "Run on these hosts: names, ranges as in n[01-16], HOST:SLOTS. ddprun starts itself on the others; on a host "
-        "that is none of them it is the head only. Default: those of the PBS, Slurm or LSF job around us, unless --node-rank or --rdzv-endpoint is given.");
-    options
-        .value(
-            "--hostfile", "FILE", into(spec.start.hostfile, parse_text),
-            "The same from a file, as MPI launchers read it: a host a line, slots=N or :N behind it, # comments.")
-        ->option_text("@file");
+        "--hosts", "HOST,...", into(start.hosts, parse_text),
+        "Run on these hosts: names, ranges such as n[01-16], or HOST:SLOTS. ddprun starts itself on "
+        "the others; a host that is not in the list only directs the job. Default: the hosts of the "
+        "surrounding PBS, Slurm or LSF job, unless --node-rank or --rdzv-endpoint is given.");
+    options.value("--hostfile", "FILE", into(start.hostfile, parse_text),
+                  "Run on the hosts of a file, written as for MPI launchers. Each line has a host, then "
+                  "optionally slots=N or :N. A # begins a comment.",
+                  "@file");
     options.choice(
-        "--start", "HOW", spec.start.starter,
+        "--start", "HOW", start.starter,
         {{"auto", Starter::Auto},
          {"none", Starter::None},
          {"pbsdsh", Starter::Pbsdsh},
@@ -365,22 +319,84 @@ void start_options(OptionList& options, OptionDraft& draft) {
          {"srun", Starter::Srun},
          {"blaunch", Starter::Blaunch},
          {"ssh", Starter::Ssh}},
-        "What starts ddprun on the other hosts; none: somebody else does, with --nnodes, --node-rank and --rdzv-endpoint. auto: "
-        "in a PBS job pbsdsh, else pbs_tmrsh (tm), else mpiexec (PALS's or Hydra's: Cray, MPICH, Intel MPI; not Open MPI's), else ssh; "
-        "in a Slurm job srun; in an LSF job blaunch, else ssh; else ssh. Default auto.");
+        "The program that starts ddprun on the other hosts. none: you start it yourself there, with "
+        "--nnodes, --node-rank and --rdzv-endpoint. auto in a PBS job: pbsdsh, else pbs_tmrsh (tm), "
+        "else mpiexec (PALS's or Hydra's: Cray, MPICH, Intel MPI; not Open MPI's), else ssh. auto in "
+        "a Slurm job: srun. auto in an LSF job: blaunch, else ssh. auto elsewhere: ssh. Default "
+        "auto.");
     options
         .value(
             "--env", "NAME[=VALUE]", by(draft, add_variable),
-            "NAME=VALUE: a variable for all workers. NAME: send this host's value to the other hosts that ddprun starts, "
-            "also where it belongs to a host (TMPDIR). Others are sent without it: docs/hosts.md has the list. May be repeated.")
+            "NAME=VALUE sets a variable for all workers. NAME sends this host's value to the other hosts "
+            "that ddprun starts, even of a variable that belongs to a host (TMPDIR). ddprun sends most other "
+            "variables anyway: docs/hosts.md has the list. May be repeated.")
         ->take_all();
     options.value(
-        "--start-timeout", "SPAN", into(spec.start.timeout, parse_span),
-        "A host that has not joined this long after the last ssh (or other starter) began cannot take part, "
-        "and the job ends. Default 60s.");
+        "--start-timeout", "SPAN", into(start.timeout, parse_span),
+        "Time to join after the last ssh (or other starter) began. A host that has not joined by then "
+        "cannot take part, and the job ends. Default 60s.");
 }
 
-void supervision_options(OptionList& options, OptionDraft& draft) {
+void rendezvous_options(OptionList& options, OptionDraft& draft) {
+    RendezvousSpec& rendezvous = draft.spec.rendezvous;
+    options.begin_group("Rendezvous");
+    options.flag("--standalone", draft.standalone,
+                 "Run on one node, with any free port and a job id of its own. It overrides --rdzv-*.");
+    options.value("--rdzv-backend", "NAME", into(rendezvous.backend, parse_backend),
+                  "static or c10d. ddprun's own server stands behind both. Default static.", "static c10d");
+    options.value(
+        "--rdzv-endpoint", "HOST[:PORT]", by(draft, set_endpoint),
+        "The address where the first node's ddprun listens. Default port 29400. Default address: what "
+        "the surrounding launcher carries (PMIx, PMI), else its first host. A job of one node takes "
+        "any free port.");
+    options.value("--rdzv-id", "ID", into(rendezvous.run_id, parse_text),
+                  "Name of the job, equal on all its nodes. Default: none, or a new name on one node.");
+    options.value(
+        "--rdzv-conf", "K=V,...", by(draft, set_conf),
+        "Settings of the rendezvous. In seconds: join_timeout (also called timeout; default 600), "
+        "last_call_timeout (30), keep_alive_interval (5). A node that is silent for "
+        "keep_alive_max_attempt (3) intervals is lost; with neither key, --heartbeat-timeout decides. "
+        "is_host says whether this node is the first. Accepted without effect: close_timeout, "
+        "heartbeat_timeout, read_timeout, store_type=tcp, and keys of other back ends.");
+    options.value(
+        "--heartbeat-timeout", "SPAN", into(rendezvous.heartbeat_timeout, parse_heartbeat_timeout),
+        "A node that is silent for this long is lost. A node that cannot reach the first one for this "
+        "long stops its workers. Shorter faults do no harm. A lost node that wakes joins again by "
+        "itself. All nodes must give the same value. Default 3s.");
+    options.value("--node-rank", "N", into(rendezvous.node_rank, parse_rank),
+                  "Index of this node, 0 to nnodes-1. Default: from the surrounding launcher.");
+}
+
+void network_options(OptionList& options, RendezvousSpec& rendezvous) {
+    options.value(
+        "--master-addr", "HOST", into(rendezvous.master_addr, parse_master_addr),
+        "MASTER_ADDR of the workers. Default: the address at which the nodes reached the first one.");
+    options.value("--master-port", "PORT", into(rendezvous.master_port, parse_port),
+                  "MASTER_PORT of the workers. Default: a free port.");
+    options.value(
+        "--local-addr", "HOST", into(rendezvous.local_addr, parse_text),
+        "The address at which the other nodes reach this one. The first node's becomes MASTER_ADDR, "
+        "unless --master-addr is given.");
+    options.value(
+        "--iface", "NAME", into(rendezvous.iface, parse_text),
+        "The network between nodes: an interface, or a network such as 10.1.0.0/16. ddprun listens "
+        "only there, gives that address to the other nodes, and sets it for gloo and NCCL. Default: "
+        "all interfaces.");
+    options.flag(
+        "--insecure", rendezvous.insecure,
+        "Run several nodes without a secret: whoever reaches the port can join the job and stop it. By "
+        "default the nodes share DDPRUN_TOKEN, else a file that ddprun makes at first use "
+        "($XDG_CONFIG_HOME/ddprun/secret, else ~/.config/ddprun/secret). All nodes must give the same. "
+        "DDPRUN_INSECURE=1 does the same.");
+    options.flag(
+        "--tls", rendezvous.tls,
+        "Encrypt what nodes and workers send to the first node's ddprun, and the keys of its store. "
+        "TLS 1.3 runs with a certificate made for this job and authenticated by its secret. All nodes "
+        "must give the option. ddprun cannot encrypt what workers send to each other (NCCL, PyTorch's "
+        "own store).");
+}
+
+void restart_options(OptionList& options, OptionDraft& draft) {
     JobSpec& spec = draft.spec;
     options.begin_group("Failures, restarts and signals");
     options.value("--max-restarts", "N[/SPAN]", into(spec.restart, parse_restarts),
@@ -392,115 +408,125 @@ void supervision_options(OptionList& options, OptionDraft& draft) {
         {{"auto", RecoverSpec::Mode::Auto},
          {"restart", RecoverSpec::Mode::Restart},
          {"program", RecoverSpec::Mode::Program}},
-        "What follows a worker's failure: auto (where all workers have announced that they survive it, as those with ddp::Recovery "
-        "do, the failed one starts again in place and the others go on, which uses up no restart), restart (all workers end, and "
-        "start again while --max-restarts allows it), or program (the others go on without it, for programs that recover by "
-        "themselves, as with NVRx; the first failure gives the exit code). Default auto.");
-    options.value(
-        "--recover-within", "SPAN", into(spec.recover.within, parse_span),
-        "The longest wait for workers in a recovery in place; then the late ones are killed. Default 60s.");
+        "What follows a worker's failure: restart, program, or auto. restart: all workers end, and "
+        "start again while --max-restarts allows it. program: the others go on without it, and the "
+        "first failure gives the exit code. This is for programs that recover by themselves, as with "
+        "NVRx. auto: the failed worker starts again in place and the others go on, when all workers "
+        "have announced that they survive it, as with ddp::Recovery. This uses up no restart. "
+        "Otherwise auto is restart. Default auto.");
+    options.value("--recover-within", "SPAN", into(spec.recover.within, parse_span),
+                  "The longest wait for workers in a recovery in place. ddprun then kills the late ones. "
+                  "Default 60s.");
     options.value(
         "--rehearse", "N", into(spec.recover.rehearse, parse_number<1, 1'000'000'000>),
-        "Every N committed steps or more, all workers let go of their generation and meet in the next one, as after a failure, but "
-        "none is killed. A program that keeps the contract of ddp::Recovery ends with the same result as without. Default: never.");
+        "Rehearse a recovery every N committed steps or more. All workers leave their generation and "
+        "meet in the next one, as after a failure, but none is killed. A program that keeps the "
+        "contract of ddp::Recovery ends with the same result as without. Default: never.");
     options.value(
         "--gpu-memory-wait", "SPAN", into(spec.gpu_memory_wait, parse_span),
-        "Wait at most so long before a restart until the GPU memory of the workers that have ended is free. 0: do not "
-        "look. Default 30s.");
+        "Before a restart, wait at most this long until the GPU memory of the ended workers is free. "
+        "0: do not check. Default 30s.");
+    options.choice(
+        "--grow", "WHEN", spec.grow, {{"now", Grow::Now}, {"restart", Grow::Restart}},
+        "When nodes that come to a running --nnodes=MIN:MAX job are taken in: now or restart. now: "
+        "the workers get a notice, SIGTERM and --preempt-grace, and start again in the larger world. "
+        "This uses up no restart. restart: when the job restarts for another reason. Default now.");
+}
+
+void grace_options(OptionList& options, JobSpec& spec) {
     options.value(
         "--shutdown-timeout", "SECONDS", into(spec.shutdown_timeout, parse_span),
         "Grace between the stop signal and SIGKILL. Default TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30.");
-    options.choice(
-        "--grow", "WHEN", spec.grow, {{"now", Grow::Now}, {"restart", Grow::Restart}},
-        "When nodes that come to a running --nnodes=MIN:MAX job are taken in: now (its workers get a notice, SIGTERM and "
-        "--preempt-grace, and start again in the larger world, which uses up no restart), or restart (when it is started again for "
-        "another reason). Default now.");
     options.value(
         "--failure-grace", "SPAN", into(spec.failure_grace, parse_span),
-        "How long workers may go on after a failure: the others when one has failed, and one that has written its error report, or "
-        "called MPI_Abort, and does not exit; then SIGKILL. At most --shutdown-timeout. Default 5s.");
+        "Time before SIGKILL: for the others after a failure, and for a worker that reported an error "
+        "(or called MPI_Abort) but does not exit. At most --shutdown-timeout. Default 5s.");
     options.value("--preempt-grace", "SPAN", into(spec.preempt_grace, parse_span),
                   "Grace after a preemption notice, for a checkpoint. Default 30s.");
     options.value(
         "--walltime-notice", "SPAN", into(spec.walltime_notice, parse_span),
-        "Preempt the job so long before its walltime ends, where the scheduler (PBS, Torque, Slurm, LSF) tells it: notice, SIGTERM, "
-        "--preempt-grace, exit code 75. Default 0: never. No restart begins less than 60 s before that, or before the end.");
+        "Preempt the job this long before its walltime ends: notice, SIGTERM, --preempt-grace, exit "
+        "code 75. The scheduler (PBS, Torque, Slurm, LSF) has to tell the walltime. No restart begins "
+        "less than 60 s before the notice, or before the end. Default 0: never.");
     options.choice(
         "--requeue", "WHEN", spec.requeue.mode,
         {{"no", RequeueSpec::Mode::No}, {"auto", RequeueSpec::Mode::Auto}, {"self", RequeueSpec::Mode::Self}},
-        "Put a batch job back into its queue when its walltime ends it, or a failure that another run may not meet: self (by scontrol "
-        "requeue under Slurm, by qsub of --requeue-script under PBS; the job does not start where that cannot be), auto (where "
-        "it can be), no. Not without progress, not after a signal from its user or scheduler, nor a wrong configuration. Brings a "
-        "--walltime-notice of 2m. Default no.");
+        "Put a batch job back into its queue when its walltime ends it, or after a failure that "
+        "another run may not meet: self, auto, or no. Never after a run without progress, a signal, "
+        "or a configuration error. self uses scontrol requeue under Slurm, and qsub of "
+        "--requeue-script under PBS; where that cannot be, the job does not start. auto requeues "
+        "where it can. Implies --walltime-notice=2m. Default no.");
     options.value("--requeue-limit", "N", into(spec.requeue.limit, parse_number<0, 1'000'000>),
-                  "At most so many times in all. Default 10.");
-    options
-        .value("--requeue-script", "FILE", into(spec.requeue.script, parse_text),
-               "PBS: the job script, as it was given to qsub.")
-        ->option_text("@file");
+                  "The most times that the job is put back. Default 10.");
+    options.value("--requeue-script", "FILE", into(spec.requeue.script, parse_text),
+                  "The job script as you gave it to qsub, for --requeue under PBS.", "@file");
+}
+
+void signal_options(OptionList& options, OptionDraft& draft) {
     options.value("--signals-to-handle", "NAME,...", by(draft, set_stop_signals),
                   "Signals that stop the job, besides TERM, INT, HUP and QUIT.");
     options
         .value(
             "--signal", "NAME=ACTION", by(draft, set_signal_actions),
-            "What a signal sent to ddprun does: forward (to the workers, and carry on), stop, preempt (notice, "
-            "grace, exit code 75) or ignore. May be repeated. A signal that was ignored when ddprun was started, "
-            "as HUP under nohup, stays ignored for ddprun and its workers unless it is named here.")
+            "What a signal sent to ddprun does: forward (to the workers, and the job goes on), stop, preempt "
+            "(notice, grace, exit code 75) or ignore. May be repeated. A signal that was ignored when ddprun "
+            "started, such as HUP under nohup, stays ignored for ddprun and its workers unless it is named "
+            "here.")
         ->take_all();
     options.value(
-        "--hang-timeout", "SPAN", into(spec.hang_timeout, parse_span),
-        "Workers that make no progress for this long hang: says who keeps whom waiting, prints all stacks, then "
-        "restarts or ends with exit code 124. No progress is a collective of libddp that stands still, or steps that a worker "
-        "reported (in Python: ddprun.step) and reports no more, whatever the processor does; of workers that "
-        "tell neither, that no rank uses any processor time, reads or writes: one that spins is not found. Where all workers can "
-        "recover in place, only the rank that keeps the others waiting starts again. Default 0: --recover-within there, else never.");
+        "--hang-timeout", "SPAN", into(draft.spec.hang_timeout, parse_span),
+        "Act when workers make no progress for this long. Progress is a finished libddp collective or "
+        "a reported step (in Python: ddprun.step). Workers that have neither count as hanging only "
+        "while none uses CPU, reads or writes; a busy loop is not noticed. ddprun says who waits for "
+        "whom, prints all stacks, and restarts or exits with 124. If all workers can recover in "
+        "place, only the rank that keeps the others waiting starts again. Default 0: never, or "
+        "--recover-within if all workers can recover in place.");
 }
 
-void output_options(OptionList& options, OptionDraft& draft) {
-    JobSpec& spec = draft.spec;
+void file_options(OptionList& options, OutputSpec& output) {
     options.begin_group("Output");
-    options
-        .value(
-            "--log-dir", "DIR", into(spec.output.log_dir, parse_text),
-            "Keep files DIR/<id>_<random>/attempt_<k>/<rank>/{stdout,stderr}.log. Without -r and -t all "
-            "streams go to the files and to the console. The umask says who may read them: with 022 every user of the "
-            "file system, with 077 (set before ddprun) only you.")
-        ->option_text("@directory");
-    options
-        .value(
-            "-r,--redirects", "STREAMS", into(spec.output.redirects, parse_streams),
-            "Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or a map by local rank: 0:1,11:2.")
-        ->option_text("0 1 2 3");
-    options
-        .value("-t,--tee", "STREAMS", into(spec.output.tee, parse_streams),
-               "Streams that go to files and to the console; written as for -r.")
-        ->option_text("0 1 2 3");
-    options.value("--local-ranks-filter", "RANK,...", into(spec.output.local_ranks, parse_rank_list),
+    options.value(
+        "--log-dir", "DIR", into(output.log_dir, parse_text),
+        "Keep files DIR/<id>_<random>/attempt_<k>/<rank>/{stdout,stderr}.log. Without -r and -t all "
+        "streams go to the files and to the console. The umask decides who may read them: with 022 "
+        "every user of the file system, with 077 (set before ddprun) only you.",
+        "@directory");
+    options.value(
+        "-r,--redirects", "STREAMS", into(output.redirects, parse_streams),
+        "Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or a map by local rank: "
+        "0:1,11:2.",
+        "0 1 2 3");
+    options.value("-t,--tee", "STREAMS", into(output.tee, parse_streams),
+                  "Streams that go to files and to the console; written as for -r.", "0 1 2 3");
+    options.value("--local-ranks-filter", "RANK,...", into(output.local_ranks, parse_rank_list),
                   "The console shows only these local ranks. Default all.");
     options.value(
-        "--duplicate-stdout-filters", "TEXT,...", into(spec.output.stdout_filters, parse_filters),
-        "Copy stdout lines with one of the texts to filtered_stdout.log; a double comma is a comma.");
-    options.value("--duplicate-stderr-filters", "TEXT,...", into(spec.output.stderr_filters, parse_filters),
-                  "The same for stderr and filtered_stderr.log.");
-    options.value("--max-log-size", "SIZE", into(spec.output.max_file_bytes, parse_bytes),
+        "--duplicate-stdout-filters", "TEXT,...", into(output.stdout_filters, parse_filters),
+        "Copy stdout lines with one of the texts to filtered_stdout.log. A double comma is a comma.");
+    options.value("--duplicate-stderr-filters", "TEXT,...", into(output.stderr_filters, parse_filters),
+                  "Copy stderr lines with one of the texts to filtered_stderr.log.");
+    options.value("--max-log-size", "SIZE", into(output.max_file_bytes, parse_bytes),
                   "Rotate each log file at this size, as in 100MiB. Default 0: never.");
+}
+
+void console_options(OptionList& options, OptionDraft& draft) {
     // Declared before --prefix, which wins over it.
     options.value("--log-line-prefix-template", "TEMPLATE", by(draft, set_prefix),
                   "torchrun's name of --prefix.");
-    options
-        .value(
-            "--prefix,--log-prefix", "TEMPLATE", by(draft, set_prefix),
-            "Before each line, on the console: none, or a text with ${rank} ${local_rank} ${role_name} ${host} (or ${hostname}) "
-            "${time}, or auto: torchrun's '[${role_name}${local_rank}]:' with --tee; nothing where the job has one worker, or where "
-            "one rank's lines alone go into a pipe or a file; else '[${rank}]: '. Default "
-            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else auto.")
-        ->option_text("auto none");
-    options.choice("--color", "WHEN", spec.output.color,
+    options.value(
+        "--prefix,--log-prefix", "TEMPLATE", by(draft, set_prefix),
+        "The beginning of each line on the console: none, auto, or a text with ${rank} ${local_rank} "
+        "${role_name} ${host} (or ${hostname}) ${time}. With --tee, auto is torchrun's "
+        "'[${role_name}${local_rank}]:'. Without it, auto is '[${rank}]: ', but nothing for a job of "
+        "one worker, or when only one rank's lines go into a pipe or a file. Default "
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else auto.",
+        "auto none");
+    options.choice("--color", "WHEN", draft.spec.output.color,
                    {{"auto", OutputSpec::Color::Auto},
                     {"always", OutputSpec::Color::Always},
                     {"never", OutputSpec::Color::Never}},
                    "Colour the prefixes. Default auto: on a terminal.");
-    options.flag("-q,--quiet", spec.quiet, "No lines of ddprun's own but errors.");
+    options.flag("-q,--quiet", draft.spec.quiet, "Print no lines of ddprun's own but errors.");
 }
 
 void observation_options(OptionList& options, OptionDraft& draft) {
@@ -508,76 +534,74 @@ void observation_options(OptionList& options, OptionDraft& draft) {
     options.begin_group("Reports and observation");
     options.flag("--dry-run", spec.dry_run,
                  "Print the complete plan (ranks, commands, environment, binding) and exit.");
-    options.value("--report", "FILE", into(spec.report_file, parse_text), "Write how the job ended as JSON.")
-        ->option_text("@file");
+    options.value("--report", "FILE", into(spec.report_file, parse_text), "Write how the job ended as JSON.",
+                  "@file");
     // Declared before --events, which wins over it.
-    options
-        .value("--event-log-handler", "NAME", by(draft, set_event_handler),
-               "console writes the job's events to standard error.")
-        ->option_text("null console");
-    options
-        .value("--events", "FILE", into(spec.events_file, parse_text),
-               "Write every event of the job, one JSON object per line.")
-        ->option_text("@file");
+    options.value("--event-log-handler", "NAME", by(draft, set_event_handler),
+                  "console writes the job's events to standard error.", "null console");
+    options.value("--events", "FILE", into(spec.events_file, parse_text),
+                  "Write every event of the job, one JSON object per line.", "@file");
+    options.value("--metrics-port", "[ADDR:]PORT", into(spec.metrics_at, parse_metrics_address),
+                  "Serve Prometheus metrics on this port of the loopback interface, where every user of this "
+                  "host can read them. ADDR:PORT serves them at that address of the host, and *:PORT at all, "
+                  "for everyone who reaches it.");
     options.value(
-        "--metrics-port", "[ADDR:]PORT", into(spec.metrics_at, parse_metrics_address),
-        "Serve Prometheus metrics on this port of the loopback interface, where every user of this host can read them; "
-        "or at this address of the host, *:PORT at all, for everyone who reaches it.");
-    options
-        .value(
-            "--tensorboard", "DIR", into(spec.tensorboard, parse_text),
-            "Write curves of the job for TensorBoard below DIR/RUN, where RUN is --rdzv-id, else the batch job's id or the "
-            "one that ddprun ps shows: steps per second, communication, CPU, memory, GPUs, restarts.")
-        ->option_text("@directory");
-    options
-        .value(
-            "--trace", "DIR", into(spec.trace, parse_text),
-            "Workers that use libddp record steps, collectives and their own spans there, ddprun its events: 'ddprun "
-            "trace DIR' merges them.")
-        ->option_text("@directory");
+        "--tensorboard", "DIR", into(spec.tensorboard, parse_text),
+        "Write curves of the job for TensorBoard below DIR/RUN: steps per second, communication, CPU, "
+        "memory, GPUs, restarts. RUN is --rdzv-id, else the batch job's id, else the id that ddprun "
+        "ps shows.",
+        "@directory");
+    options.value(
+        "--trace", "DIR", into(spec.trace, parse_text),
+        "Record steps, collectives and spans of workers that use libddp there, and ddprun's events. "
+        "'ddprun trace DIR' merges them.",
+        "@directory");
 }
 
 void other_options(OptionList& options, OptionDraft& draft) {
     options.begin_group("Other");
-    options
-        .value(
-            "--config", "FILE", [](const std::string&) { return Status(); },
-            "JSON object with any of these options by long name, \"program\" and \"args\". The command line wins "
-            "over PET_<NAME> variables, these over the file.")
-        ->option_text("@file");
-    options.choice("--print-completion", "SHELL", draft.shell,
-                   {{"bash", "bash"}, {"zsh", "zsh"}, {"fish", "fish"}, {"tcsh", "tcsh"}},
+    const TakeValue nothing = [](const std::string&) { return Status(); };  // read before the others
+    options.value("--config", "FILE", nothing,
+                  "Read a JSON object with any of these options by long name, \"program\" and \"args\". The "
+                  "command line wins over PET_<NAME> variables, and these win over the file.",
+                  "@file");
+    options.choice("--print-completion", "SHELL", draft.text, completion_scripts(),
                    "Print a completion script and exit.");
-    options.flag("--print-man", draft.print_man, "Print the manual page (troff) and exit.");
+    options.flag(
+        "--print-man", [&draft] { draft.text = render_man_page(); },
+        "Print the manual page (troff) and exit.");
     options.flag(
         "-V,--version", [] {}, "Print the version and exit.");
     options
-        .value(
-            "-h,--help", "[all]", [](const std::string&) { return Status(); },
-            "Print the options that are used most and exit; --help=all: print all options.")
-        ->option_text("all")
+        .value("-h,--help", "[all]", nothing,
+               "Print the options that are used most and exit; --help=all prints all options.", "all")
         ->expected(0, 1);
     options.value("--monitor-interval", "SECONDS", by(draft, set_monitor_interval),
-                  "Accepted: ddprun is event-driven.");
-    options
-        .value("--start-method", "NAME", by(draft, set_start_method),
-               "Accepted: concerns Python functions only.")
-        ->option_text("spawn fork forkserver");
-    options.value("--logs-specs", "NAME", by(draft, set_logs_specs), "Accepted: names a Python plug-in.");
+                  "Accepted without effect: ddprun is event-driven.");
+    options.value("--start-method", "NAME", by(draft, set_start_method),
+                  "Accepted without effect: it concerns Python functions only.", "spawn fork forkserver");
+    options.value("--logs-specs", "NAME", by(draft, set_logs_specs),
+                  "Accepted without effect: it names a Python plug-in.");
     options.flag(
         "--use-env",
         [&draft] { (void)without_effect(draft, "use-env", "LOCAL_RANK is always in the environment"); },
-        "Accepted: LOCAL_RANK is always in the environment.");
+        "Accepted without effect: LOCAL_RANK is always in the environment.");
 }
 
 }  // namespace
 
 void declare_options(OptionList& options, OptionDraft& draft) {
-    worker_options(options, draft);
-    start_options(options, draft);
+    program_options(options, draft);
+    placement_options(options, draft.spec);
+    service_options(options, draft);
+    host_options(options, draft);
     rendezvous_options(options, draft);
-    supervision_options(options, draft);
-    output_options(options, draft);
+    network_options(options, draft.spec.rendezvous);
+    restart_options(options, draft);
+    grace_options(options, draft.spec);
+    signal_options(options, draft);
+    file_options(options, draft.spec.output);
+    console_options(options, draft);
     observation_options(options, draft);
     other_options(options, draft);
 }

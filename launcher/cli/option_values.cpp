@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -46,30 +47,32 @@ Status check_conf_value(const ConfKey& key, std::string_view value) {
     switch (key.kind) {
         case ConfKind::Seconds:
             if (!parse_span(value))
-                return invalid(fmt::format("{}: '{}' is not a time in seconds", key.name, excerpt(value)));
+                return Error::invalid(
+                    fmt::format("{}: '{}' is not a time in seconds", key.name, excerpt(value)));
             return {};
         case ConfKind::Interval:
             if (const Result<Duration> span = parse_span(value);
                 !span || *span < std::chrono::milliseconds(10)) {
-                return invalid(
+                return Error::invalid(
                     fmt::format("{}: '{}' is not a time of at least 10 ms", key.name, excerpt(value)));
             }
             return {};
         case ConfKind::Count:
             if (!parse_int_between(value, 1, 1000)) {
-                return invalid(
+                return Error::invalid(
                     fmt::format("{}: '{}' is not a count from 1 to 1000", key.name, excerpt(value)));
             }
             return {};
         case ConfKind::Flag:
             if (!parse_bool(value))
-                return invalid(fmt::format("{}: '{}' is not true or false", key.name, excerpt(value)));
+                return Error::invalid(fmt::format("{}: '{}' is not true or false", key.name, excerpt(value)));
             return {};
         case ConfKind::StoreType:
             if (value == "tcp") return {};
-            return invalid(fmt::format("store_type: '{}' is not supported (expected tcp)", excerpt(value)));
+            return Error::invalid(
+                fmt::format("store_type: '{}' is not supported (expected tcp)", excerpt(value)));
         case ConfKind::Etcd:
-            return invalid(
+            return Error::invalid(
                 fmt::format("{}: belongs to the etcd backends, which ddprun does not use", key.name));
     }
     return {};
@@ -97,23 +100,22 @@ std::string_view without_quotes(std::string_view text) {
 Result<Streams> parse_stream_bits(std::string_view text) {
     const Result<std::int64_t> bits = parse_int_between(text, 0, 3);
     if (!bits)
-        return invalid(
+        return Error::invalid(
             fmt::format("'{}' is not 0 (none), 1 (stdout), 2 (stderr) or 3 (both)", excerpt(text)));
     return static_cast<Streams>(*bits);
 }
 
 Result<int> parse_small(std::string_view text, int max, std::string_view expected) {
     const Result<std::int64_t> number = parse_int_between(text, 0, max);
-    if (!number) return invalid(fmt::format("'{}' is not {}", excerpt(text), expected));
+    if (!number) return Error::invalid(fmt::format("'{}' is not {}", excerpt(text), expected));
     return static_cast<int>(*number);
 }
 
 Result<SignalAction> parse_signal_action(std::string_view text) {
-    if (text == "forward") return SignalAction::Forward;
-    if (text == "stop") return SignalAction::Stop;
-    if (text == "preempt") return SignalAction::Preempt;
-    if (text == "ignore") return SignalAction::Ignore;
-    return invalid(fmt::format("'{}' is not forward, stop, preempt or ignore", excerpt(text)));
+    return parse_choice<SignalAction>(text, {{"forward", SignalAction::Forward},
+                                             {"stop", SignalAction::Stop},
+                                             {"preempt", SignalAction::Preempt},
+                                             {"ignore", SignalAction::Ignore}});
 }
 
 /// SIGCHLD tells us of a worker's end; the others cannot be caught or mean a bug of ours.
@@ -126,15 +128,14 @@ bool is_ours_to_handle(int signal) {
 Result<int> parse_signal(std::string_view text) {
     const std::optional<int> signal = signal_from_name(text);
     if (!signal)
-        return invalid(fmt::format("'{}' is not a signal (expected a name such as SIGUSR1)", excerpt(text)));
+        return Error::invalid(
+            fmt::format("'{}' is not a signal (expected a name such as SIGUSR1)", excerpt(text)));
     if (!is_ours_to_handle(*signal))
-        return invalid(fmt::format("'{}' cannot be handled by a launcher", excerpt(text)));
+        return Error::invalid(fmt::format("'{}' cannot be handled by a launcher", excerpt(text)));
     return *signal;
 }
 
 }  // namespace
-
-Error invalid(std::string message) { return {Errc::InvalidArgument, std::move(message)}; }
 
 Result<WorkerCount> parse_worker_count(std::string_view text) {
     text = trim(text);  // as Python's int() does
@@ -144,32 +145,33 @@ Result<WorkerCount> parse_worker_count(std::string_view text) {
     if (word == "cpu") return WorkerCount{WorkerCount::Kind::Cpu, 0};
     const Result<std::int64_t> number = parse_int(text);
     if (!number)
-        return invalid(
+        return Error::invalid(
             fmt::format("'{}' is not a number (expected a count, auto, gpu or cpu)", excerpt(text)));
     if (*number < 1 || *number > kMaxWorkersPerNode) {
-        return invalid(fmt::format("'{}' is not between 1 and {}", excerpt(text), kMaxWorkersPerNode));
+        return Error::invalid(fmt::format("'{}' is not between 1 and {}", excerpt(text), kMaxWorkersPerNode));
     }
     return WorkerCount{WorkerCount::Kind::Number, static_cast<int>(*number)};
 }
 
 Result<Nodes> parse_nodes(std::string_view text) {
     const std::vector<std::string_view> parts = split(text, ':');
-    if (parts.size() > 2) return invalid(fmt::format("'{}' is not N or MIN:MAX", excerpt(text)));
+    if (parts.size() > 2) return Error::invalid(fmt::format("'{}' is not N or MIN:MAX", excerpt(text)));
     Nodes nodes;
     for (std::size_t i = 0; i < parts.size(); ++i) {
         const Result<std::int64_t> number = parse_int(trim(parts[i]));
         if (!number)
-            return invalid(fmt::format("'{}' is not a number (expected N or MIN:MAX)", excerpt(parts[i])));
+            return Error::invalid(
+                fmt::format("'{}' is not a number (expected N or MIN:MAX)", excerpt(parts[i])));
         if (*number < 1 || *number > kMaxNodes) {
-            return invalid(fmt::format("'{}' is not a number of nodes (expected 1 to {})", excerpt(parts[i]),
-                                       kMaxNodes));
+            return Error::invalid(fmt::format("'{}' is not a number of nodes (expected 1 to {})",
+                                              excerpt(parts[i]), kMaxNodes));
         }
         (i == 0 ? nodes.min : nodes.max) = static_cast<int>(*number);
     }
     if (parts.size() == 1) nodes.max = nodes.min;
     if (nodes.min > nodes.max) {
-        return invalid(fmt::format("'{}': the minimum {} is above the maximum {} (expected MIN:MAX)",
-                                   excerpt(text), nodes.min, nodes.max));
+        return Error::invalid(fmt::format("'{}': the minimum {} is above the maximum {} (expected MIN:MAX)",
+                                          excerpt(text), nodes.min, nodes.max));
     }
     return nodes;
 }
@@ -178,20 +180,20 @@ Result<StreamsMap> parse_streams(std::string_view text) {
     StreamsMap map;
     if (text.find(':') == std::string_view::npos) {
         const Result<Streams> bits = parse_stream_bits(text);
-        if (!bits) return invalid(bits.error().what + ", nor a map such as 0:1,3:2");
+        if (!bits) return Error::invalid(bits.error().what + ", nor a map such as 0:1,3:2");
         map.everyone = *bits;
         return map;
     }
     for (const std::string_view entry : split(text, ',')) {
         const std::size_t colon = entry.find(':');
         if (colon == std::string_view::npos)
-            return invalid(fmt::format("'{}' is not LOCAL_RANK:STREAMS", excerpt(entry)));
+            return Error::invalid(fmt::format("'{}' is not LOCAL_RANK:STREAMS", excerpt(entry)));
         const Result<int> rank = parse_rank(entry.substr(0, colon));
         if (!rank) return rank.error();
         const Result<Streams> bits = parse_stream_bits(entry.substr(colon + 1));
         if (!bits) return bits.error();
         if (!map.by_local_rank.emplace(*rank, *bits).second) {
-            return invalid(fmt::format("'{}' names local rank {} twice", excerpt(text), *rank));
+            return Error::invalid(fmt::format("'{}' names local rank {} twice", excerpt(text), *rank));
         }
     }
     return map;
@@ -208,7 +210,8 @@ Result<RestartSpec> parse_restarts(std::string_view text) {
     const std::string_view span = text.substr(slash + 1);
     const Result<Duration> window = parse_duration(span);
     if (!window || *window <= Duration::zero()) {
-        return invalid(fmt::format("'{}' is not a time span (expected for example 3/1h)", excerpt(span)));
+        return Error::invalid(
+            fmt::format("'{}' is not a time span (expected for example 3/1h)", excerpt(span)));
     }
     restart.window = *window;
     return restart;
@@ -222,7 +225,7 @@ Result<RendezvousConf> parse_rdzv_conf(std::string_view text) {
         const std::size_t equals = pair.find('=');
         const std::string_view name = without_quotes(pair.substr(0, equals));
         if (equals == std::string_view::npos || name.empty())
-            return invalid(fmt::format("'{}' is not KEY=VALUE", excerpt(pair)));
+            return Error::invalid(fmt::format("'{}' is not KEY=VALUE", excerpt(pair)));
         const std::string_view value = without_quotes(pair.substr(equals + 1));
         const auto* key = std::find_if(kConfKeys.begin(), kConfKeys.end(),
                                        [&](const ConfKey& known) { return known.name == name; });
@@ -275,7 +278,7 @@ Result<std::map<int, SignalAction>> parse_signal_actions(std::string_view text) 
     for (const std::string_view piece : split(text, ',')) {
         const std::size_t equals = piece.find('=');
         if (equals == std::string_view::npos) {
-            return invalid(fmt::format("'{}' is not NAME=ACTION (as in USR1=stop)", excerpt(piece)));
+            return Error::invalid(fmt::format("'{}' is not NAME=ACTION (as in USR1=stop)", excerpt(piece)));
         }
         const Result<int> signal = parse_signal(trim(piece.substr(0, equals)));
         if (!signal) return signal.error();
@@ -289,7 +292,7 @@ Result<std::map<int, SignalAction>> parse_signal_actions(std::string_view text) 
 Result<std::pair<int, std::string>> parse_attach(std::string_view text) {
     const std::size_t equals = text.find('=');
     if (equals == std::string_view::npos || equals + 1 == text.size()) {
-        return invalid(fmt::format("'{}' is not RANK=COMMAND (as in 0=gdb)", excerpt(text)));
+        return Error::invalid(fmt::format("'{}' is not RANK=COMMAND (as in 0=gdb)", excerpt(text)));
     }
     const Result<int> rank = parse_rank(text.substr(0, equals));
     if (!rank) return rank.error();
@@ -299,10 +302,11 @@ Result<std::pair<int, std::string>> parse_attach(std::string_view text) {
 Status check_prefix(std::string_view text) {
     for (std::size_t at = text.find("${"); at != std::string_view::npos; at = text.find("${", at + 2)) {
         const std::size_t end = text.find('}', at);
-        if (end == std::string_view::npos) return invalid(fmt::format("'{}': ${{ without }}", excerpt(text)));
+        if (end == std::string_view::npos)
+            return Error::invalid(fmt::format("'{}': ${{ without }}", excerpt(text)));
         const std::string_view name = text.substr(at + 2, end - at - 2);
         if (!is_prefix_variable(name))
-            return invalid(
+            return Error::invalid(
                 fmt::format("'${{{}}}' is not known (expected {})", excerpt(name), prefix_variables()));
     }
     return {};
@@ -329,21 +333,23 @@ Result<Endpoint> parse_metrics_address(std::string_view text) {
 
 Result<Duration> parse_span(std::string_view text) {
     const Result<Duration> span = parse_duration(text);
-    if (!span && span.error().code == Errc::Limit) return invalid(span.error().what);
+    if (!span && span.error().code == Errc::Limit) return Error::invalid(span.error().what);
     if (!span || *span < Duration::zero()) {
-        return invalid(fmt::format("'{}' is not a time span (expected seconds, or for example 500ms, 2m, 1h)",
-                                   excerpt(text)));
+        return Error::invalid(fmt::format(
+            "'{}' is not a time span (expected seconds, or for example 500ms, 2m, 1h)", excerpt(text)));
     }
     return *span;
 }
 
-Result<std::string> parse_choice(std::string_view text, std::string_view choices) {
-    std::vector<std::string> words;
-    for (const std::string_view word : split(choices, ' ')) words.emplace_back(word);
-    if (std::find(words.begin(), words.end(), text) != words.end()) return std::string(text);
-    const std::string last = words.back();
+Result<std::string> parse_text(std::string_view text) {
+    if (text.empty()) return Error::invalid("the value is empty");
+    return std::string(text);
+}
+
+Error not_one_of(std::string_view text, std::vector<std::string> words) {
+    const std::string last = std::exchange(words.back(), "");
     words.pop_back();
-    return invalid(fmt::format("'{}' is not {} or {}", excerpt(text), join(words, ", "), last));
+    return Error::invalid(fmt::format("'{}' is not {} or {}", excerpt(text), join(words, ", "), last));
 }
 
 }  // namespace ddprun

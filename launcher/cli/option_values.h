@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -12,8 +13,6 @@
 /// Parsers of option values. All are pure; every error is InvalidArgument, begins with the value in quotes
 /// and ends with what was expected, ready to follow the option's name.
 namespace ddprun {
-
-Error invalid(std::string message);
 
 /// "4", "auto", "gpu", "cpu".
 Result<WorkerCount> parse_worker_count(std::string_view text);
@@ -51,7 +50,23 @@ Result<int> parse_port(std::string_view text);
 Result<Endpoint> parse_metrics_address(std::string_view text);
 /// A duration of at least zero.
 Result<Duration> parse_span(std::string_view text);
-/// The value itself when it is one of `choices` (separated by spaces).
-Result<std::string> parse_choice(std::string_view text, std::string_view choices);
+/// Any text but "".
+Result<std::string> parse_text(std::string_view text);
+
+/// The words of an option, with what each means.
+template <class Value>
+using Choices = std::vector<std::pair<const char*, Value>>;
+/// "'x' is not a, b or c".
+Error not_one_of(std::string_view text, std::vector<std::string> words);
+/// What the word means.
+template <class Value>
+Result<Value> parse_choice(std::string_view text, const Choices<std::type_identity_t<Value>>& choices) {
+    std::vector<std::string> words;
+    for (const auto& [word, meaning] : choices) {
+        if (text == word) return meaning;
+        words.emplace_back(word);
+    }
+    return not_one_of(text, std::move(words));
+}
 
 }  // namespace ddprun

@@ -10,8 +10,7 @@
 
 #include "env/hmac.h"
 #include "env/text.h"
-#include "launcher/cli/config_file.h"
-#include "launcher/cli/man_page.h"
+#include "launcher/cli/help.h"
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/output/lines.h"
@@ -31,8 +30,6 @@ struct Reading : DdprunOptions {
     std::map<std::string, Source, std::less<>> given;  ///< by long name
     std::optional<std::string> program;
     std::vector<std::string> arguments;
-    CommandLine::Action action = CommandLine::Run;
-    bool helps_with_all = false;  ///< --help=all
 
     /// `name` is the whole name, without dashes.
     [[nodiscard]] bool is_given(std::string_view name) const { return given.contains(name); }
@@ -64,8 +61,8 @@ std::optional<Error> hint_for_mpi_users(const std::vector<std::string>& words, s
         for (const auto& [theirs, ours] : kMpiOptions) {
             const std::vector<std::string_view> names = split(theirs, ' ');
             if (std::find(names.begin(), names.end(), name) != names.end())
-                return invalid(fmt::format("{}: unknown option; ddprun's is {}", name,
-                                           fmt::format(fmt::runtime(ours), excerpt(value))));
+                return Error::invalid(fmt::format("{}: unknown option; ddprun's is {}", name,
+                                                  fmt::format(fmt::runtime(ours), excerpt(value))));
         }
     }
     return std::nullopt;
@@ -73,8 +70,9 @@ std::optional<Error> hint_for_mpi_users(const std::vector<std::string>& words, s
 
 Error unknown_option(const OptionList& options, std::string_view word, const std::string& name) {
     const std::string near = options.nearest_to(name);
-    if (near.empty()) return invalid(fmt::format("{}: unknown option (see ddprun --help)", excerpt(word)));
-    return invalid(fmt::format("{}: unknown option (did you mean --{}?)", excerpt(word), near));
+    if (near.empty())
+        return Error::invalid(fmt::format("{}: unknown option (see ddprun --help)", excerpt(word)));
+    return Error::invalid(fmt::format("{}: unknown option (did you mean --{}?)", excerpt(word), near));
 }
 
 Error no_such_option(const OptionList& options, std::string_view word) {
@@ -86,7 +84,27 @@ Error no_such_option(const OptionList& options, std::string_view word) {
     for (const CLI::Option* option : candidates) names.push_back(option->get_name());
     const std::string last = std::exchange(names.back(), "");
     names.pop_back();
-    return invalid(fmt::format("{}: ambiguous, it could be {} or {}", label, join(names, ", "), last));
+    return Error::invalid(fmt::format("{}: ambiguous, it could be {} or {}", label, join(names, ", "), last));
+}
+
+/// What users do not have in a build without that part (meson_options.txt).
+constexpr std::pair<std::string_view, std::string_view> kConsequences[] = {
+    {"pmix", "ranks are not read from a PMIx server, and workers get none (--pmix)"},
+    {"tls", "--tls is refused"},
+    {"libfabric", "libddp's cpu backend works within one node only"},
+    {"cuda", "train, allreduce-check and libddp compute on the CPU; GPUs are still assigned and watched"},
+    {"mpi", "libddp has no backend \"mpi\""},
+    {"blas", "train multiplies matrices by plain loops"}};
+
+std::string version_text() {
+    constexpr std::string_view kLacks = DDPRUN_LACKS;
+    const std::vector<std::string_view> lacks = split(kLacks, ',');
+    std::string text = "ddprun " DDPRUN_VERSION "\n";
+    for (const auto& [part, consequence] : kConsequences) {
+        if (std::find(lacks.begin(), lacks.end(), part) != lacks.end())
+            text += fmt::format("built without {}: {}\n", part, consequence);
+    }
+    return text;
 }
 
 bool ends_reading(const CLI::Option& option) {
@@ -95,21 +113,23 @@ bool ends_reading(const CLI::Option& option) {
 
 /// Reads the value of --help: none, or "all", which may also be the next word.
 Status take_help(Reading& reading, const SplitWords::Given& help, const std::vector<std::string>& rest) {
-    reading.action = CommandLine::Help;
-    reading.helps_with_all = help.value == "all" || (!rest.empty() && rest.front() == "all");
-    if (help.value == "1" || help.value == "all") return {};
-    return invalid(fmt::format("{}: '{}' is not all", help.label, excerpt(help.value)));
+    if (help.value != "1" && help.value != "all")
+        return Error::invalid(fmt::format("{}: '{}' is not all", help.label, excerpt(help.value)));
+    const bool is_all = help.value == "all" || (!rest.empty() && rest.front() == "all");
+    reading.draft.text = is_all ? render_full_help() : render_help();
+    return {};
 }
 
 Status read_options(Reading& reading, SplitWords& split) {
     for (SplitWords::Given& one : split.options) {
-        if (name_of(*one.option) == "help") return take_help(reading, one, split.rest);
-        if (name_of(*one.option) == "version") {
-            reading.action = CommandLine::Version;
+        const std::string& name = name_of(*one.option);
+        if (name == "help") return take_help(reading, one, split.rest);
+        if (name == "version") {
+            reading.draft.text = version_text();
             return {};
         }
         one.option->add_result(std::move(one.value));
-        reading.given[name_of(*one.option)] = {one.label, "command line"};
+        reading.given[name] = {one.label, "command line"};
     }
     if (split.wrong) return *split.wrong;
     return split.unknown ? no_such_option(reading.list, *split.unknown) : Status();
@@ -121,11 +141,11 @@ Status read_words(Reading& reading, const std::vector<std::string>& args) {
         const std::size_t options = args.size() - split.rest.size() + (split.unknown ? 1 : 0);
         return hint_for_mpi_users(args, options).value_or(read.error());
     }
-    if (reading.action != CommandLine::Run || split.rest.empty()) return {};
+    if (!reading.draft.text.empty() || split.rest.empty()) return {};
     for (const std::string_view dash : {"\u2010", "\u2011", "\u2013", "\u2014", "\u2212"}) {
         if (split.rest.front().starts_with(dash))
-            return invalid(fmt::format("'{}' begins with '{}', a typographic dash, and not with '-'",
-                                       excerpt(split.rest.front()), dash));
+            return Error::invalid(fmt::format("'{}' begins with '{}', a typographic dash, and not with '-'",
+                                              excerpt(split.rest.front()), dash));
     }
     reading.program = std::move(split.rest.front());
     reading.arguments.assign(std::make_move_iterator(split.rest.begin() + 1),
@@ -151,9 +171,10 @@ void add_variables(Reading& reading, const EnvironmentLookup& env) {
 Error unknown_key(const OptionList& options, const std::string& path, const std::string& key) {
     std::string near = options.nearest_to(key);
     if (near.empty()) near = nearest(key, {"program", "args"});
-    return invalid(near.empty() ? fmt::format("{}: '{}' is not an option of ddprun", path, excerpt(key))
-                                : fmt::format("{}: '{}' is not an option of ddprun (did you mean {}?)", path,
-                                              excerpt(key), near));
+    return Error::invalid(near.empty()
+                              ? fmt::format("{}: '{}' is not an option of ddprun", path, excerpt(key))
+                              : fmt::format("{}: '{}' is not an option of ddprun (did you mean {}?)", path,
+                                            excerpt(key), near));
 }
 
 Status add_config(Reading& reading, const std::string& path) {
@@ -164,9 +185,9 @@ Status add_config(Reading& reading, const std::string& path) {
         CLI::Option* const option = reading.list.find_exactly("--" + key);
         if (option == nullptr || ends_reading(*option)) return unknown_key(reading.list, path, key);
         if (name_of(*option) == "config")
-            return invalid(fmt::format("{}: config: a file cannot name another", path));
+            return Error::invalid(fmt::format("{}: config: a file cannot name another", path));
         if (!seen.insert(option).second)
-            return invalid(fmt::format("{}: {} is given twice", path, name_of(*option)));
+            return Error::invalid(fmt::format("{}: {} is given twice", path, name_of(*option)));
         const bool is_one_list = !is_repeatable(*option) && values.size() != 1;
         give(reading, option, is_one_list ? std::vector{join(values, ",")} : values,
              {fmt::format("{}: {}", path, key), path});
@@ -179,15 +200,16 @@ Status add_config(Reading& reading, const std::string& path) {
 }
 
 /// Applies the values in the order in which the options are declared.
-Status apply_values(Reading& reading, CommandLine& line) {
+Status apply_values(Reading& reading) {
     for (CLI::Option* option : reading.list.options()) {
         const auto given = reading.given.find(name_of(*option));
         if (given == reading.given.end()) continue;
-        const Source& source = given->second;
-        if (const Status taken = take_values(*option); !taken) return taken.error().with(source.label);
-        line.sources.emplace(name_of(*option), source.place);
-        line.values.emplace(name_of(*option),
-                            is_repeatable(*option) ? join(option->results(), ",") : option->results().back());
+        const auto& [name, source] = *given;
+        if (const Status applied = reading.list.apply(*option); !applied)
+            return applied.error().with(source.label);
+        reading.draft.sources.emplace(name, source.place);
+        reading.draft.values.emplace(
+            name, is_repeatable(*option) ? join(option->results(), ",") : option->results().back());
     }
     return {};
 }
@@ -250,8 +272,8 @@ Status check_contradictions(const Reading& reading) {
     };
     for (const auto& [is_there, one, other, why] : contradictions) {
         if (is_there)
-            return invalid(fmt::format("{} and {} contradict each other: {}", as_given(reading, one),
-                                       as_given(reading, other), why));
+            return Error::invalid(fmt::format("{} and {} contradict each other: {}", as_given(reading, one),
+                                              as_given(reading, other), why));
     }
     return {};
 }
@@ -292,7 +314,7 @@ Status settle_rendezvous(Reading& reading) {
 
 /// Takes the node rank of a pod of a Kubernetes Indexed Job from JOB_COMPLETION_INDEX, unless the command
 /// line names ranks or hosts. A job of one node has none: each pod is a job of its own.
-Status settle_pod_index(Reading& reading, const EnvironmentLookup& env, CommandLine& line) {
+Status settle_pod_index(Reading& reading, const EnvironmentLookup& env) {
     RendezvousSpec& rdzv = reading.draft.spec.rendezvous;
     const std::optional<std::string> index = env("JOB_COMPLETION_INDEX");
     if (!index || index->empty() || reading.draft.spec.nodes.max == 1) return {};
@@ -302,7 +324,7 @@ Status settle_pod_index(Reading& reading, const EnvironmentLookup& env, CommandL
     const Result<int> rank = parse_rank(*index);
     if (!rank) return rank.error().with("JOB_COMPLETION_INDEX");
     rdzv.node_rank = *rank;
-    line.sources.emplace("node-rank", "JOB_COMPLETION_INDEX");
+    reading.draft.sources.emplace("node-rank", "JOB_COMPLETION_INDEX");
     return {};
 }
 
@@ -323,63 +345,28 @@ std::string remark_on_hidden_stdin(const JobSpec& spec) {
     const int local_rank = workers > 0 ? *spec.stdin_rank % workers : *spec.stdin_rank;
     if (std::ranges::find(shown, local_rank) != shown.end()) return "";
     return fmt::format(
-        "--stdin {}: that rank's questions are not seen, because --local-ranks-filter does not show local rank {}",
+        "--stdin {}: that rank's questions are not seen, because --local-ranks-filter does not show local "
+        "rank {}",
         *spec.stdin_rank, local_rank);
 }
 
-Result<CommandLine> build(Reading& reading, const EnvironmentLookup& env) {
+/// Checks the options against each other, and derives what follows from several of them.
+Status settle(Reading& reading, const EnvironmentLookup& env) {
     OptionDraft& draft = reading.draft;
-    if (const Status defaults = apply_environment_defaults(env, draft.spec); !defaults)
-        return defaults.error();
-    CommandLine line;
-    if (const Status applied = apply_values(reading, line); !applied) return applied.error();
-    if (draft.print_man) {
-        line.action = CommandLine::PrintMan;
-        line.text = render_man_page();
-        return line;
-    }
-    if (!draft.shell.empty()) {
-        Result<std::string> script = render_completion(draft.shell);
-        if (!script) return script.error();
-        line.action = CommandLine::PrintCompletion;
-        line.text = *std::move(script);
-        return line;
-    }
-    if (const Status consistent = check_contradictions(reading); !consistent) return consistent.error();
+    if (const Status consistent = check_contradictions(reading); !consistent) return consistent;
     if (draft.spec.recover.within == Duration::zero())
-        return invalid("--recover-within: 0 leaves no time (--recover=restart turns recovery off)");
-    if (!reading.program) return invalid("no program given (usage: ddprun [options] program [arguments])");
-    if (const Status settled = settle_rendezvous(reading); !settled) return settled.error();
-    if (const Status settled = settle_pod_index(reading, env, line); !settled) return settled.error();
+        return Error::invalid("--recover-within: 0 leaves no time (--recover=restart turns recovery off)");
+    if (!reading.program)
+        return Error::invalid("no program given (usage: ddprun [options] program [arguments])");
+    if (const Status settled = settle_rendezvous(reading); !settled) return settled;
+    if (const Status settled = settle_pod_index(reading, env); !settled) return settled;
     settle_output(reading, draft.spec.output);
     if (draft.spec.pass_mpi_env) draft.spec.pmix = PmixUse::Off;
     draft.spec.failure_grace = std::min(draft.spec.failure_grace, draft.spec.shutdown_timeout);
     if (std::string remark = remark_on_hidden_stdin(draft.spec); !remark.empty())
         draft.remarks.push_back(std::move(remark));
-    draft.spec.program = {program_kind(draft), *reading.program, reading.arguments};
-    line.spec = std::move(draft.spec);
-    line.remarks = std::move(draft.remarks);
-    return line;
-}
-
-/// What users do not have in a build without that part (meson_options.txt).
-constexpr std::pair<std::string_view, std::string_view> kConsequences[] = {
-    {"pmix", "ranks are not read from a PMIx server, and workers get none (--pmix)"},
-    {"tls", "--tls is refused"},
-    {"libfabric", "libddp's cpu backend works within one node only"},
-    {"cuda", "train, allreduce-check and libddp compute on the CPU; GPUs are still assigned and watched"},
-    {"mpi", "libddp has no backend \"mpi\""},
-    {"blas", "train multiplies matrices by plain loops"}};
-
-std::string version_text() {
-    constexpr std::string_view kLacks = DDPRUN_LACKS;
-    const std::vector<std::string_view> lacks = split(kLacks, ',');
-    std::string text = "ddprun " DDPRUN_VERSION "\n";
-    for (const auto& [part, consequence] : kConsequences) {
-        if (std::find(lacks.begin(), lacks.end(), part) != lacks.end())
-            text += fmt::format("built without {}: {}\n", part, consequence);
-    }
-    return text;
+    draft.spec.program = {program_kind(draft), *std::move(reading.program), std::move(reading.arguments)};
+    return {};
 }
 
 }  // namespace
@@ -404,21 +391,19 @@ std::vector<std::string> remarks_on_variables(const std::vector<std::string>& en
 
 Result<CommandLine> parse_command_line(const std::vector<std::string>& args, const EnvironmentLookup& env) {
     Reading reading;
+    OptionDraft& draft = reading.draft;
     if (const Status read = read_words(reading, args); !read) return read.error();
-    if (reading.action != CommandLine::Run) {
-        CommandLine line;
-        line.action = reading.action;
-        line.text = line.action == CommandLine::Version ? version_text()
-                    : reading.helps_with_all            ? render_full_help()
-                                                        : render_help();
-        return line;
-    }
+    if (!draft.text.empty()) return CommandLine(std::move(draft));
     add_variables(reading, env);
     if (reading.is_given("config")) {
         const std::string path = reading.list.find_exactly("--config")->results().back();
         if (const Status added = add_config(reading, path); !added) return added.error().with("--config");
     }
-    return build(reading, env);
+    if (const Status applied = apply_environment_defaults(env, draft.spec); !applied) return applied.error();
+    if (const Status applied = apply_values(reading); !applied) return applied.error();
+    if (!draft.text.empty()) return CommandLine(std::move(draft));
+    if (const Status settled = settle(reading, env); !settled) return settled.error();
+    return CommandLine(std::move(draft));
 }
 
 }  // namespace ddprun

@@ -99,7 +99,7 @@ int show_environment(const std::vector<std::string>& options) {
         ddprun::print(stderr, "ddprun env: {}\n", printable(line.error().what));
         return static_cast<int>(ExitCode::Usage);
     }
-    if (line->action != CommandLine::Run) {
+    if (!line->text.empty()) {
         ddprun::print("{}", line->text);
         return 0;
     }

@@ -7,9 +7,7 @@
 
 #include "env/print.h"
 #include "env/text.h"
-#include "launcher/cli/batch_options.h"
-#include "launcher/cli/option_list.h"
-#include "launcher/cli/option_values.h"
+#include "launcher/cli/help.h"
 #include "launcher/spec/signals.h"
 #include "launcher/tools/trace/trace.h"
 
@@ -23,7 +21,7 @@ Result<std::string> parse_trial_seconds(const std::string& value) {
     const Result<double> seconds = parse_double(value);
     if (!seconds) return seconds.error();
     if (*seconds > 0 && *seconds <= kMostTrialSeconds) return value;
-    return invalid(fmt::format("'{}' is not between 0 and {}", value, kMostTrialSeconds));
+    return Error::invalid(fmt::format("'{}' is not between 0 and {}", value, kMostTrialSeconds));
 }
 
 /// Checks the value of --bytes, which the trial gets in this form.
@@ -32,135 +30,51 @@ Result<std::string> parse_trial_bytes(const std::string& value) {
     return bytes ? Result<std::string>(value) : bytes.error();
 }
 
-/// Reads the words of a command that has only options.
-Status read_all(OptionList& list, const std::vector<std::string>& arguments, std::string_view expected) {
-    const Result<std::vector<std::string>> rest = list.read(arguments);
-    if (!rest) return rest.error();
-    if (rest->empty()) return {};
-    return invalid(fmt::format("{}: unknown (expected {})", rest->front(), expected));
+void declare_none(OptionList&, SubcommandDraft&) {}
+void declare_job(OptionList& options, SubcommandDraft& draft) {
+    options.value(
+        "--job", "ID", into(draft.ask.job, parse_text),
+        "The job, by the id that ddprun ps shows (or its beginning), or by its --rdzv-id. Needed when "
+        "several jobs run here.");
+}
+void declare_json(OptionList& options, SubcommandDraft& draft) {
+    options.flag("--json", draft.ask.json, "Print JSON: docs/events.md describes it.");
+}
+void declare_ps(OptionList& options, SubcommandDraft& draft) {
+    declare_job(options, draft);
+    declare_json(options, draft);
+}
+void declare_rank(OptionList& options, SubcommandDraft& draft) {
+    options.value("-r,--rank", "RANK", into(draft.ask.rank, parse_rank), "Only this rank. Default: all.");
+    declare_job(options, draft);
+}
+void declare_logs(OptionList& options, SubcommandDraft& draft) {
+    options.flag("-f,--follow", draft.ask.follow,
+                 "Print new lines as they come, across restarts, until the job ends.");
+    declare_rank(options, draft);
+}
+void declare_clean(OptionList& options, SubcommandDraft& draft) {
+    options.flag("--dry-run", draft.clean.dry_run, "Only show what would be ended and removed.");
+    options.value("--user", "NAME", into(draft.clean.user, parse_text),
+                  "Clean after this user, a name or number. Only root may do it.");
+}
+void declare_doctor(OptionList& options, SubcommandDraft& draft) {
+    doctor::Options& doctor = draft.doctor;
+    options.flag("--json", doctor.json, "Print one JSON object with the findings and the facts behind them.");
+    options.flag(
+        "--no-run", [&doctor] { doctor.run = false; }, "Leave out the all-reduce.");
+    options.value("--seconds", "S", into(doctor.size.seconds, parse_trial_seconds),
+                  "How long the all-reduce lasts, up to 30. Default 2.");
+    options.value("--bytes", "SIZE", into(doctor.size.bytes, parse_trial_bytes),
+                  "How much each worker gives to the all-reduce. Default 256MiB of a GPU, else 64MiB.");
 }
 
-}  // namespace
-
-const std::vector<SubcommandRow>& subcommands() {
-    using enum SubcommandRow::Takes;
-    static const std::vector<SubcommandRow> rows = {
-        {"ps", OwnAndJob, "[--json]",
-         "The jobs of this user that run on this host, and their workers on all nodes."},
-        {"top", OwnAndJob, "",
-         "The same, live; q or Ctrl-C ends it. One look when standard output is no terminal."},
-        {"signal", OwnAndJob, "NAME [--rank R]", "Send a signal to all workers, or to one."},
-        {"stacks", OwnAndJob, "[--rank R]",
-         "Print the stacks of all workers of all nodes, or of one: by libddp's own handler, py-spy, gdb or "
-         "eu-stack, whichever there is; without any, what the kernel says."},
-        {"drain", OwnAndJob, "",
-         "Preempt the job: notice and SIGTERM to the workers, --preempt-grace, exit code 75."},
-        {"logs", OwnAndJob, "[-r RANK] [-f]",
-         "Print the log files of this attempt; -f follows them, across restarts, to the end of the job."},
-        {"clean", Own, "[--dry-run] [--user NAME]",
-         "End what killed ddpruns of this user have left on this host: processes, cgroups, job directories; --dry-run only "
-         "shows it. Root ends another user's with --user. A job that runs is not touched."},
-        {"trace", Own, "DIR",
-         "Merge the trace files of a job's --trace DIR and print them for ui.perfetto.dev: ddprun trace DIR > job.json. "
-         "Asks no job, and works while one runs."},
-        {"gpus", Own, "[--json]",
-         "The NVIDIA GPUs of this host: how busy they are, their memory. Asks the driver, no job."},
-        {"env", OfAJob, "[options]",
-         "What was detected here: CPUs, GPUs, allocation; and where each option's value comes from."},
-        {"doctor", Own, "[--json] [--no-run] [--seconds S] [--bytes SIZE]",
-         "Look for what is wrong with this machine: driver, GPUs, network, limits; with a short all-reduce."},
-        {"pbs", OfABatchJob, "script|submit|status ...",
-         "A job script for PBS from few options; submit it and follow the job; follow it again (ddprun pbs --help)."},
-        {"slurm", OfABatchJob, "script|submit|status ...", "The same for Slurm."}};
-    return rows;
-}
-
-namespace {
-
-/// nullptr: there is none of that name.
-const SubcommandRow* find_subcommand(std::string_view name) {
-    const auto found = std::ranges::find(subcommands(), name, &SubcommandRow::name);
-    return found == subcommands().end() ? nullptr : &*found;
-}
-
-}  // namespace
-
-bool is_subcommand(std::string_view word) { return find_subcommand(word) != nullptr; }
-
-std::vector<std::string> options_of(const SubcommandRow& row) {
-    using enum SubcommandRow::Takes;
-    if (row.takes == OfAJob) return {};
-    if (row.takes == OfABatchJob) return batch_words();
-    std::vector<std::string> options;
-    for (const std::string_view word : split(row.arguments, ' ')) {
-        const std::string_view option = word.substr(word.starts_with('[') ? 1 : 0);
-        if (option.starts_with('-')) options.emplace_back(option.substr(0, option.find(']')));
-    }
-    if (row.takes == OwnAndJob) options.emplace_back("--job");
-    options.emplace_back("--help");
-    return options;
-}
-
-std::string render_subcommands() {
-    std::string text;
-    for (const SubcommandRow& row : subcommands()) {
-        text += help_entry(fmt::format("  ddprun {} {}", row.name, row.arguments), row.help);
-    }
-    return text +
-           wrap(
-               "  --job ID chooses one of several running jobs: the id that ddprun ps shows (or its beginning), "
-               "or the --rdzv-id. A program with such a name is run by ddprun -- NAME.",
-               kHelpWidth, 2) +
-           '\n';
-}
-
-Result<AskOptions> parse_ask_options(std::string_view name, const std::vector<std::string>& arguments) {
-    AskOptions options;
-    OptionList list;
-    const std::vector<std::string> own = options_of(*find_subcommand(name));
-    const auto has = [&own](std::string_view option) { return std::ranges::find(own, option) != own.end(); };
-    if (has("--job")) list.value("--job", "ID", into(options.job, parse_text), "");
-    if (has("--rank") || has("-r")) list.value("-r,--rank", "RANK", into(options.rank, parse_rank), "");
-    if (has("-f")) list.flag("-f,--follow", options.follow, "");
-    if (has("--json")) list.flag("--json", options.json, "");
-    Result<std::vector<std::string>> words = list.read(arguments);
-    if (!words) return words.error();
-    options.words = *std::move(words);
-    return options;
-}
-
-Result<doctor::Options> parse_doctor_options(const std::vector<std::string>& arguments) {
-    doctor::Options options;
-    OptionList list;
-    bool no_run = false;
-    list.value("--seconds", "S", into(options.size.seconds, parse_trial_seconds), "");
-    list.value("--bytes", "SIZE", into(options.size.bytes, parse_trial_bytes), "");
-    list.flag("--json", options.json, "");
-    list.flag("--no-run", no_run, "");
-    list.flag("-h,--help", options.help, "");
-    if (const Status read = read_all(list, arguments, "--json, --no-run, --seconds or --bytes"); !read)
-        return read.error();
-    options.run = !no_run;
-    return options;
-}
-
-Result<CleanOptions> parse_clean_options(const std::vector<std::string>& arguments) {
-    CleanOptions options;
-    OptionList list;
-    list.value("--user", "NAME", into(options.user, parse_text), "");
-    list.flag("--dry-run", options.dry_run, "");
-    if (const Status read = read_all(list, arguments, "--dry-run or --user NAME"); !read) return read.error();
-    return options;
-}
-
-namespace {
-
-int show_trace(const std::vector<std::string>& words) {
-    const Result<std::vector<std::string>> directories = OptionList().read(words);
-    if (!directories) return complain("trace", directories.error());
-    if (directories->size() != 1)
-        return complain("trace", invalid("expected one directory, as in: ddprun trace DIR > job.json"));
-    const Result<TraceFiles> files = read_trace_files(directories->front());
+int show_trace(SubcommandDraft& draft) {
+    const std::vector<std::string>& directories = draft.ask.words;
+    if (directories.size() != 1)
+        return complain("trace",
+                        Error::invalid("expected one directory, as in: ddprun trace DIR > job.json"));
+    const Result<TraceFiles> files = read_trace_files(directories.front());
     if (!files) return complain("trace", files.error());
     const MergedTrace merged = merge_trace(*files);
     for (const auto* remarks : {&files->remarks, &merged.remarks}) {
@@ -172,39 +86,92 @@ int show_trace(const std::vector<std::string>& words) {
     return complain("trace", Error::system("write to standard output"));
 }
 
+template <int (*ask)(const AskOptions&)>
+int run_ask(SubcommandDraft& draft) {
+    return ask(draft.ask);
+}
+template <Scheduler scheduler>
+int run_batch(SubcommandDraft& draft) {
+    return run_batch_command(scheduler, draft.ask.words);
+}
+
 }  // namespace
 
+const std::vector<Subcommand>& subcommands() {
+    static const std::vector<Subcommand> rows = {
+        {"ps", "", "", "Show the jobs of this user that run on this host, and their workers on all nodes.",
+         declare_ps, run_ask<show_jobs>},
+        {"top", "", "",
+         "Show the same as ps, live; q or Ctrl-C ends it. When standard output is no terminal, show it once.",
+         declare_job, run_ask<watch_jobs>},
+        {"signal", "NAME", "HUP INT QUIT TERM KILL USR1 USR2 CONT STOP",
+         "Send a signal to all workers, or to one.", declare_rank, run_ask<send_signal>},
+        {"stacks", "", "",
+         "Print the stacks of all workers of all nodes, or of one. They come from libddp's own handler, "
+         "py-spy, gdb or eu-stack, whichever there is; else the kernel tells what each worker waits for.",
+         declare_rank, run_ask<show_stacks>},
+        {"drain", "", "",
+         "Preempt the job: notice and SIGTERM to the workers, --preempt-grace, exit code 75.", declare_job,
+         run_ask<drain>},
+        {"logs", "", "", "Print the log files of this attempt.", declare_logs, run_ask<show_logs>},
+        {"clean", "", "",
+         "End what killed ddpruns of this user have left on this host: processes, cgroups, job directories. "
+         "A job that runs is not touched.",
+         declare_clean, [](SubcommandDraft& draft) { return clean(draft.clean); }},
+        {"trace", "DIR", "@directory",
+         "Merge the trace files of a job's --trace DIR and print them for ui.perfetto.dev: ddprun trace DIR "
+         "> job.json. It asks no job, and works while one runs.",
+         declare_none, show_trace},
+        {"gpus", "", "",
+         "Show the NVIDIA GPUs of this host: how busy they are, their memory. It asks the driver, no job.",
+         declare_json, run_ask<show_gpus>},
+        {"env", "", "",
+         "Show what ddprun detects here: CPUs, GPUs, allocation; and the source of each option's value.",
+         nullptr, [](SubcommandDraft& draft) { return show_environment(draft.ask.words); }, true},
+        {"doctor", "", "",
+         "Look for what is wrong with this machine: driver, GPUs, NCCL's variables, network, memory, limits, "
+         "clock; then run a short all-reduce among the GPUs, or the CPUs. Each line is ok, note, warning or "
+         "error, and says what to set. The exit code is 1 when there is an error, else 0.",
+         declare_doctor, [](SubcommandDraft& draft) { return doctor::run(draft.doctor); }},
+        {"pbs", "script|submit|status ...", "script submit status @file",
+         "Make a job script for PBS from few options; submit it and follow the job; follow it again.",
+         declare_batch_options, run_batch<Scheduler::Pbs>, true},
+        {"slurm", "script|submit|status ...", "script submit status @file", "The same as pbs, for Slurm.",
+         declare_batch_options, run_batch<Scheduler::Slurm>, true}};
+    return rows;
+}
+
+const Subcommand* find_subcommand(std::string_view name) {
+    const auto found = std::ranges::find(subcommands(), name, &Subcommand::name);
+    return found == subcommands().end() ? nullptr : &*found;
+}
+
+Result<SubcommandDraft> parse_subcommand(std::string_view name, const std::vector<std::string>& words) {
+    const Subcommand& row = *find_subcommand(name);
+    SubcommandOptions options(row);
+    SubcommandDraft& draft = options.draft;
+    draft.ask.words = words;
+    if (row.reads_options) return std::move(draft);
+    Result<std::vector<std::string>> rest = options.list.read(words);
+    if (!rest) return rest.error();
+    if (row.arguments.empty() && !rest->empty())
+        return Error::invalid(fmt::format("{}: unknown{}", excerpt(rest->front()), options.list.expected()));
+    draft.ask.words = *std::move(rest);
+    return std::move(draft);
+}
+
 int run_subcommand(const std::vector<std::string>& arguments) {
-    const std::string& name = arguments.front();
+    const Subcommand& row = *find_subcommand(arguments.front());
     const std::vector<std::string> words(arguments.begin() + 1, arguments.end());
     unblock_handled_signals();  // blocked for a job; here Ctrl-C or a closed pipe ends ddprun
-    if (name == "env") return show_environment(words);
-    if (name == "pbs") return run_batch_command(Scheduler::Pbs, words);
-    if (name == "slurm") return run_batch_command(Scheduler::Slurm, words);
-    if (name == "doctor") {
-        const Result<doctor::Options> options = parse_doctor_options(words);
-        return options ? doctor::run(*options) : complain(name, options.error());
-    }
-    if (std::ranges::any_of(words, [](const auto& word) { return word == "-h" || word == "--help"; })) {
-        ddprun::print("{}", render_subcommands());
+    const auto asks_for_help = [](const auto& word) { return word == "-h" || word == "--help"; };
+    const bool has_program = row.declare == declare_batch_options;  // the word may be the program's
+    if (!has_program && std::ranges::any_of(words, asks_for_help)) {
+        ddprun::print("{}", render_subcommand_help(row));
         return 0;
     }
-    if (name == "trace") return show_trace(words);
-    if (name == "clean") {
-        const Result<CleanOptions> options = parse_clean_options(words);
-        return options ? clean(*options) : complain(name, options.error());
-    }
-    const Result<AskOptions> options = parse_ask_options(name, words);
-    if (!options) return complain(name, options.error());
-    if (name == "signal") return send_signal(*options);
-    if (name == "logs") return show_logs(*options);
-    if (!options->words.empty())
-        return complain(name, invalid(fmt::format("'{}': takes no argument", options->words.front())));
-    if (name == "ps") return show_jobs(*options);
-    if (name == "top") return watch_jobs(*options);
-    if (name == "stacks") return show_stacks(*options);
-    if (name == "drain") return drain(*options);
-    return show_gpus(*options);
+    Result<SubcommandDraft> draft = parse_subcommand(row.name, words);
+    return draft ? row.run(*draft) : complain(arguments.front(), draft.error());
 }
 
 }  // namespace ddprun

@@ -1,46 +1,84 @@
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "env/nodes/batch_job.h"
 #include "env/result.h"
+#include "env/worker_env.h"
+#include "launcher/cli/option_list.h"
 #include "launcher/tools/ask.h"
+#include "launcher/tools/batch/job_request.h"
 #include "launcher/tools/clean.h"
 #include "launcher/tools/doctor/doctor.h"
 
 namespace ddprun {
 
+/// A `ddprun pbs ...` or `ddprun slurm ...` command line, without that word.
+struct BatchCommand {
+    enum class Kind { Script, Submit, Show, Help } kind = Kind::Help;
+    JobRequest request;  ///< of Script and Submit; complete
+    std::string file;    ///< --file
+    bool follow = true;  ///< --no-follow
+    std::string job;     ///< of Show
+    std::vector<std::string> remarks;
+};
+
+/// The values of a subcommand's options. Each subcommand uses one of the parts.
+struct SubcommandDraft {
+    AskOptions ask;  ///< its `words` are those of every subcommand
+    CleanOptions clean;
+    doctor::Options doctor;
+    BatchCommand batch;
+    bool help = false;  ///< -h, --help
+};
+
 /// A subcommand of ddprun, such as `ps`. Its name must be exactly the first word of the command line; `ddprun
 /// -- ps`, or any option before it, runs a program of that name.
-struct SubcommandRow {
-    /// The options that it takes: those of `arguments`, these and --job, those of a job, those of a batch
-    /// job.
-    enum class Takes : std::uint8_t { Own, OwnAndJob, OfAJob, OfABatchJob };
+struct Subcommand {
     std::string_view name;
-    Takes takes;
-    std::string_view arguments;  ///< as --help shows them
+    std::string_view
+        arguments;  ///< the words that are no options, as a usage line shows them; "" it takes none
+    /// What completions offer for these words: first the words, later "@file" or "@directory".
+    std::string_view offered;
     std::string_view help;
+    /// Declares its options. nullptr: they are those of a job.
+    void (*declare)(OptionList& options, SubcommandDraft& draft);
+    /// Returns the exit code: 0; 1: the job cannot or will not do it; 64: wrong usage; 69: no such job.
+    int (*run)(SubcommandDraft& draft);
+    /// True when `run` reads the options itself, from the words.
+    bool reads_options = false;
 };
-const std::vector<SubcommandRow>& subcommands();
-bool is_subcommand(std::string_view word);
-/// The options of a subcommand, for completions: {"--rank", "--job"}. Empty: it has those of a job.
-std::vector<std::string> options_of(const SubcommandRow& row);
-/// The part of --help about the subcommands.
-std::string render_subcommands();
+const std::vector<Subcommand>& subcommands();
+/// nullptr: there is none of that name.
+const Subcommand* find_subcommand(std::string_view name);
 
-/// Reads the options of the subcommand `name`, and refuses those that its row does not have. Error:
-/// InvalidArgument, ready to follow "ddprun ps: ".
-Result<AskOptions> parse_ask_options(std::string_view name, const std::vector<std::string>& arguments);
-Result<CleanOptions> parse_clean_options(const std::vector<std::string>& arguments);
-Result<doctor::Options> parse_doctor_options(const std::vector<std::string>& arguments);
+/// The options of a subcommand, --help among them, with the place of their values.
+struct SubcommandOptions {
+    SubcommandDraft draft;
+    OptionList list;
+    explicit SubcommandOptions(const Subcommand& row) {
+        if (row.declare != nullptr) row.declare(list, draft);
+        list.flag("-h,--help", draft.help, "Print this text and exit.");
+    }
+};
 
-/// Runs a subcommand: `arguments` begin with its name. Returns the exit code: 0; 1: the job cannot or will
-/// not do it; 64: wrong usage; 69: no such job.
+/// Reads the words behind the subcommand's name. Error: InvalidArgument, ready to follow "ddprun ps: ".
+Result<SubcommandDraft> parse_subcommand(std::string_view name, const std::vector<std::string>& words);
+/// Runs the subcommand that `arguments` begin with. Returns the exit code.
 int run_subcommand(const std::vector<std::string>& arguments);
-/// `ddprun env`: takes the options of a job.
+
+void declare_batch_options(OptionList& options, SubcommandDraft& draft);
+/// Reads `words` and a site's file. The words after the options are ddprun's own command line, which is
+/// checked as ddprun would. `env` tells which job this process belongs to. Error: InvalidArgument, NotFound,
+/// System, ready to follow "ddprun pbs: ".
+Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<std::string>& words,
+                                         const EnvironmentLookup& env);
+/// `ddprun pbs` and `ddprun slurm`. Returns the exit code.
+int run_batch_command(Scheduler scheduler, const std::vector<std::string>& words);
+
+/// `ddprun env`: takes the options of a job. Returns the exit code.
 int show_environment(const std::vector<std::string>& options);
 
 }  // namespace ddprun

@@ -239,9 +239,8 @@ struct JobSpec {
 
 /// What the user asked for.
 struct CommandLine {
-    enum Action { Run, Help, Version, PrintCompletion, PrintMan } action = Run;
-    JobSpec spec;      ///< for Run; checked, without contradictions
-    std::string text;  ///< for the other actions: print it and exit with 0
+    JobSpec spec;      ///< checked, without contradictions; unused when `text` is not ""
+    std::string text;  ///< of --help, --version and the like: print it and exit with 0
     /// What the user should know although nothing is wrong ("--start-method: accepted, without effect: ...").
     std::vector<std::string> remarks;
     /// The options that were given, by long name, and their source: "command line", "PET_NNODES", "job.json".

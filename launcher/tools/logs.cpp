@@ -180,8 +180,6 @@ void FollowedLog::hand_over(std::string_view bytes) {
 
 int show_logs(const AskOptions& options) {
     const auto cannot = [](std::string why) { return complain("logs", {Errc::NotFound, std::move(why), 0}); };
-    if (!options.words.empty())
-        return complain("logs", Error::invalid(fmt::format("'{}': expected -r RANK", options.words.front())));
     const Result<RunningJob> job = choose_job(options.job);
     if (!job) return complain("logs", job.error());
     const Result<JobStatus> status = ask_status(*job);

@@ -1,5 +1,4 @@
 #include "env/json.h"
-#include "launcher/cli/config_file.h"
 #include "launcher/cli/options.h"
 #include "launcher/ends/error_file.h"
 #include "launcher/hang/hang_sample.h"

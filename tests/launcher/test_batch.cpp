@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "env/text.h"
-#include "launcher/cli/batch_options.h"
+#include "launcher/cli/subcommand.h"
 #include "launcher/talk/scheduler_command.h"
 #include "launcher/tools/batch/batch.h"
 #include "launcher/tools/batch/job_request.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "env/text.h"
-#include "launcher/cli/config_file.h"
+#include "launcher/cli/help.h"
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
@@ -446,10 +446,9 @@ TEST(Option, PrintCompletionNeedsNoProgram) {
     for (const char* shell : {"bash", "zsh", "fish", "tcsh"}) {
         const Result<CommandLine> line = parse({"--print-completion", shell});
         ASSERT_TRUE(line) << shell;
-        EXPECT_EQ(line->action, CommandLine::PrintCompletion);
-        EXPECT_THAT(line->text, HasSubstr("nproc-per-node")) << shell;
+        EXPECT_THAT(line->text, HasSubstr("__complete")) << shell;
     }
-    EXPECT_EQ(parse({}, {{"PET_PRINT_COMPLETION", "bash"}})->action, CommandLine::PrintCompletion);
+    EXPECT_EQ(parse({}, {{"PET_PRINT_COMPLETION", "bash"}})->text, parse({"--print-completion=bash"})->text);
     EXPECT_EQ(error_of({"--print-completion=csh"}),
               "--print-completion: 'csh' is not bash, zsh, fish or tcsh");
 }
@@ -584,7 +583,7 @@ TEST(CommandLineGrammar, EverythingBehindTheProgramBelongsToIt) {
     const Result<CommandLine> line =
         parse({"--nnodes=1", "train", "--help", "--nproc-per-node=9", "--", "-r"});
     ASSERT_TRUE(line);
-    EXPECT_EQ(line->action, CommandLine::Run);
+    EXPECT_EQ(line->text, "");
     EXPECT_EQ(line->spec.program.name, "train");
     EXPECT_THAT(line->spec.program.arguments, ElementsAre("--help", "--nproc-per-node=9", "--", "-r"));
     EXPECT_EQ(line->spec.workers.number, 1);
@@ -664,18 +663,19 @@ TEST(CommandLineGrammar, AMistypedOptionIsNotTheProgram) {
 }
 
 TEST(SubcommandOptions, StandAmongTheWords) {
-    const Result<AskOptions> options =
-        parse_ask_options("logs", {"USR1", "--rank=3", "--job", "j7", "-f", "more"});
+    const Result<SubcommandDraft> options =
+        parse_subcommand("signal", {"USR1", "--rank=3", "--job", "j7", "more"});
     ASSERT_TRUE(options) << options.error().what;
-    EXPECT_THAT(options->words, ElementsAre("USR1", "more"));
-    EXPECT_EQ(options->rank, 3);
-    EXPECT_EQ(options->job, "j7");
-    EXPECT_TRUE(options->follow);
-    EXPECT_FALSE(options->json);
+    EXPECT_THAT(options->ask.words, ElementsAre("USR1", "more"));
+    EXPECT_EQ(options->ask.rank, 3);
+    EXPECT_EQ(options->ask.job, "j7");
+    EXPECT_TRUE(parse_subcommand("logs", {"-f", "--rank=3"})->ask.follow);
+    EXPECT_THAT(parse_subcommand("logs", {"stderr"}).error().what, HasSubstr("stderr: unknown (expected"))
+        << "logs takes no word";
 }
 
 TEST(SubcommandOptions, OfAnotherSubcommandAreRefusedAndNotIgnored) {
-    EXPECT_EQ(parse_ask_options("drain", {"--rank", "1"}).error().what,
+    EXPECT_EQ(parse_subcommand("drain", {"--rank", "1"}).error().what,
               "--rank: unknown option (expected --job)")
         << "it preempts the whole job";
     struct Taken {
@@ -693,26 +693,27 @@ TEST(SubcommandOptions, OfAnotherSubcommandAreRefusedAndNotIgnored) {
                                                {"gpus", {"--json"}}}) {
         for (const std::vector<std::string>& words : all) {
             const bool is_own = std::ranges::find(row.options, words.front()) != row.options.end();
-            EXPECT_EQ(parse_ask_options(row.subcommand, words).has_value(), is_own)
+            EXPECT_EQ(parse_subcommand(row.subcommand, words).has_value(), is_own)
                 << row.subcommand << ' ' << words.front();
         }
     }
 }
 
 TEST(SubcommandOptions, AreNamedIfTheyAreWrong) {
-    EXPECT_EQ(parse_ask_options("logs", {"-r", "x"}).error().what,
+    EXPECT_EQ(parse_subcommand("logs", {"-r", "x"}).error().what,
               "-r: 'x' is not a rank (expected 0, 1, ...)");
-    EXPECT_EQ(parse_ask_options("ps", {"--job"}).error().what, "--job: needs a value (ID)");
-    EXPECT_EQ(parse_ask_options("ps", {"--jbo", "j7"}).error().what,
+    EXPECT_EQ(parse_subcommand("ps", {"--job"}).error().what, "--job: needs a value (ID)");
+    EXPECT_EQ(parse_subcommand("ps", {"--jbo", "j7"}).error().what,
               "--jbo: unknown option (expected --job, --json)");
-    EXPECT_EQ(parse_doctor_options({"--seconds", "31"}).error().what,
+    EXPECT_EQ(parse_subcommand("doctor", {"--seconds", "31"}).error().what,
               "--seconds: '31' is not between 0 and 30");
-    EXPECT_THAT(parse_doctor_options({"quickly"}).error().what,
+    EXPECT_THAT(parse_subcommand("doctor", {"quickly"}).error().what,
                 HasSubstr("quickly: unknown (expected --json"));
-    EXPECT_EQ(parse_clean_options({"--user", "jane", "--dry-run"})->user, "jane");
-    EXPECT_TRUE(parse_clean_options({"--dry-run"})->dry_run);
-    EXPECT_FALSE(parse_clean_options({})->dry_run);
-    EXPECT_THAT(parse_clean_options({"all"}).error().what, HasSubstr("all: unknown (expected --dry-run"));
+    EXPECT_EQ(parse_subcommand("clean", {"--user", "jane", "--dry-run"})->clean.user, "jane");
+    EXPECT_TRUE(parse_subcommand("clean", {"--dry-run"})->clean.dry_run);
+    EXPECT_FALSE(parse_subcommand("clean", {})->clean.dry_run);
+    EXPECT_THAT(parse_subcommand("clean", {"all"}).error().what,
+                HasSubstr("all: unknown (expected --dry-run"));
 }
 
 TEST(CommandLineGrammar, NoProgramIsAnError) {
@@ -830,7 +831,7 @@ TEST(ManualPage, ExplainsEveryOptionOfTheHelp) {
 std::string help_of(std::vector<std::string> words) {
     const Result<CommandLine> line = parse(std::move(words));
     if (!line) return line.error().what;
-    EXPECT_EQ(line->action, CommandLine::Help);
+    EXPECT_NE(line->text, "");
     for (const std::string_view text : split(line->text, '\n')) {
         EXPECT_LE(text.size(), 100U) << text;
         EXPECT_FALSE(text.ends_with(' ')) << text;
@@ -862,7 +863,6 @@ TEST(Help, AllListsEveryOption) {
 TEST(Help, VersionIsOneLineAndOneForEachPartThatTheBuildLacks) {
     const Result<CommandLine> line = parse({"--version"});
     ASSERT_TRUE(line);
-    EXPECT_EQ(line->action, CommandLine::Version);
     EXPECT_THAT(line->text, testing::MatchesRegex("ddprun [0-9]+\\.[0-9]+\\.[0-9]+\n"
                                                   "(built without [a-z]+: [^\n]+\n)*"));
 }
@@ -992,33 +992,65 @@ TEST_F(ConfigFileOption, AnOptionThatStandsTwiceIsRefusedInsteadOfTheLastOneWinn
                 HasSubstr("the name 'nproc-per-node' stands twice"));
 }
 
-// ---- completions
+// ---- help of subcommands
 
-/// The completions of bash for the last of these words.
-std::string bash_completes(const std::string& words) {
-    test::TemporaryDirectory directory;
-    const std::string script = directory.file("ddprun.bash");
-    std::ofstream(script) << *render_completion("bash");
-    const std::string command =
-        "bash -c 'source " + script + "; COMP_WORDS=(" + words +
-        "); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ddprun; echo \"${COMPREPLY[@]}\"' 2>&1";
-    FILE* pipe = ::popen(command.c_str(), "r");
-    std::string text(4096, '\0');
-    text.resize(::fread(text.data(), 1, text.size(), pipe));
-    ::pclose(pipe);
-    return text;
+TEST(Help, OfASubcommandHasAUsageLineAndItsOwnOptions) {
+    const std::string text = render_subcommand_help(*find_subcommand("logs"));
+    EXPECT_THAT(text, testing::StartsWith("usage: ddprun logs [-f] [-r RANK] [--job ID]\n\nPrint the log"));
+    EXPECT_THAT(text, HasSubstr("  -f, --follow "));
+    EXPECT_THAT(text, Not(HasSubstr("--json")));
+    for (const Subcommand& row : subcommands()) {
+        EXPECT_THAT(render_subcommand_help(row), HasSubstr("ddprun " + std::string(row.name)));
+        EXPECT_THAT(parse({"--print-man"})->text, HasSubstr(".B ddprun " + std::string(row.name)));
+    }
 }
 
-TEST(Completion, BashOffersOptionsValuesAndLeavesTheProgramsArgumentsAlone) {
-    EXPECT_EQ(bash_completes("ddprun --nproc"), "--nproc-per-node\n");
-    EXPECT_EQ(bash_completes("ddprun --nproc-per-node \"\""), "auto gpu cpu\n");
-    EXPECT_EQ(bash_completes("ddprun --numa_binding = no"), "none node\n");
-    EXPECT_EQ(bash_completes("ddprun train --nproc"), "\n");
-    EXPECT_EQ(bash_completes("ddprun --nnodes 2 --nproc"), "--nproc-per-node\n");
-    EXPECT_EQ(bash_completes("ddprun drai"), "drain\n");
-    EXPECT_EQ(bash_completes("ddprun --quiet drai"), "\n");
-    EXPECT_EQ(bash_completes("ddprun stacks --"), "--rank --job --help\n");
-    EXPECT_EQ(bash_completes("ddprun env --nno"), "--nnodes\n");
+// ---- completions
+
+std::vector<std::string> words_for(std::vector<std::string> words) {
+    std::vector<std::string> offered;
+    for (const Offer& offer : complete(std::move(words))) offered.push_back(offer.word);
+    return offered;
+}
+
+TEST(Completion, OffersTheOptionsOfTheCommandInTheUsersSpelling) {
+    EXPECT_THAT(words_for({"--nproc"}), ElementsAre("--nproc-per-node"));
+    EXPECT_THAT(words_for({"--nproc_p"}), ElementsAre("--nproc_per_node"));
+    EXPECT_THAT(words_for({"--nnodes", "2", "--nproc"}), ElementsAre("--nproc-per-node"));
+    EXPECT_THAT(words_for({"stacks", "--"}), ElementsAre("--rank", "--job", "--help"));
+    EXPECT_THAT(words_for({"env", "--nno"}), ElementsAre("--nnodes"));
+    EXPECT_THAT(words_for({"pbs", "submit", "--gpus"}), ElementsAre("--gpus-per-node"));
+    EXPECT_EQ(complete({"--nno"}).front().text, "Number of nodes, or a range for an elastic job");
+}
+
+TEST(Completion, OffersTheValuesOfAnOptionHoweverTheShellSplitsIt) {
+    EXPECT_THAT(words_for({"--nproc-per-node", ""}), ElementsAre("auto", "gpu", "cpu"));
+    EXPECT_THAT(words_for({"--numa_binding", "=", "no"}), ElementsAre("none", "node")) << "bash";
+    EXPECT_THAT(words_for({"--numa-binding=no"}), ElementsAre("none", "node")) << "zsh and fish";
+    EXPECT_THAT(words_for({"--numa-binding", "="}), Contains("core-complex"));
+    EXPECT_THAT(words_for({"--hostfile", "x"}), ElementsAre("@file"));
+    EXPECT_THAT(words_for({"--trace=x"}), ElementsAre("@directory"));
+    EXPECT_THAT(words_for({"--rdzv-id", ""}), IsEmpty());
+    EXPECT_THAT(words_for({"slurm", "submit", "--site", "tr"}), ElementsAre("@file"));
+    EXPECT_THAT(words_for({"--env", "A", "=", "1", "--quie"}), ElementsAre("--quiet"));
+}
+
+TEST(Completion, LeavesTheProgramsArgumentsAlone) {
+    EXPECT_THAT(words_for({"train", "--nproc"}), ElementsAre("@file"));
+    EXPECT_THAT(words_for({"--nnodes", "2", "train", "--"}), ElementsAre("@file"));
+    EXPECT_THAT(words_for({"pbs", "submit", "train", "--"}), ElementsAre("@file"));
+    EXPECT_THAT(words_for({"trai"}), ElementsAre("@command"));
+}
+
+TEST(Completion, OffersSubcommandsAndTheirWords) {
+    EXPECT_THAT(words_for({"drai"}), ElementsAre("drain", "@command"));
+    EXPECT_THAT(words_for({"--quiet", "drai"}), ElementsAre("@command"));
+    EXPECT_THAT(words_for({"signal", "US"}), ElementsAre("USR1", "USR2"));
+    EXPECT_THAT(words_for({"signal", "USR1", ""}), IsEmpty());
+    EXPECT_THAT(words_for({"pbs", ""}), ElementsAre("script", "submit", "status"));
+    EXPECT_THAT(words_for({"pbs", "script", "tr"}), ElementsAre("@file"));
+    EXPECT_THAT(words_for({"trace", ""}), ElementsAre("@directory"));
+    EXPECT_THAT(words_for({"ps", ""}), IsEmpty());
 }
 
 }  // namespace

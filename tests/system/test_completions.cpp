@@ -118,6 +118,11 @@ TEST_F(Completion, BashOffersOptionsValuesSubcommandsAndTheirWords) {
     EXPECT_THAT(bash("ddprun pbs script tr"), UnorderedElementsAre("traces", "train.py"));
     EXPECT_THAT(bash("ddprun slurm submit --site tr"), UnorderedElementsAre("traces", "train.py"));
     EXPECT_THAT(bash("ddprun ps "), IsEmpty());
+    EXPECT_THAT(bash("ddprun --hostfile tr"), UnorderedElementsAre("traces", "train.py"));
+    EXPECT_THAT(bash("ddprun --trace tr"), ElementsAre("traces"));
+    EXPECT_THAT(bash("ddprun --numa-binding = no"), UnorderedElementsAre("none", "node"));
+    EXPECT_THAT(bash("ddprun --nnodes 2 trai"), Contains("train.py"));
+    EXPECT_THAT(bash("ddprun train.py --nno"), IsEmpty()) << "what follows the program is the program's";
 }
 
 TEST_F(Completion, FishOffersOptionsValuesSubcommandsAndTheirs) {
@@ -137,6 +142,10 @@ TEST_F(Completion, FishOffersOptionsValuesSubcommandsAndTheirs) {
     EXPECT_THAT(fish("ddprun pbs sc"), ElementsAre("script"));
     EXPECT_THAT(fish("ddprun pbs script tr"), ElementsAre("traces/"));
     EXPECT_THAT(fish("ddprun env --nno"), ElementsAre("--nnodes"));
+    std::ofstream(directory_.file("train.py")) << "";
+    EXPECT_THAT(fish("ddprun --hostfile trai"), ElementsAre("train.py"));
+    EXPECT_THAT(fish("ddprun --hostfile=trai"), ElementsAre("--hostfile=train.py"));
+    EXPECT_THAT(fish("ddprun train --data=trai"), ElementsAre("--data=train.py"));
     EXPECT_THAT(fish("ddprun --nnodes 2 --qui"), ElementsAre("--quiet"));
     EXPECT_THAT(fish("ddprun --nnodes 2 train --"), IsEmpty()) << "what follows the program is the program's";
 }
@@ -154,6 +163,10 @@ TEST_F(Completion, ZshOffersOptionsValuesSubcommandsAndTheirs) {
     std::filesystem::create_directory(directory_.file("traces"));
     EXPECT_THAT(zsh("ddprun trace tr"), Contains(StartsWith("traces")));
     EXPECT_THAT(zsh("ddprun env --nno"), ElementsAre("--nnodes"));
+    std::ofstream(directory_.file("train.py")) << "";
+    EXPECT_THAT(zsh("ddprun --hostfile trai"), Contains("train.py"));
+    EXPECT_THAT(zsh("ddprun --hostfile=trai"), Contains("train.py"));
+    EXPECT_THAT(zsh("ddprun --numa-binding=no"), UnorderedElementsAre("none", "node"));
     EXPECT_THAT(zsh("ddprun train --nno"), IsEmpty()) << "what follows the program is the program's";
 }
 
@@ -161,12 +174,16 @@ TEST_F(Completion, TcshCompletesOptionsAndValues) {
     needs("tcsh");
     if (path_.empty()) GTEST_SKIP() << "tcsh is not installed";
     Terminal terminal({path_, "-f"}, 200);
-    terminal.type("unset autologout; source " + script_ + "; echo so'ur'ced\n");
+    terminal.type("unset autologout; cd " + directory_.path() +
+                  "; setenv PATH ${cwd}:/usr/bin:/bin; source " + script_ + "; echo so'ur'ced\n");
     ASSERT_TRUE(terminal.shows("sourced")) << terminal.screen();
     terminal.type("echo ddprun; ddprun --numa-bin\t");
     EXPECT_TRUE(terminal.shows("--numa-binding ")) << terminal.screen();
     terminal.type("core\t");
     EXPECT_TRUE(terminal.shows("core-complex ")) << terminal.screen();
+    std::ofstream(directory_.file("some-hosts")) << "";
+    terminal.type("--hostfile some\t");
+    EXPECT_TRUE(terminal.shows("some-hosts ")) << terminal.screen();
 }
 
 }  // namespace

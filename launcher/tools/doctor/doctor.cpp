@@ -126,17 +126,6 @@ Json host_json(const HostFacts& host) {
             {"open_files", optional(host.open_files.soft)}};
 }
 
-constexpr const char* kHelp =
-    "usage: ddprun doctor [--json] [--no-run] [--seconds S] [--bytes SIZE]\n\n"
-    "Looks at this machine as a place for training: driver, GPUs, NCCL's variables, network, memory, limits; "
-    "runs a\n"
-    "two-second all-reduce among its GPUs, or CPUs; says what is wrong and what to set.\n\n"
-    "  --json        one JSON object instead of the table\n"
-    "  --no-run      without the all-reduce\n"
-    "  --seconds S   how long it lasts, up to 30; default 2\n"
-    "  --bytes SIZE  how much each worker gives to it; default 256MiB of a GPU, else 64MiB\n\n"
-    "Exit codes: 0 nothing is wrong (warnings included), 1 an error was found, 64 wrong usage.\n";
-
 constexpr int kSomethingWrong = 1;
 
 int count_visible(const Facts& facts) {
@@ -219,10 +208,6 @@ std::string render_json(const Facts& facts, const std::vector<Finding>& findings
 }
 
 int run(const Options& options) {
-    if (options.help) {
-        ddprun::print("{}", kHelp);
-        return 0;
-    }
     const Facts facts = collect(options);
     const std::vector<Finding> findings = judge(facts);
     ddprun::print("{}",

@@ -134,7 +134,6 @@ std::string render_json(const Facts& facts, const std::vector<Finding>& findings
 struct Options {
     bool json = false;  ///< --json
     bool run = true;    ///< false with --no-run
-    bool help = false;  ///< -h, --help
     TrialSize size{};   ///< --seconds, --bytes
 };
 

@@ -165,8 +165,8 @@ void judge_choice(const NetworkFacts& network, const Variables& variables, Rows&
         return add_network(
             rows, Severity::Warning, "NCCL sockets",
             fmt::format("NCCL would take {}; on Slingshot it must be told", own),
-            "NCCL_SOCKET_IFNAME=hsn, which ddprun sets in jobs of several nodes (--fabric), and the libfabric plug-in "
-            "(aws-ofi-nccl) in LD_LIBRARY_PATH");
+            "NCCL_SOCKET_IFNAME=hsn, which ddprun sets in jobs of several nodes (--fabric), and the "
+            "libfabric plug-in (aws-ofi-nccl) in LD_LIBRARY_PATH");
     const auto real =
         std::count_if(network.interfaces.begin(), network.interfaces.end(),
                       [](const NetworkInterface& one) { return is_usable(one) && !one.is_virtual; });
@@ -201,7 +201,8 @@ void judge_own_name(const NetworkFacts& network, const Variables& variables, Row
         rows, Severity::Note, "own name",
         fmt::format("{} by /etc/hosts: gloo tells other nodes that address, and they cannot reach it",
                     network.own_name_at),
-        "give the name an address of the network there, or set GLOO_SOCKET_IFNAME; in jobs of several nodes ddprun sets it");
+        "give the name an address of the network there, or set GLOO_SOCKET_IFNAME; in jobs of several nodes "
+        "ddprun sets it");
 }
 
 void judge_fabric(const NetworkFacts& network, Rows& rows) {

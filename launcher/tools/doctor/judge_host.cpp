@@ -149,8 +149,8 @@ void judge_cgroup(const HostFacts& host, Rows& rows) {
             fmt::format(
                 "{:.1f} CPUs of quota, {} CPUs visible: workers that count CPUs start too many threads",
                 *quota, host.machine.cpus),
-            "ddprun itself sets OMP_NUM_THREADS by the quota; for others docker run --cpuset-cpus in place of "
-            "--cpus");
+            "ddprun itself sets OMP_NUM_THREADS by the quota; for others docker run --cpuset-cpus in place "
+            "of --cpus");
 }
 
 void judge_clock(const HostFacts& host, Rows& rows) {
