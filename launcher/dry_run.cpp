@@ -1,4 +1,4 @@
-#include "launcher/dry_run.h"
+#include "launcher/launch.h"
 
 #include <fmt/core.h>
 

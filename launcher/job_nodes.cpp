@@ -1,4 +1,4 @@
-#include "launcher/job_nodes.h"
+#include "launcher/launch.h"
 
 #include <fmt/core.h>
 #include <unistd.h>

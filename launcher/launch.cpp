@@ -16,10 +16,8 @@
 #include "launcher/cli/help.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
-#include "launcher/dry_run.h"
 #include "launcher/ends/error_file.h"
 #include "launcher/job/node.h"
-#include "launcher/job_nodes.h"
 #include "launcher/machine/gpu/gpu_health.h"
 #include "launcher/machine/gpu/nvml.h"
 #include "launcher/plan/head_choice.h"
@@ -33,18 +31,27 @@ namespace ddprun {
 
 namespace {
 
-int refuse(const std::string& why, ExitCode code) {
-    ddprun::print(stderr, "ddprun: {}\n", printable(why));
-    return static_cast<int>(code);
+/// Why this ddprun runs no job.
+struct Refusal {
+    std::string why;
+    ExitCode code = ExitCode::Usage;
+};
+
+int refuse(const Refusal& refusal) {
+    ddprun::print(stderr, "ddprun: {}\n", printable(refusal.why));
+    return static_cast<int>(refusal.code);
 }
 
-/// Reports that no job began: to our starter this is a failure, as a job that failed.
-int tell_that_nothing_began(const std::string& why, ExitCode code) {
-    const LauncherFailure failure{
-        .message = why, .error_code = static_cast<int>(code), .unix_seconds = ::time(nullptr)};
+/// Reports that no job began, to the head when it started this ddprun, and to our starter by an error file:
+/// to the starter this is a failure, as a job that failed.
+int give_up(const JobSetup& setup, const Refusal& refusal) {
+    if (setup.started) tell_head(*setup.started, refusal.why);
+    const LauncherFailure failure{.message = refusal.why,
+                                  .error_code = static_cast<int>(refusal.code),
+                                  .unix_seconds = ::time(nullptr)};
     if (const Status left = leave_error_file(process_environment, failure); !left)
         ddprun::print(stderr, "ddprun: {}; ignoring\n", printable(left.error().what));
-    return refuse(why, code);
+    return refuse(refusal);
 }
 
 ExitCode exit_code_for(const Error& error) {
@@ -154,76 +161,148 @@ std::vector<std::string> variables_to_send(const StartSpec& start) {
     return names;
 }
 
-/// Fills in where the nodes meet, which the outer launcher carries. Returns 0, or the exit code when this
-/// ddprun cannot go on.
-int settle_meeting(JobSetup& setup) {
-    OuterTask& task = *setup.task;
-    const std::string who = describe(task);
-    // Where each rank has a ddprun, only the first one prints; where each node has one, all print.
-    const bool speaks = !task.place.is_rank || task.place.node_rank == 0;
-    if (shared_endpoint(setup.spec)) {
-        if (speaks) ddprun::print(stderr, "ddprun: {}\n", printable(who));
-    } else {
-        MeetingOutcome outcome = meet_unless_stopped(setup.spec, task, process_environment);
-        if (outcome.signal != 0) {
-            return tell_that_nothing_began(
-                fmt::format("{}: {} while the nodes were waited for", who, signal_name(outcome.signal)),
-                ExitCode::TryAgain);
-        }
-        if (!outcome.meeting)
-            return tell_that_nothing_began(fmt::format("{}: {}", who, outcome.meeting.error().what),
-                                           exit_code_for(outcome.meeting.error()));
-        task = std::move(outcome.task);
-        JobMeeting& meeting = setup.meeting.emplace(*std::move(outcome.meeting));
-        setup.head = meeting.head;
-        setup.head_elsewhere = std::move(meeting.elsewhere);
-        setup.token = std::move(meeting.token);
-        setup.spec.rendezvous.endpoint = meeting.head.endpoint;
-        setup.spec.rendezvous.run_id = meeting.run_id;
-        if (speaks)
-            ddprun::print(stderr, "ddprun: {}\n",
-                          printable(fmt::format("{}; they meet at {} ({})", who,
-                                                to_string(meeting.head.endpoint), meeting.head.why)));
-    }
-    task.pmix.reset();
-    if (!task.place.is_rank) return 0;
-    const Result<OuterRank> rank = outer_rank_of(task);
-    if (!rank) return tell_that_nothing_began(rank.error().what, ExitCode::Usage);
-    setup.spec.outer_rank = *rank;
-    if (!wants_fabric(setup.spec)) setup.machine.fabric = {};  // several ddpruns, all on this host
-    return 0;
+// ---- the steps that complete a JobSetup, in their order. Each returns why this ddprun cannot go on, or
+// nullopt.
+
+using Step = std::optional<Refusal>;
+
+/// True unless this host only directs the job. A dry run shows the workers of a host like this one.
+bool has_workers(const JobSetup& setup) {
+    return !setup.start || !setup.spec.rendezvous.head_is_apart || setup.spec.dry_run;
 }
 
-/// Finds the address of --iface: this node, one of several, listens there and sends it to the others. Error:
-/// as address_on.
-Status settle_address(RendezvousSpec& rendezvous, bool starts_others, bool speaks) {
-    Result<std::string> address = address_on(rendezvous.iface, list_interfaces());
-    if (!address) return address.error().with("--iface");
+Step settle_trace(JobSetup& setup) {
+    if (setup.spec.trace.empty()) return {};
+    std::error_code gone;
+    setup.spec.trace = std::filesystem::absolute(setup.spec.trace, gone).string();
+    if (!gone) return {};
+    return Refusal{fmt::format("--trace: the current directory: {}", gone.message())};
+}
+
+Step count_workers(JobSetup& setup) {
+    if (!has_workers(setup)) return {};
+    const Result<int> workers = resolve_worker_count(setup.spec.workers, setup.machine);
+    if (!workers) return Refusal{workers.error().what};
+    setup.workers = *workers;
+    return {};
+}
+
+Step find_program(JobSetup& setup) {
+    Result<ResolvedProgram> program = resolve_program(setup.spec.program, search_paths());
+    if (!program) return Refusal{program.error().what, program_exit_code(program.error())};
+    setup.program = *std::move(program);
+    return {};
+}
+
+/// Takes what the head told the ddprun that it started here.
+Step follow_head(JobSetup& setup) {
+    if (!setup.started) return {};
+    if (const Status same = check_same_program(*setup.started, setup.program); !same)
+        return Refusal{same.error().what};
+    setup.token = JobToken{setup.started->token, "", ""};
+    setup.head_elsewhere = setup.started->elsewhere;
+    return {};
+}
+
+/// Completes what this ddprun tells those that it starts on other hosts.
+Step prepare_start(JobSetup& setup) {
+    if (!setup.start) return {};
+    const std::vector<std::string> asked = variables_to_send(setup.spec.start);
+    if (const Status complete = complete_order(*setup.start, setup.program, asked); !complete)
+        return Refusal{complete.error().what, ExitCode::Internal};
+    Result<std::string> token = make_start_token(*setup.start, process_environment);
+    if (!token) return Refusal{token.error().what, ExitCode::Internal};
+    setup.token = JobToken{*std::move(token), "", ""};
+    return {};
+}
+
+Step make_environment(JobSetup& setup) {
+    setup.environment = workers_environment(setup.spec);
+    if (is_run_by_python(setup.program)) add_python_folder(setup.environment);
+    setup.log_level = process_environment("LOGLEVEL").value_or("");
+    const Status possible = check_values(setup);
+    return possible ? Step() : Refusal{possible.error().what};
+}
+
+/// Finds the address of --iface: this node, one of several, listens there and sends it to the others.
+Step settle_address(JobSetup& setup) {
+    RendezvousSpec& rendezvous = setup.spec.rendezvous;
+    if (rendezvous.iface.empty() || (setup.spec.nodes.max == 1 && !rendezvous.head_is_apart)) return {};
+    const std::vector<InterfaceAddress> interfaces = list_interfaces();
+    Result<std::string> address = address_on(rendezvous.iface, interfaces);
+    if (!address) return Refusal{address.error().with("--iface").what};
     rendezvous.listen_on = *std::move(address);
     if (!rendezvous.local_addr) rendezvous.local_addr = rendezvous.listen_on;
-    if (starts_others) rendezvous.endpoint->host = rendezvous.listen_on;  // the other nodes get this address
+    if (setup.start) rendezvous.endpoint->host = rendezvous.listen_on;  // the other nodes get this address
+    const bool speaks = !setup.spec.quiet && (!setup.task || !setup.task->place.is_rank);
     if (speaks)
         ddprun::print(stderr, "ddprun: the other nodes reach {} at {} (--iface={})\n", host_name(),
                       printable(*rendezvous.local_addr), printable(rendezvous.iface));
+    for (const InterfaceAddress& one : interfaces) {
+        if (one.address == rendezvous.listen_on) use_interface(setup.machine.fabric, one.interface);
+    }
     return {};
+}
+
+/// Learns where the nodes meet, over the outer launcher.
+Step meet_others(JobSetup& setup, const std::string& who, bool speaks) {
+    MeetingOutcome outcome = meet_unless_stopped(setup.spec, *setup.task, process_environment);
+    if (outcome.signal != 0)
+        return Refusal{
+            fmt::format("{}: {} while the nodes were waited for", who, signal_name(outcome.signal)),
+            ExitCode::TryAgain};
+    if (!outcome.meeting) {
+        const Error& error = outcome.meeting.error();
+        return Refusal{fmt::format("{}: {}", who, error.what), exit_code_for(error)};
+    }
+    setup.task = std::move(outcome.task);
+    JobMeeting& meeting = setup.meeting.emplace(*std::move(outcome.meeting));
+    setup.head = meeting.head;
+    setup.head_elsewhere = std::move(meeting.elsewhere);
+    setup.token = std::move(meeting.token);
+    setup.spec.rendezvous.endpoint = meeting.head.endpoint;
+    setup.spec.rendezvous.run_id = meeting.run_id;
+    if (speaks)
+        ddprun::print(stderr, "ddprun: {}\n",
+                      printable(fmt::format("{}; they meet at {} ({})", who, to_string(meeting.head.endpoint),
+                                            meeting.head.why)));
+    return {};
+}
+
+/// Fills in where the nodes meet, when an outer launcher started them.
+Step settle_meeting(JobSetup& setup) {
+    if (!setup.task) return {};
+    const std::string who = describe(*setup.task);
+    // Where each rank has a ddprun, only the first one prints; where each node has one, all print.
+    const bool speaks = !setup.task->place.is_rank || setup.task->place.node_rank == 0;
+    if (!shared_endpoint(setup.spec)) {
+        if (Step refused = meet_others(setup, who, speaks)) return refused;
+    } else if (speaks) {
+        ddprun::print(stderr, "ddprun: {}\n", printable(who));
+    }
+    setup.task->pmix.reset();
+    if (!setup.task->place.is_rank) return {};
+    const Result<OuterRank> rank = outer_rank_of(*setup.task);
+    if (!rank) return Refusal{rank.error().what};
+    setup.spec.outer_rank = *rank;
+    if (!wants_fabric(setup.spec)) setup.machine.fabric = {};  // several ddpruns, all on this host
+    return {};
+}
+
+/// Runs the node until the job has ended; a requeue may run it again.
+int run_node(JobSetup& setup) {
+    for (;;) {
+        const Result<std::optional<int>> code = Node(setup).run();
+        if (!code) return give_up(setup, {code.error().what, exit_code_for(code.error())});
+        if (*code) return **code;
+    }
 }
 
 /// `setup` already says how this ddprun relates to those of other hosts.
 int run(CommandLine line, JobSetup setup) {
     for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", printable(remark));
-    const auto give_up = [&](const std::string& why, ExitCode code) {
-        if (setup.started) tell_head(*setup.started, why);
-        return tell_that_nothing_began(why, code);
-    };
     setup.spec = std::move(line.spec);
     complete_signals(setup.spec.signals);
-    if (!setup.spec.trace.empty()) {
-        std::error_code gone;
-        setup.spec.trace = std::filesystem::absolute(setup.spec.trace, gone).string();
-        if (gone)
-            return give_up(fmt::format("--trace: the current directory: {}", gone.message()),
-                           ExitCode::Usage);
-    }
     // mpirun gives its processes terminals that nobody reads.
     OutputSpec::Color& color = setup.spec.output.color;
     if (setup.task && color == OutputSpec::Color::Auto) color = OutputSpec::Color::Never;
@@ -233,64 +312,24 @@ int run(CommandLine line, JobSetup setup) {
     std::optional<Result<nvml::Session>> awake;
     if (probe.gpus == Probe::Gpus::Yes) awake.emplace(nvml::Session::open());
     setup.machine = detect_machine(process_environment, probe);
-    // A head on its own host has no workers; a dry run shows those of a host like this one.
-    const bool has_workers = !setup.start || !setup.spec.rendezvous.head_is_apart || setup.spec.dry_run;
-    const Result<int> workers = has_workers ? resolve_worker_count(setup.spec.workers, setup.machine) : 0;
-    if (!workers)
-        return setup.started ? give_up(workers.error().what, ExitCode::Usage)
-                             : refuse(workers.error().what, ExitCode::Usage);
-    setup.workers = *workers;
-    Result<ResolvedProgram> program = resolve_program(setup.spec.program, search_paths());
-    if (!program) return give_up(program.error().what, program_exit_code(program.error()));
-    setup.program = std::move(*program);
-    if (setup.started) {
-        if (const Status same = check_same_program(*setup.started, setup.program); !same)
-            return give_up(same.error().what, ExitCode::Usage);
-        setup.token = JobToken{setup.started->token, "", ""};
-        setup.head_elsewhere = setup.started->elsewhere;
+    for (const auto step :
+         {settle_trace, count_workers, find_program, follow_head, prepare_start, make_environment}) {
+        if (const Step refused = step(setup)) return give_up(setup, *refused);
     }
-    if (setup.start) {
-        const std::vector<std::string> asked = variables_to_send(setup.spec.start);
-        if (const Status complete = complete_order(*setup.start, setup.program, asked); !complete)
-            return refuse(complete.error().what, ExitCode::Internal);
-        Result<std::string> token = make_start_token(*setup.start, process_environment);
-        if (!token) return refuse(token.error().what, ExitCode::Internal);
-        setup.token = JobToken{*std::move(token), "", ""};
-    }
-    setup.environment = workers_environment(setup.spec);
-    if (is_run_by_python(setup.program)) add_python_folder(setup.environment);
-    setup.log_level = process_environment("LOGLEVEL").value_or("");
-    if (const Status possible = check_values(setup); !possible)
-        return give_up(possible.error().what, ExitCode::Usage);
-    if (has_workers && !gpus_are_fit(setup)) {
+    if (has_workers(setup) && !gpus_are_fit(setup)) {
         if (setup.started)
             tell_head(*setup.started, "its GPUs are not fit for the job (its own lines say why)");
         return static_cast<int>(ExitCode::Unavailable);
     }
-    RendezvousSpec& rendezvous = setup.spec.rendezvous;
-    if (!rendezvous.iface.empty() && (setup.spec.nodes.max > 1 || rendezvous.head_is_apart)) {
-        const bool speaks = !setup.spec.quiet && (!setup.task || !setup.task->place.is_rank);
-        if (const Status settled = settle_address(rendezvous, setup.start.has_value(), speaks); !settled)
-            return give_up(settled.error().what, ExitCode::Usage);
-        for (const InterfaceAddress& one : list_interfaces()) {
-            if (one.address == rendezvous.listen_on) use_interface(setup.machine.fabric, one.interface);
-        }
-    }
+    if (const Step refused = settle_address(setup)) return give_up(setup, *refused);
     if (setup.spec.dry_run) {
         const Status shown = show_plan(setup, line.sources.contains("nproc-per-node"));
-        return shown ? 0 : refuse(shown.error().what, exit_code_for(shown.error()));
+        return shown ? 0 : refuse({shown.error().what, exit_code_for(shown.error())});
     }
-    if (setup.task) {
-        if (const int refused = settle_meeting(setup); refused != 0) return refused;
-    }
+    if (const Step refused = settle_meeting(setup)) return give_up(setup, *refused);
     awake.reset();
-
     setup.descriptors = raise_descriptor_limit();
-    for (;;) {
-        const Result<std::optional<int>> code = Node(setup).run();
-        if (!code) return give_up(code.error().what, exit_code_for(code.error()));
-        if (*code) return **code;
-    }
+    return run_node(setup);
 }
 
 /// Takes this ddprun's node rank from mpirun, mpiexec or srun, unless the user gave it. It is passed as PET_
@@ -319,13 +358,13 @@ Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std:
 /// `ddprun agent`: the command that a head starts on the other hosts.
 int launch_agent(const std::vector<std::string>& words) {
     const Result<AgentCall> call = parse_agent_words(words);
-    if (!call) return refuse("agent: " + call.error().what, ExitCode::Usage);
+    if (!call) return refuse({"agent: " + call.error().what});
     Result<StartedNode> started = ask_head(*call);
-    if (!started) return refuse(started.error().what, exit_code_for(started.error()));
+    if (!started) return refuse({started.error().what, exit_code_for(started.error())});
     Result<CommandLine> line = take_order(*started);
     if (!line) {
         tell_head(*started, line.error().what);
-        return refuse(line.error().what, ExitCode::Usage);
+        return refuse({line.error().what});
     }
     JobSetup setup;
     setup.started = *std::move(started);
@@ -348,9 +387,8 @@ int launch(const std::vector<std::string>& arguments) {
     if (first == "__complete") return print_completions({arguments.begin() + 1, arguments.end()});
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
     JobSetup setup;
-    if (line && line->text.empty())
-        line = as_task_of_launcher(*std::move(line), arguments, setup);
-    if (!line) return refuse(line.error().what, ExitCode::Usage);
+    if (line && line->text.empty()) line = as_task_of_launcher(*std::move(line), arguments, setup);
+    if (!line) return refuse({line.error().what});
     if (!line->text.empty()) {
         ddprun::print("{}", line->text);
         return 0;

@@ -1,7 +1,14 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "env/result.h"
+#include "launcher/cli/options.h"
+#include "launcher/job/job_setup.h"
+#include "launcher/plan/program.h"
+#include "launcher/start/host_starter.h"
 
 namespace ddprun {
 
@@ -12,5 +19,25 @@ void open_standard_streams();
 /// The whole program: reads the command line, and reports what is wrong with it in one line or runs the job.
 /// Returns the exit code (exit_codes.h).
 int launch(const std::vector<std::string>& arguments);
+
+/// Prints what --dry-run shows: what this run would decide, without doing it. Error: why the run would be
+/// refused.
+Status show_plan(const JobSetup& setup, bool workers_are_given);
+
+/// Makes the hosts of our allocation, or of --hosts, the job's nodes: `line` becomes the command line of
+/// their head. Returns the hosts that this ddprun starts; nullopt: it starts none. Changes nothing where the
+/// job stays on this host; a remark of `line` says why. Error: as find_allocation and plan_start.
+Result<std::optional<HostStart>> use_allocation(CommandLine& line, const std::vector<std::string>& arguments);
+/// Completes what the head sends to every ddprun that it starts: its own file, the program, the directory and
+/// the environment, with the variables named in `asked`. Error: System.
+Status complete_order(HostStart& start, const ResolvedProgram& program,
+                      const std::vector<std::string>& asked);
+
+/// Takes the head's directory and environment, on another host, and reads the head's command line again.
+/// Error: Mismatch (another ddprun), System (no such directory), as parse_command_line.
+Result<CommandLine> take_order(const StartedNode& started);
+/// Checks that the program is the same file as on the head; nothing is compared where it is no file (a Python
+/// module). Error: Mismatch, System.
+Status check_same_program(const StartedNode& started, const ResolvedProgram& program);
 
 }  // namespace ddprun
