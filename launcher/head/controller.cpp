@@ -5,19 +5,15 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <iterator>
 #include <tuple>
 #include <utility>
 
 #include "env/text.h"
-#include "launcher/ends/explain.h"
-#include "launcher/head/succession.h"
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/plan/binding.h"
 #include "launcher/plan/head_choice.h"
 #include "launcher/spec/exit_codes.h"
 #include "launcher/spec/signals.h"
-#include "rendezvous/serve/rank_table.h"
 
 namespace ddprun {
 
@@ -34,35 +30,6 @@ constexpr Duration kOneBlow = std::chrono::milliseconds(100);
 constexpr Duration kFirstWaitingLine = std::chrono::seconds(5);
 constexpr Duration kLongestWaitingPause = std::chrono::minutes(5);
 
-WorkerEnd end_of(const rdzv::WorkerExited& report, int node, const std::string& host, std::uint64_t order) {
-    WorkerEnd end{report, node, host, MonotonicClock::now(), std::nullopt, order};
-    if (report.error_age_ns >= 0) end.error_reported = end.ended - Duration(report.error_age_ns);
-    if (end.meaning.empty()) end.meaning = explain_end(end);
-    return end;
-}
-
-/// The next announcement of a countdown: 1, 2, 3, 5, 10 and every 30 s before the end; 0: none is left.
-std::chrono::seconds countdown_mark_below(std::chrono::seconds left) {
-    if (left.count() > 30) return std::chrono::seconds((left.count() - 1) / 30 * 30);
-    std::chrono::seconds best(0);
-    for (const int mark : {1, 2, 3, 5, 10}) {
-        if (left.count() > mark) best = std::chrono::seconds(mark);
-    }
-    return best;
-}
-
-CommittedTime committed_by(const std::vector<WorkerEnd>& ends) {
-    CommittedTime most;
-    for (const WorkerEnd& end : ends) {
-        if (end.commits >= 0) most.raise_to({end.steps, end.commits, Duration(end.useful_ns)});
-    }
-    return most;
-}
-
-std::string one_line(const WorkerEnd& end) {
-    return fmt::format("rank {} on {}, {}", end.rank, end.host, describe_end(end));
-}
-
 }  // namespace
 
 Controller::Controller(os::EventLoop& loop, os::Log& log, const JobSpec& spec, ControllerConfig config,
@@ -71,10 +38,11 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, const JobSpec& spec, C
       log_(log),
       spec_(spec),
       config_(std::move(config)),
-      send_(std::move(send)),
       done_(std::move(done)),
       policy_{spec_, config_.in_batch_job ? kOneStop : Duration::zero(), config_.random},
       succession_(config_.succession),
+      world_(std::move(send)),
+      stop_(loop, log, world_, state_, [this] { return world_.size() - static_cast<int>(record_.ended()); }),
       membership_(
           {spec_.nodes.min, spec_.nodes.max, spec_.rendezvous.join_timeout, spec_.rendezvous.last_call,
            config_.terms, !config_.own_instance.empty(), config_.own_host, config_.hosts},
@@ -84,27 +52,25 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, const JobSpec& spec, C
 Controller::~Controller() {
     loop_.cancel(timer_);
     loop_.cancel(join_timer_);
-    loop_.cancel(agreement_timer_);
-    loop_.cancel(countdown_);
     loop_.cancel(waiting_line_);
 }
 
 void Controller::begin() {
     waiting_since_ = loop_.now();
     loop_.cancel(waiting_line_);
-    waiting_line_ = loop_.call_after(kFirstWaitingLine, [this] { say_who_is_missing(kFirstWaitingLine); });
+    waiting_line_ = loop_.call_after(kFirstWaitingLine, [this] { log_missing_nodes(kFirstWaitingLine); });
     consider_membership();
 }
 
 /// Logs at longer and longer intervals for which nodes the job waits.
-void Controller::say_who_is_missing(Duration pause) {
+void Controller::log_missing_nodes(Duration pause) {
     if (state_.phase != JobState::Phase::Joining) return;
     const TimePoint now = loop_.now();
     log_.info("waiting for {}: {}{}",
               format_duration(std::chrono::round<std::chrono::seconds>(now - waiting_since_)),
               membership_.decide(now).why, membership_.missing_ranks());
     const Duration next = std::min<Duration>(2 * pause, kLongestWaitingPause);
-    waiting_line_ = loop_.call_after(next, [this, next] { say_who_is_missing(next); });
+    waiting_line_ = loop_.call_after(next, [this, next] { log_missing_nodes(next); });
 }
 
 void Controller::feed(const JobEvent& event) {
@@ -122,12 +88,8 @@ void Controller::feed(const JobEvent& event) {
 
 void Controller::feed(const SuccessionEvent& event) {
     const SuccessionActions actions = step(succession_, event, state_, MonotonicClock::now());
-    for (const auto& [agent, message] : actions.send) {
-        if (agent != 0) send_(agent, message);
-        for (const auto& [peer, hello] : agents_) {
-            if (agent == 0) send_(peer, message);
-        }
-    }
+    for (const auto& [agent, message] : actions.send)
+        agent == 0 ? world_.send_all_agents(message) : world_.send(agent, message);
     // Logged after the messages have been sent.
     if (!actions.say.empty()) loop_.post([this, line = actions.say] { log_.info("{}", line); });
     if (!actions.hand_over.empty()) {
@@ -137,7 +99,7 @@ void Controller::feed(const SuccessionEvent& event) {
     }
     if (!actions.overrule.empty()) feed(job_event::Outnumbered{actions.overrule});
     if (actions.tell_end) {
-        for (const auto& then : std::exchange(ends_to_tell_, {})) then();
+        for (const auto& then : std::exchange(held_endings_, {})) then();
     }
     if (actions.await_nodes) {
         membership_.reopen(MonotonicClock::now(), *actions.await_nodes);
@@ -170,7 +132,7 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     const rdzv::Joiner joiner{hello.host,  hello.pid, hello.node_rank, hello.slots, hello.role,
                               hello.terms, kept,      is_own(hello)};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
-    agents_[peer] = hello;
+    world_.connect(peer, hello);
     if (state_.phase != JobState::Phase::Joining) newcomers_.push_back(peer);
     feed(succession_event::Joined{peer, is_own(hello)});
     // Posted: a world formed inside the server's call would be told to agents whose join is not answered yet.
@@ -184,11 +146,11 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
 /// has another node of this job.
 std::optional<Error> Controller::refuse_other_job(const rdzv::AgentHello& hello) const {
     if (hello.command.empty() || hello.command == config_.command) return std::nullopt;
-    const auto twin = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
+    const auto twin = std::find_if(world_.agents().begin(), world_.agents().end(), [&](const auto& agent) {
         return agent.second.host == hello.host && agent.second.addresses == hello.addresses &&
                agent.second.command != hello.command;
     });
-    const bool is_twin = twin != agents_.end(), is_full = membership_.joined() >= spec_.nodes.max;
+    const bool is_twin = twin != world_.agents().end(), is_full = membership_.joined() >= spec_.nodes.max;
     if (!is_full && (!is_twin || hello.node_rank)) return std::nullopt;
     const std::string nodes = is_twin ? fmt::format("on {} too (pid {})", hello.host, twin->second.pid)
                                       : fmt::format("with {} nodes", membership_.joined());
@@ -204,15 +166,15 @@ std::optional<Error> Controller::refuse_other_job(const rdzv::AgentHello& hello)
 /// because this process was stopped.
 void Controller::lose_earlier_session(const rdzv::AgentHello& hello) {
     if (hello.rejoins.empty()) return;
-    const auto earlier = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
+    const auto earlier = std::find_if(world_.agents().begin(), world_.agents().end(), [&](const auto& agent) {
         return agent.second.instance == hello.rejoins;
     });
-    if (earlier != agents_.end())
+    if (earlier != world_.agents().end())
         agent_lost(earlier->first, {Errc::Timeout, "it lost this head and joins again", 0});
 }
 
 void Controller::consider_membership() {
-    if (state_.phase != JobState::Phase::Joining) return tell_newcomers();
+    if (state_.phase != JobState::Phase::Joining) return inform_newcomers();
     loop_.cancel(join_timer_);
     const TimePoint now = MonotonicClock::now();
     const rdzv::Verdict verdict = membership_.decide(now);
@@ -225,16 +187,16 @@ void Controller::consider_membership() {
 }
 
 /// Tells nodes that wait beside a running world, and the operator, what they wait for.
-void Controller::tell_newcomers() {
+void Controller::inform_newcomers() {
     if (const int waiting = membership_.admissible(); waiting != state_.change.waiting_nodes)
         feed(job_event::NodesWaiting{waiting});
     if (newcomers_.empty() || finished()) return;
     const std::string why = what_awaits_newcomers();
     for (const rdzv::AgentId peer : std::exchange(newcomers_, {})) {
-        const auto agent = agents_.find(peer);
-        if (agent == agents_.end()) continue;
-        log_.info("{} has come: {}", printable(agent->second.host), why);
-        send_(peer, rdzv::Notice{"waiting", why});
+        const rdzv::AgentHello* const agent = world_.find(peer);
+        if (agent == nullptr) continue;
+        log_.info("{} has come: {}", printable(agent->host), why);
+        world_.send(peer, rdzv::Notice{"waiting", why});
     }
 }
 
@@ -243,87 +205,55 @@ std::string Controller::what_awaits_newcomers() const {
     if (membership_.admissible() == 0)
         return fmt::format(
             "the job runs with all of its {} nodes; a spare, which takes the place of one that goes", most);
-    const std::string runs = fmt::format("the job runs with {} of up to {} nodes", nodes_.size(), most);
+    const std::string runs =
+        fmt::format("the job runs with {} of up to {} nodes", world_.nodes().size(), most);
     return runs + (state_.phase != JobState::Phase::Running || state_.change.grow_at != kNever
                        ? "; taken in now, in its next generation"
                        : "; taken in when it restarts");
 }
 
 void Controller::form_world() {
-    nodes_.clear();
-    const std::unordered_map<rdzv::AgentId, int> before = std::exchange(group_ranks_, {});
-    job_event::WorldFormed world;
-    for (const rdzv::Membership::Member& member : membership_.settle()) {
-        group_ranks_.emplace(member.agent, static_cast<int>(nodes_.size()));
-        nodes_.push_back({member.agent, agents_.at(member.agent), member.place});
-        const auto known = before.find(member.agent);
-        world.workers.push_back(nodes_.back().hello.slots);
-        world.before.push_back(known == before.end() ? -1 : known->second);
-    }
-    for (const auto& [peer, node] : before) {
-        if (agents_.contains(peer) && !group_ranks_.contains(peer)) departing_.insert(peer);
-    }
+    job_event::WorldFormed formed;
+    for (const rdzv::AgentId peer : world_.form(membership_.settle(), formed)) departing_.insert(peer);
     newcomers_ = membership_.spares();
-    say_what_connects();
-    say_who_sits_where();
-    feed(std::move(world));
-    tell_newcomers();
+    log_fabric();
+    log_seating();
+    feed(std::move(formed));
+    inform_newcomers();
 }
 
 /// Logs the network between the nodes, and again when other nodes change it.
-void Controller::say_what_connects() {
+void Controller::log_fabric() {
     std::vector<NodeFabric> fabrics;
-    for (const Node& node : nodes_) fabrics.push_back({node.hello.host, node.hello.fabric});
+    for (const World::Node& node : world_.nodes()) fabrics.push_back({node.hello.host, node.hello.fabric});
     const FabricVerdict verdict = judge_fabrics(fabrics, config_.fabric);
-    if (verdict.line.empty() || verdict.line == said_of_fabric_) return;
-    said_of_fabric_ = verdict.line;
+    if (verdict.line.empty() || verdict.line == logged_fabric_) return;
+    logged_fabric_ = verdict.line;
     if (verdict.differs) log_.warning("{}", printable(verdict.line));
     else log_.info("{}", verdict.line);
 }
 
-void Controller::say_who_sits_where() {
+void Controller::log_seating() {
     std::vector<NodeSeats> seats;
     int first_rank = 0;
-    for (const Node& node : nodes_) {
+    for (const World::Node& node : world_.nodes()) {
         seats.push_back({node.hello.host, first_rank, node.hello.seats});
         first_rank += node.hello.slots;
     }
     std::vector<std::string> lines = render_seating(seats);
-    if (lines == said_of_seats_) return;
+    if (lines == logged_seating_) return;
     for (const std::string& line : lines) log_.info("{}", printable(line));
-    said_of_seats_ = std::move(lines);
-}
-
-int Controller::world_size() const {
-    int size = 0;
-    for (const Node& node : nodes_) size += node.hello.slots;
-    return size;
-}
-
-int Controller::node_of(rdzv::AgentId peer) const {
-    const auto found = group_ranks_.find(peer);
-    return found == group_ranks_.end() ? -1 : found->second;
-}
-
-std::vector<WorldNode> Controller::world() const {
-    std::vector<WorldNode> world;
-    int first_rank = 0;  // ranks are counted through the nodes in order, see RankTable
-    for (const Node& node : nodes_) {
-        world.push_back(
-            {node.peer, node.hello.host, first_rank, node.hello.slots, agents_.contains(node.peer)});
-        first_rank += node.hello.slots;
-    }
-    return world;
+    logged_seating_ = std::move(lines);
 }
 
 std::string Controller::host_of(rdzv::AgentId peer) const {
-    const auto agent = agents_.find(peer);
-    return agent == agents_.end() ? "" : agent->second.host;
+    const rdzv::AgentHello* const agent = world_.find(peer);
+    return agent == nullptr ? "" : agent->host;
 }
 
 std::optional<int> Controller::node_rank_of(rdzv::AgentId peer) const {
-    const auto agent = agents_.find(peer);
-    return agent == agents_.end() ? std::nullopt : agent->second.node_rank;
+    const rdzv::AgentHello* const agent = world_.find(peer);
+    return agent == nullptr ? std::nullopt : agent->node_rank;
 }
 
 // ---- messages of agents
@@ -338,14 +268,14 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited) {
-    const int node = node_of(peer);
+    const int node = world_.node_of(peer);
     const bool is_late = state_.recovery.in_place && exited.generation < state_.generation;
     if (node >= 0 && (exited.generation == state_.generation || is_late)) worker_exited(node, exited);
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& ready) {
     using Stage = job_event::NodeReady::Stage;
-    const int node = node_of(peer);
+    const int node = world_.node_of(peer);
     if (node < 0 || ready.generation != state_.generation) return;
     for (const auto& [name, stage] :
          {std::pair{"announced", Stage::Announced}, std::pair{"joined", Stage::Joined},
@@ -361,60 +291,41 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& 
     if (auto late = ending_.extract(peer); !late.empty()) {
         late.mapped().keeps_workers = false;
         if (const Status joined = agent_joined(peer, late.mapped()); !joined)
-            send_(peer, rdzv::Shutdown{static_cast<int>(ExitCode::Unavailable), joined.error().what});
+            world_.send(peer, rdzv::Shutdown{static_cast<int>(ExitCode::Unavailable), joined.error().what});
         return;
     }
-    const int node = node_of(peer);
+    const int node = world_.node_of(peer);
     if (node < 0 || ended.generation != state_.generation) return;
-    notes_.insert(notes_.end(), ended.notes.begin(), ended.notes.end());
+    record_.note(ended.notes);
     feed(job_event::NodeEnded{node});
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::StepsDone& done) {
-    const int node = node_of(peer);
+    const int node = world_.node_of(peer);
     if (node < 0 || done.generation != state_.generation) return;
-    feed(stop_event::Answered{node, done.step, done.listens, done.highest});
+    stop_.feed(stop_event::Answered{node, done.step, done.listens, done.highest});
 }
 
 void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     const bool is_early = stopped_early({.signaled = report.signaled, .status = report.status});
     if (report.failed() && !is_early)
-        feed(stop_event::Broken{fmt::format("rank {} has failed", report.rank)});
-    ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
+        stop_.feed(stop_event::Broken{fmt::format("rank {} has failed", report.rank)});
     // After a request to stop, a worker that exits with 0 or 75 has saved, not finished: the scheduler may
     // have signalled it before we did.
     const bool has_saved = (state_.end.stopped_by || state_.end.preempted) && (!report.failed() || is_early);
-    if (has_saved) ends_.back().by_us = true;
-    const WorkerEnd& end = ends_.back();
-    // A worker that does not count its steps is taken to have made progress.
-    const bool progressed = report.steps < 0 || report.steps > steps_before_;
-    if (end.failed() && !end.by_us) steps_before_ = std::max(steps_before_, report.steps);
-    const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed, end.meaning};
-    if (was_the_cause_all_along(end))
+    const std::string& host = world_.nodes()[static_cast<std::size_t>(node)].hello.host;
+    const WorkerEnd& end = record_.add(report, node, host, has_saved);
+    const FailureFacts facts = record_.facts_of(end);
+    if (record_.precedes_known_failure(end, state_))
         log_.warning("root cause, after all: {}; its error report is older than the first exit",
                      one_line(end));
     // In the last generation it may have had another rank.
     const bool is_late = report.generation < state_.generation;
-    const int rank =
-        is_late ? world()[static_cast<std::size_t>(node)].first_rank + report.local_rank : end.rank;
+    const auto first_rank = [&] { return world_.describe()[static_cast<std::size_t>(node)].first_rank; };
+    const int rank = is_late ? first_rank() + report.local_rank : end.rank;
     feed(job_event::WorkerEnded{node, rank, facts, end.failed() && !has_saved, end.by_us, one_line(end),
                                 report.steps, is_late, report.never_joined});
-    if (!state_.recovery.in_place) return;
-    std::ranges::move(ends_, std::back_inserter(answered_ends_));
-    ends_.clear();
-}
-
-/// True when this end of a worker, reported after a failure, came before it and is another failure than the
-/// logged one. All ends are searched only when this one can be the cause: a large job has many.
-bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
-    if (end.by_us || !end.error_reported || *end.error_reported >= oldest_report_) return false;
-    oldest_report_ = *end.error_reported;
-    const bool after_a_failure =
-        state_.phase == JobState::Phase::Stopping && !state_.end.stopped_by && !state_.end.preempted;
-    if (!after_a_failure || root_cause(ends_, state_.end.failure_decided) != &end) return false;
-    // An exception that all ranks throw is logged once, whichever rank was the first.
-    const WorkerEnd* told = root_cause(std::span(ends_).first(ends_.size() - 1), state_.end.failure_decided);
-    return told == nullptr || !failed_alike(*told, end);
+    if (state_.recovery.in_place) record_.answer_ends();
 }
 
 /// How long other nodes may be noticed as lost by the same cause. Nodes behind one broken cable fall silent
@@ -425,21 +336,21 @@ Duration Controller::others_may_follow(const Error& why) const {
 
 void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     ending_.erase(peer);
-    const auto gone = agents_.extract(peer);
-    if (gone.empty()) return;
+    const std::optional<rdzv::AgentHello> gone = world_.disconnect(peer);
+    if (!gone) return;
     departing_.erase(peer);
-    const std::string& host = gone.mapped().host;
+    const std::string& host = gone->host;
     const bool was_finished = finished();
     if (!was_finished) membership_.leave(peer, MonotonicClock::now());
     using Lost = succession_event::Lost;
-    feed(Lost{peer, gone.mapped().instance, why.code == Errc::Timeout ? Lost::Silent : Lost::Closed});
+    feed(Lost{peer, gone->instance, why.code == Errc::Timeout ? Lost::Silent : Lost::Closed});
     if (was_finished) return;
-    const int node = node_of(peer);
+    const int node = world_.node_of(peer);
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
     } else {
-        if (!state_.end.stopped_by) lost_hosts_.push_back(host);
-        feed(stop_event::Broken{fmt::format("node {} is lost", host)});
+        if (!state_.end.stopped_by) record_.lose_host(host);
+        stop_.feed(stop_event::Broken{fmt::format("node {} is lost", host)});
         feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(),
                                  others_may_follow(why)});
     }
@@ -452,7 +363,7 @@ void Controller::stop(int signal, rdzv::AgentId source) {
     if (departing_.erase(source) > 0) return perform(job_action::Dismiss{source});  // it kills its workers
     const bool is_leave = signal == SIGTERM && membership_.contains(source) && membership_.can_spare_one();
     const auto ask = [this, signal, source, is_leave] {
-        feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave});
+        feed(job_event::StopAsked{signal, source, world_.node_of(source), host_of(source), is_leave});
     };
     is_leave ? ask() : without_successor(ask);
 }
@@ -467,19 +378,13 @@ bool Controller::can_replace_hanging_rank() const {
 }
 void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
 
-void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_string(signal)}); }
+void Controller::forward(int signal) { world_.broadcast(rdzv::Notice{"signal", std::to_string(signal)}); }
 
 // ---- actions
 
 void Controller::perform(const job_action::StartGeneration& action) {
-    agreement_ = {};  // of workers that have all ended
-    agreed_step_ = 0;
-    held_stop_.reset();
-    committed_.push_back(committed_by(ends_));
-    ends_.clear();
-    answered_ends_.clear();
-    oldest_report_ = TimePoint::max();
-    notes_.clear();
+    stop_.begin_generation();
+    record_.begin_generation();
     rdzv::StartGeneration order;
     order.generation = action.generation;
     order.restart_count = action.restart_count;
@@ -496,29 +401,6 @@ void Controller::perform(const job_action::Recover& action) {
     begin_generation(std::move(order));
 }
 
-void Controller::perform(const job_action::Suspend& action) {
-    const rdzv::SuspendGeneration suspend{state_.generation, action.failed_rank, action.why};
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-        if (agents_.contains(nodes_[i].peer) && !state_.nodes[i].leaving) send_(nodes_[i].peer, suspend);
-    }
-}
-
-void Controller::perform(const job_action::StopNode& action) {
-    const WorldNode node = world()[static_cast<std::size_t>(action.node)];
-    // Nobody answers its workers' collectives any more.
-    const rdzv::StopGeneration stop{state_.generation, SIGTERM, action.grace.count(), node.first_rank,
-                                    action.why};
-    if (node.is_connected) send_(node.agent, stop);
-}
-
-void Controller::perform(const job_action::EndCollectives& action) {
-    broadcast(rdzv::Notice{"lost", std::to_string(action.lost_rank)});
-}
-
-void Controller::perform(const job_action::EndJoining& action) {
-    broadcast(rdzv::Notice{"absent", std::to_string(action.absent_rank)});
-}
-
 void Controller::perform(const job_action::Reform&) {
     if (!membership_.has_enough()) return feed(job_event::NodesMissing{});
     membership_.reopen(MonotonicClock::now(), spec_.rendezvous.join_timeout);
@@ -526,21 +408,10 @@ void Controller::perform(const job_action::Reform&) {
 }
 
 void Controller::perform(const job_action::Recovered& action) {
-    answered_ends_.clear();
-    oldest_report_ = TimePoint::max();
+    record_.recovered();
     if (action.cause.empty())
         log_.debug("rehearsal: all ranks met again after {}", format_duration(action.took));
     else if (recovered_handler_) recovered_handler_(action);
-}
-
-void Controller::perform(const job_action::Release&) { broadcast(rdzv::Release{state_.generation}); }
-
-void Controller::perform(const job_action::KillRank& action) {
-    for (const WorldNode& node : world()) {
-        if (action.rank >= node.first_rank && action.rank < node.first_rank + node.workers &&
-            node.is_connected)
-            send_(node.agent, rdzv::Notice{"kill", fmt::format("{} {}", action.rank, action.why)});
-    }
 }
 
 /// Sends the order to all nodes, each with its own ranks.
@@ -549,33 +420,35 @@ void Controller::begin_generation(rdzv::StartGeneration order) {
     if (!order.in_place) first_generation_ = generation;
     order.first_generation = first_generation_;
     if (generation_handler_) generation_handler_(generation);
-    const Result<MasterAddress> master = config_.master(nodes_.front().hello);
+    const Result<MasterAddress> master = config_.master(world_.nodes().front().hello);
     if (!master) return give_up(master.error().what);
-    const Result<std::vector<rdzv::StartGeneration>> all = orders(std::move(order), *master);
+    const Result<std::vector<rdzv::StartGeneration>> all = world_.orders(std::move(order), *master);
     if (!all) return give_up(all.error().what);
     log_.set_generation(generation);
-    for (std::size_t i = 0; i < nodes_.size(); ++i) send_(nodes_[i].peer, (*all)[i]);
-    std::vector<rdzv::AgentId> world;
-    for (const Node& node : nodes_) world.push_back(node.peer);
-    feed(succession_event::GenerationBegan{std::move(world)});
+    std::vector<rdzv::AgentId> agents;
+    for (std::size_t i = 0; i < all->size(); ++i) {
+        agents.push_back(world_.nodes()[i].peer);
+        world_.send(agents.back(), (*all)[i]);
+    }
+    feed(succession_event::GenerationBegan{std::move(agents)});
 }
 
 // ---- succession
 
 /// Calls `then` once no agent can take itself for the standby.
 void Controller::without_successor(std::function<void()> then) {
-    ends_to_tell_.push_back(std::move(then));
+    held_endings_.push_back(std::move(then));
     feed(succession_event::JobEnds{});
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& listens) {
-    const auto agent = agents_.find(peer);  // the agent may have left in the meantime
-    if (agent == agents_.end()) return;
-    feed(succession_event::StandbyListens{peer, {agent->second.host, agent->second.addresses, listens.port}});
+    const rdzv::AgentHello* const agent = world_.find(peer);  // the agent may have left in the meantime
+    if (agent == nullptr) return;
+    feed(succession_event::StandbyListens{peer, {agent->host, agent->addresses, listens.port}});
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started) {
-    const int node = node_of(peer);
+    const int node = world_.node_of(peer);
     if (node < 0 || started.generation != state_.generation) return;
     feed(succession_event::Confirmed{});
     feed(job_event::NodeReady{node, job_event::NodeReady::Stage::Started});
@@ -595,30 +468,13 @@ std::vector<std::pair<rdzv::AgentId, Error>> Controller::succeed(
     state_ = std::move(state);
     for (const auto& [peer, hello] : agents)
         catch_up(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
-    steps_before_ = state_.history.furthest_step;
+    record_.take_over(state_);
     log_.set_generation(state_.generation);
-    const int lost = adopt_workers(why);
+    // From now on the workers that wait for the next generation do so under a number of this controller.
+    const auto lost = static_cast<int>(world_.adopt_kept(state_));
+    world_.broadcast(rdzv::SuspendGeneration{state_.generation, 0, why});
     feed(job_event::NodeLost{lost, why, membership_.has_enough()});
     return refused;
-}
-
-/// Takes over the nodes of the lost head's world, if workers wait there for the next generation. From now on
-/// they do so under a number of this controller. Returns the number of the lost head's node.
-int Controller::adopt_workers(const std::string& why) {
-    for (const auto& [peer, hello] : agents_) {
-        if (hello.keeps_workers) nodes_.push_back({peer, hello, hello.kept_place.value_or(0)});
-    }
-    if (nodes_.empty()) return 0;
-    std::ranges::stable_sort(nodes_, {}, &Node::place);
-    std::vector<KeptNode> kept;
-    for (const Node& node : nodes_) kept.push_back({node.hello.kept_first_rank, node.hello.slots});
-    const std::size_t lost = adopt(state_, kept);
-    nodes_.insert(nodes_.begin() + static_cast<std::ptrdiff_t>(lost), Node{});
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-        if (i != lost) group_ranks_.emplace(nodes_[i].peer, static_cast<int>(i));
-    }
-    broadcast(rdzv::SuspendGeneration{state_.generation, 0, why});
-    return static_cast<int>(lost);
 }
 
 /// Stops workers that were kept for a generation in which they cannot go on: their node was late, or all
@@ -626,8 +482,9 @@ int Controller::adopt_workers(const std::string& why) {
 void Controller::end_kept_workers(rdzv::AgentId peer) {
     if (!ending_.contains(peer)) return;
     const std::string why = "the others go on without them";
-    send_(peer, rdzv::SuspendGeneration{state_.generation, 0, why});
-    send_(peer, rdzv::StopGeneration{state_.generation, SIGTERM, policy_.failure_grace().count(), 0, why});
+    world_.send(peer, rdzv::SuspendGeneration{state_.generation, 0, why});
+    world_.send(peer,
+                rdzv::StopGeneration{state_.generation, SIGTERM, policy_.failure_grace().count(), 0, why});
 }
 
 /// Ends the job because this process cannot start a generation.
@@ -637,87 +494,14 @@ void Controller::give_up(const std::string& why) {
     perform(job_action::Finish{});
 }
 
-Result<std::vector<rdzv::StartGeneration>> Controller::orders(rdzv::StartGeneration order,
-                                                              const MasterAddress& master) const {
-    std::vector<rdzv::NodeSlots> members;
-    for (const Node& node : nodes_) members.push_back({node.hello.host, node.hello.slots, node.hello.role});
-    const Result<rdzv::RankTable> table = rdzv::RankTable::from(std::move(members));
-    if (!table) return table.error();
-
-    order.group_world_size = table->nodes();
-    order.world_size = table->world_size();
-    order.master_addr = master.host;
-    order.master_port = master.port;
-    order.agent_store = master.is_store;
-
-    std::vector<rdzv::StartGeneration> all;
-    for (int i = 0; i < table->nodes(); ++i) {
-        const rdzv::NodeRanks& ranks = table->node(i);
-        order.group_rank = ranks.group_rank;
-        order.place = nodes_[static_cast<std::size_t>(i)].place;
-        order.first_rank = ranks.first_rank;
-        order.local_world_size = ranks.local_world_size;
-        order.role_first_rank = ranks.role_first_rank;
-        order.role_world_size = ranks.role_world_size;
-        all.push_back(order);
-    }
-    return all;
-}
-
-void Controller::broadcast(const rdzv::ToAgent& message) {
-    for (const Node& node : nodes_) {
-        if (agents_.contains(node.peer)) send_(node.peer, message);
-    }
-}
-
 void Controller::perform(const job_action::StopGeneration& action) {
-    // A stop that nobody's failure caused is not to be explained by a failure that was being recovered.
-    if (action.failed_rank >= 0) ends_.insert(ends_.begin(), answered_ends_.begin(), answered_ends_.end());
-    answered_ends_.clear();
-    if (agreement_.phase != StopAgreement::Phase::Closed && !held_stop_) {
-        held_stop_.emplace(action, MonotonicClock::now());
-        return;
-    }
-    feed(stop_event::Broken{action.why});
-    // Workers that meet again, to save, have agreed already.
-    send_stop(action, action.failed_rank < 0 ? agreed_step_ : 0);
-}
-
-/// `stop_at`: the agreed step, after which the workers stop without a signal.
-void Controller::send_stop(const job_action::StopGeneration& action, std::uint64_t stop_at) {
-    broadcast(rdzv::StopGeneration{state_.generation, stop_at > 0 ? 0 : action.signal, action.grace.count(),
-                                   action.failed_rank, action.why, stop_at});
-    // The operator waits after a signal, not after a failure.
-    if (action.failed_rank < 0 && state_.end.stopped_by)
-        count_down(deadline_after(MonotonicClock::now(), action.grace));
-}
-
-/// Logs the time that is left of a grace at the moments of countdown_mark_below().
-void Controller::count_down(TimePoint end) {
-    loop_.cancel(countdown_);
-    const auto left = std::chrono::round<std::chrono::seconds>(end - MonotonicClock::now());
-    const std::chrono::seconds mark = countdown_mark_below(left);
-    if (mark <= std::chrono::seconds(0)) return;
-    countdown_ = loop_.call_at(end - mark, [this, end, mark] {
-        if (state_.phase != JobState::Phase::Stopping || state_.end.killing) return;
-        log_.info("{} workers are still running; SIGKILL in {} s",
-                  world_size() - static_cast<int>(ends_.size()), mark.count());
-        count_down(end);
-    });
+    record_.stop_generation(action.failed_rank >= 0);
+    stop_.perform(action);
 }
 
 void Controller::perform(const job_action::KillGeneration&) {
-    feed(stop_event::Broken{"the workers are killed"});
-    for (const Node& node : nodes_) kill(node);
-}
-
-void Controller::perform(const job_action::KillNode& action) {
-    kill(nodes_[static_cast<std::size_t>(action.node)]);
-}
-
-void Controller::kill(const Node& node) {
-    if (agents_.contains(node.peer))
-        send_(node.peer, rdzv::StopGeneration{state_.generation, SIGKILL, 0, -1, ""});
+    stop_.feed(stop_event::Broken{"the workers are killed"});
+    world_.broadcast(rdzv::StopGeneration{state_.generation, SIGKILL, 0, -1, ""});
 }
 
 void Controller::perform(const job_action::NodeLeaves& action) {
@@ -726,46 +510,11 @@ void Controller::perform(const job_action::NodeLeaves& action) {
 }
 
 void Controller::perform(const job_action::Dismiss& action) {
-    const auto gone = agents_.extract(action.source);
-    if (gone.empty()) return;
-    send_(action.source,
-          rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM"});
-    feed(succession_event::Lost{action.source, gone.mapped().instance, succession_event::Lost::Dismissed});
-}
-
-void Controller::perform(const job_action::NotifyPreempt& action) {
-    std::vector<int> with_workers;
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-        if (!state_.nodes[i].ended && !state_.nodes[i].lost) with_workers.push_back(static_cast<int>(i));
-    }
-    stop_why_ = action.why;
-    agreed_step_ = 0;
-    feed(stop_event::Noticed{std::move(with_workers), action.time});
-}
-
-// ---- the agreed stop
-
-void Controller::feed(const StopEvent& event) {
-    const StopActions actions = step(agreement_, event, MonotonicClock::now());
-    loop_.cancel(agreement_timer_);
-    agreement_timer_ = 0;
-    if (agreement_.deadline != kNever)
-        agreement_timer_ = loop_.call_at(agreement_.deadline, [this] { feed(stop_event::TimerFired{}); });
-    if (actions.propose) broadcast(rdzv::StopProposal{state_.generation, *actions.propose, stop_why_});
-    if (actions.decide) decide_stop(*actions.decide);
-}
-
-void Controller::decide_stop(const StopActions::Decision& decision) {
-    if (!decision.why.empty())
-        log_.warning("the workers have not agreed on the step after which they stop: {}", decision.why);
-    agreed_step_ = decision.step;
-    if (decision.step > 0) log_.info("all workers stop after step {}", decision.step);
-    else broadcast(rdzv::Notice{"preempt", stop_why_});
-    const auto held = std::exchange(held_stop_, std::nullopt);
-    if (!held) return;
-    job_action::StopGeneration action = held->first;
-    action.grace -= std::min(action.grace, MonotonicClock::now() - held->second);
-    send_stop(action, decision.step);
+    const std::optional<rdzv::AgentHello> gone = world_.disconnect(action.source);
+    if (!gone) return;
+    world_.send(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain),
+                                              "this node has left the job after SIGTERM"});
+    feed(succession_event::Lost{action.source, gone->instance, succession_event::Lost::Dismissed});
 }
 
 void Controller::perform(const job_action::SetTimer& action) {
@@ -786,38 +535,18 @@ void Controller::perform(const job_action::Finish&) {
         const JobEnd how = end();
         const rdzv::Shutdown shutdown{exit_code(how),
                                       how.failure};  // made once: exit_code() looks at all workers' ends
-        for (const auto& [peer, hello] : agents_) send_(peer, shutdown);
+        world_.send_all_agents(shutdown);
         done_();
     });
 }
 
-JobTime Controller::time_with(const CommittedTime& latest) const {
-    std::vector<CommittedTime> starts = committed_;
-    starts.push_back(latest);
-    return add_up(starts, state_.end.lost);
-}
-
 JobEnd Controller::end() const {
-    JobEnd end;
+    JobEnd end = record_.end(state_);
     end.run_id = spec_.rendezvous.run_id;
     end.program = config_.program;
-    end.generation = static_cast<int>(state_.generation);
-    end.restarts_used = state_.restarts_used;
     end.max_restarts = spec_.restart.max_restarts;
-    end.recoveries = state_.recovery.recoveries;
-    end.time = time_with(committed_by(ends_));
-    end.world_size = world_size();
+    end.world_size = world_.size();
     end.wall = MonotonicClock::now() - begun_;
-    end.stopped_by_signal = state_.end.stopped_by;
-    end.preempted = state_.end.preempted;
-    end.hung = state_.end.hung;
-    end.out_of_time = state_.end.out_of_time;
-    end.failure = state_.end.failure;
-    end.failure_decided = state_.end.failure_decided;
-    end.steps = state_.history.furthest_step;
-    end.workers = ends_;
-    end.notes = notes_;
-    end.lost_hosts = lost_hosts_;
     return end;
 }
 

@@ -5,36 +5,21 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
 #include "launcher/ends/report.h"
+#include "launcher/head/generation_stop.h"
+#include "launcher/head/job_record.h"
 #include "launcher/head/job_state.h"
-#include "launcher/head/stop_agreement.h"
 #include "launcher/head/succession.h"
+#include "launcher/head/world.h"
 #include "launcher/spec/job_spec.h"
 #include "rendezvous/serve/membership.h"
 #include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
-
-/// The address and port that workers get as MASTER_ADDR and MASTER_PORT.
-struct MasterAddress {
-    std::string host;
-    int port = 0;
-    bool is_store = false;  ///< our server answers PyTorch's store there
-};
-
-/// A node of the running world, as the controller knows it.
-struct WorldNode {
-    rdzv::AgentId agent = 0;
-    std::string host;
-    int first_rank = 0;
-    int workers = 0;
-    bool is_connected = false;
-};
 
 struct ControllerConfig {
     std::string program;  ///< as shown in the report
@@ -53,13 +38,15 @@ struct ControllerConfig {
     SuccessionState succession = {};  ///< the initial state
 };
 
-/// Controls the whole job: performs what job_state and succession decide.
+/// Controls the whole job: hears of nodes, workers and requests, and carries out what job_state and
+/// succession decide. World sends the orders, GenerationStop stops the workers, JobRecord keeps the ends of
+/// workers.
 ///
 /// The controller runs on the event loop's thread beside the server. It sends to all agents, also to the one
 /// in its own process, through `send`. The number of its connection identifies an agent.
 class Controller {
   public:
-    using Send = std::function<void(rdzv::AgentId, const rdzv::ToAgent&)>;
+    using Send = World::Send;
     using Done = std::function<void()>;
 
     /// Borrows `spec` for its whole life.
@@ -116,7 +103,7 @@ class Controller {
 
     [[nodiscard]] const JobState& state() const { return state_; }
     /// The nodes of the current or last world; empty before the first one.
-    [[nodiscard]] std::vector<WorldNode> world() const;
+    [[nodiscard]] std::vector<WorldNode> world() const { return world_.describe(); }
     /// The host of a connected agent; "" for an unknown one.
     [[nodiscard]] std::string host_of(rdzv::AgentId peer) const;
     /// The node rank that a connected agent asked for, or was given by the head that started it.
@@ -125,7 +112,9 @@ class Controller {
     /// How the job ended; complete once `done` has been called.
     [[nodiscard]] JobEnd end() const;
     /// The job's time, if the workers that were started last have committed `latest`.
-    [[nodiscard]] JobTime time_with(const CommittedTime& latest) const;
+    [[nodiscard]] JobTime time_with(const CommittedTime& latest) const {
+        return record_.time_with(latest, state_.end.lost);
+    }
     /// Called before a new generation's StartGeneration is sent: fences the store.
     void on_generation(std::function<void(std::uint64_t)> handler) {
         generation_handler_ = std::move(handler);
@@ -138,110 +127,69 @@ class Controller {
     void on_event(std::function<void(const JobEvent&)> handler) { event_handler_ = std::move(handler); }
 
   private:
-    struct Node {
-        rdzv::AgentId peer;
-        rdzv::AgentHello hello;
-        int place = 0;
-    };
-
     static constexpr rdzv::AgentId kThisProcess = 0;  ///< no connection has this number
 
     void feed(const JobEvent& event);
     void feed(const SuccessionEvent& event);
-    void feed(const StopEvent& event);
     void stop(int signal, rdzv::AgentId source);
     void lose_earlier_session(const rdzv::AgentHello& hello);
-    [[nodiscard]] int adopt_workers(const std::string& why);
     void end_kept_workers(rdzv::AgentId peer);
     [[nodiscard]] std::optional<Error> refuse_other_job(const rdzv::AgentHello& hello) const;
-    void say_who_is_missing(Duration pause);
-    void tell_newcomers();
+    void log_missing_nodes(Duration pause);
+    void inform_newcomers();
     [[nodiscard]] Duration others_may_follow(const Error& why) const;
     [[nodiscard]] std::string what_awaits_newcomers() const;
     void perform(const job_action::StartGeneration& action);
     void perform(const job_action::Recover& action);
-    void perform(const job_action::Suspend& action);
-    void perform(const job_action::StopNode& action);
-    void perform(const job_action::EndCollectives& action);
-    void perform(const job_action::EndJoining& action);
     void perform(const job_action::Reform& action);
     void perform(const job_action::Recovered& action);
-    void perform(const job_action::Release& action);
-    void perform(const job_action::KillRank& action);
     void perform(const job_action::StopGeneration& action);
     void perform(const job_action::KillGeneration& action);
-    void perform(const job_action::KillNode& action);
     void perform(const job_action::NodeLeaves& action);
     void perform(const job_action::Dismiss& action);
-    void perform(const job_action::NotifyPreempt& action);
+    void perform(const job_action::NotifyPreempt& action) { stop_.perform(action); }
     void perform(const job_action::SetTimer& action);
     void perform(const job_action::Say& action);
     void perform(const job_action::Rejoin&) { feed(succession_event::NodesNeeded{membership_.has_enough()}); }
     void perform(const job_action::Finish& action);
+    void perform(const auto& message) { world_.perform(message, state_); }
 
     void without_successor(std::function<void()> then);
-    void send_stop(const job_action::StopGeneration& action, std::uint64_t stop_at);
-    void decide_stop(const StopActions::Decision& decision);
-    void count_down(TimePoint end);
     void consider_membership();
     void form_world();
-    void say_what_connects();
-    void say_who_sits_where();
-    void broadcast(const rdzv::ToAgent& message);
-    void kill(const Node& node);
+    void log_fabric();
+    void log_seating();
     void begin_generation(rdzv::StartGeneration order);
     void worker_exited(int node, const rdzv::WorkerExited& report);
-    [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
     [[nodiscard]] bool is_own(const rdzv::AgentHello& hello) const {
         return !hello.instance.empty() && hello.instance == config_.own_instance;
     }
-    [[nodiscard]] int node_of(rdzv::AgentId peer) const;
-    [[nodiscard]] int world_size() const;
-    [[nodiscard]] Result<std::vector<rdzv::StartGeneration>> orders(rdzv::StartGeneration order,
-                                                                    const MasterAddress& master) const;
     void give_up(const std::string& why);
 
     os::EventLoop& loop_;
     os::Log& log_;
     const JobSpec& spec_;
     ControllerConfig config_;
-    Send send_;
     Done done_;
     JobPolicy policy_;
     JobState state_;
     SuccessionState succession_;
-    StopAgreement agreement_;
-    std::string stop_why_;
-    std::uint64_t agreed_step_ = 0;  ///< after which the workers of this stop end; 0: none
-    /// The stop that waits for the end of the agreement, and since when.
-    std::optional<std::pair<job_action::StopGeneration, TimePoint>> held_stop_;
+    World world_;
+    GenerationStop stop_;
+    JobRecord record_;
     rdzv::Membership membership_;
-    std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
-    std::vector<rdzv::AgentId> newcomers_;              ///< to be told why they wait
+    std::vector<rdzv::AgentId> newcomers_;  ///< to be told why they wait
     std::map<rdzv::AgentId, rdzv::AgentHello>
         ending_;                          ///< join when the workers that they have kept in vain have ended
     std::uint64_t first_generation_ = 0;  ///< in which all workers last began together
-    std::vector<Node> nodes_;             ///< of the running world, by group rank
-    std::unordered_map<rdzv::AgentId, int> group_ranks_;
     std::set<rdzv::AgentId>
-        departing_;                ///< not in the world any more; dismissed when their workers have ended
-    std::vector<WorkerEnd> ends_;  ///< of the current generation, in order
-    /// The ends that a recovery in place answers, until it is over: the cause if it fails.
-    std::vector<WorkerEnd> answered_ends_;
-    std::vector<CommittedTime> committed_;  ///< by earlier starts of all ranks
-    std::vector<std::string> notes_;
-    std::vector<std::string> lost_hosts_;
-    std::uint64_t order_ = 0;
-    TimePoint oldest_report_ = TimePoint::max();       ///< of the errors in `ends_`
-    std::int64_t steps_before_ = -1;                   ///< the most steps of any failed worker
-    std::vector<std::function<void()>> ends_to_tell_;  ///< called when no standby can take over
+        departing_;  ///< not in the world any more; dismissed when their workers have ended
+    std::vector<std::function<void()>> held_endings_;  ///< called when no standby can take over
     TimePoint begun_;
-    std::string said_of_fabric_;
-    std::vector<std::string> said_of_seats_;
+    std::string logged_fabric_;
+    std::vector<std::string> logged_seating_;
     os::EventLoop::TimerId timer_ = 0;
     os::EventLoop::TimerId join_timer_ = 0;
-    os::EventLoop::TimerId agreement_timer_ = 0;
-    os::EventLoop::TimerId countdown_ = 0;
     os::EventLoop::TimerId waiting_line_ = 0;
     TimePoint waiting_since_{};
     std::function<void(std::uint64_t)> generation_handler_;
