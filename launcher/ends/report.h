@@ -9,7 +9,7 @@
 #include "env/clock.h"
 #include "env/result.h"
 #include "launcher/ends/useful_time.h"
-#include "launcher/output/log_files.h"
+#include "launcher/output/lines.h"
 #include "launcher/spec/job_spec.h"
 #include "rendezvous/wire/agent_message.h"
 

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "env/text.h"
-#include "launcher/output/stream_route.h"
+#include "launcher/output/log_files.h"
 
 namespace ddprun {
 namespace {

@@ -11,13 +11,13 @@
 #include "launcher/head/controller.h"
 #include "launcher/head/succession.h"
 #include "launcher/job/node_parts.h"
-#include "launcher/job/requeue_run.h"
+#include "launcher/job/requeue.h"
 #include "launcher/job/walltime_watch.h"
 #include "launcher/node/pmix/exchange.h"
 #include "launcher/questions/hang_watch.h"
+#include "launcher/questions/inquiry.h"
 #include "launcher/questions/job_curves.h"
 #include "launcher/questions/job_questions.h"
-#include "launcher/questions/survey.h"
 #include "rendezvous/serve/server.h"
 
 namespace ddprun {

@@ -11,7 +11,7 @@
 #include "env/lifeline.h"
 #include "env/text.h"
 #include "launcher/machine/gpu/nvml.h"
-#include "launcher/node/told_scalars.h"
+#include "launcher/node/worker_memory.h"
 
 namespace ddprun {
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -14,6 +15,12 @@ inline constexpr std::string_view kUnfinishedMark = " [line goes on]";
 inline constexpr std::string_view kContinuedMark = "[line continued] ";
 /// A longer line is passed on in pieces of about this size, with the same marks.
 inline constexpr std::size_t kMaxLineBytes = 1 << 20;
+
+/// Lines that could not be kept, for the report.
+struct OutputLoss {
+    std::uint64_t bytes = 0;
+    std::string why;  ///< the first cause: "write /logs/3/stdout.log: No space left on device"
+};
 
 /// Calls `visit` with each line of a block of whole lines, with its newline.
 template <class Visit>

@@ -2,34 +2,22 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <utility>
 
 #include "env/hmac.h"
 #include "env/io/file.h"
 #include "env/text.h"
 
 namespace ddprun {
+
 namespace {
 
-Result<UniqueFd> open_log(const std::string& path, int extra_flags) {
-    UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | extra_flags, 0644));
-    if (!fd) return Error::system("open " + path);
-    return fd;
-}
-
-/// The part of `bytes` to write before the rotation: the whole lines that fit, or a line that fits no file.
-std::size_t bytes_before_rotation(std::string_view bytes, std::uint64_t room, bool file_is_empty) {
-    const std::size_t fitting = bytes.substr(0, room).rfind('\n');
-    if (fitting != std::string_view::npos) return fitting + 1;
-    if (!file_is_empty) return 0;
-    const std::size_t end = bytes.find('\n');
-    return end == std::string_view::npos ? bytes.size() : end + 1;
-}
+const char* file_name(Streams stream) { return stream == Streams::Out ? "stdout.log" : "stderr.log"; }
 
 bool wants_files(const OutputSpec& output) {
     const auto any = [](const StreamsMap& map) {
@@ -52,66 +40,60 @@ std::string as_file_name(std::string id) {
 
 }  // namespace
 
-Result<LogFile> LogFile::open(std::string path, std::uint64_t max_bytes) {
-    Result<UniqueFd> fd = open_log(path, 0);
-    if (!fd) return fd.error();
-    struct stat status {};
-    LogFile file;
-    if (::fstat(fd->get(), &status) == 0) file.size_ = static_cast<std::uint64_t>(status.st_size);
-    file.path_ = std::move(path);
-    file.fd_ = *std::move(fd);
-    file.max_bytes_ = max_bytes;
-    return file;
+StreamRoute route_of(const OutputSpec& spec, int local_rank, Streams stream, bool has_directory) {
+    const bool redirected = has(spec.redirects.of(local_rank), stream);
+    const bool teed = has(spec.tee.of(local_rank), stream);
+    const bool is_kept = spec.log_dir.empty() || has_directory;
+    const std::vector<int>& shown = spec.local_ranks;
+    const bool is_shown = shown.empty() || std::find(shown.begin(), shown.end(), local_rank) != shown.end();
+    StreamRoute route;
+    route.to_console = is_shown && (!redirected || teed || !is_kept);
+    route.to_file = (redirected || teed) && has_directory;
+    route.is_filtered = !filters_of(spec, stream).empty();
+    if (route.to_console || route.is_filtered) route.needs_pipe = true;
+    else if (route.to_file) route.needs_pipe = spec.max_file_bytes != 0;
+    else route.needs_pipe = stream == Streams::Err;  // the report needs its last lines
+    return route;
 }
 
-void LogFile::lose(std::uint64_t bytes, std::string_view attempt) {
-    if (loss_.empty()) loss_ = fmt::format("{} {}: {}", attempt, path_, ::strerror(errno));
-    lost_bytes_ += bytes;
+const std::vector<std::string>& filters_of(const OutputSpec& spec, Streams stream) {
+    return stream == Streams::Out ? spec.stdout_filters : spec.stderr_filters;
 }
 
-void LogFile::write_all(std::string_view bytes) {
-    while (!bytes.empty()) {
-        const ssize_t written = ::write(fd_.get(), bytes.data(), bytes.size());
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return lose(bytes.size(), "write");
-        size_ += static_cast<std::uint64_t>(written);
-        bytes.remove_prefix(static_cast<std::size_t>(written));
+Status AttemptFiles::begin(int attempt) {
+    for (LogWriter::Handle* file : {&filtered_out_, &filtered_err_}) {
+        if (*file) writer_.close(std::exchange(*file, nullptr));
     }
+    directory_.clear();
+    if (spec_.log_dir.empty()) return {};
+    std::string directory = fmt::format("{}/attempt_{}", spec_.log_dir, attempt);
+    if (Status made = make_directories(directory); !made) return made;
+    directory_ = std::move(directory);
+    return {};
 }
 
-void LogFile::write(std::string_view bytes) {
-    if (!fd_) {
-        lost_bytes_ += bytes.size();
-        return;
-    }
-    while (max_bytes_ != 0 && size_ + bytes.size() > max_bytes_) {
-        const std::uint64_t room = max_bytes_ > size_ ? max_bytes_ - size_ : 0;
-        const std::size_t now = bytes_before_rotation(bytes, room, size_ == 0);
-        const std::uint64_t lost_before = lost_bytes_;
-        write_all(bytes.substr(0, now));
-        bytes.remove_prefix(now);
-        // A file that is too long is better than lost lines; the next write tries again.
-        if (bytes.empty() || lost_bytes_ > lost_before || !rotate()) break;
-    }
-    write_all(bytes);
+Status AttemptFiles::make_rank_directory(const StreamOwner& owner) const {
+    if (directory_.empty()) return {};
+    return make_directories(fmt::format("{}/{}", directory_, owner.rank));
 }
 
-/// False: the file could not be rotated, and nothing has changed.
-bool LogFile::rotate() {
-    const std::string next = path_ + ".next";
-    Result<UniqueFd> fresh = open_log(next, O_TRUNC);
-    if (!fresh) return false;
-    for (int number = kKept; number > 1; --number) {
-        const std::string from = fmt::format("{}.{}", path_, number - 1);
-        (void)::rename(from.c_str(), fmt::format("{}.{}", path_, number).c_str());
-    }
-    if (::rename(path_.c_str(), (path_ + ".1").c_str()) != 0 || ::rename(next.c_str(), path_.c_str()) != 0) {
-        ::unlink(next.c_str());
-        return false;
-    }
-    fd_ = *std::move(fresh);
-    size_ = 0;
-    return true;
+std::string AttemptFiles::path_of(const StreamOwner& owner, Streams stream) const {
+    return fmt::format("{}/{}/{}", directory_, owner.rank, file_name(stream));
+}
+
+Result<LogWriter::Handle> AttemptFiles::open(const std::string& path) {
+    Result<LogFile> opened = LogFile::open(path, spec_.max_file_bytes);
+    if (!opened) return opened.error();
+    return writer_.add(*std::move(opened));
+}
+
+Result<LogWriter::Handle> AttemptFiles::filtered(Streams stream) {
+    if (filters_of(spec_, stream).empty() || directory_.empty()) return LogWriter::Handle();
+    LogWriter::Handle& file = stream == Streams::Out ? filtered_out_ : filtered_err_;
+    if (file) return file;
+    Result<LogWriter::Handle> opened = open(fmt::format("{}/filtered_{}", directory_, file_name(stream)));
+    if (opened) file = *opened;
+    return opened;
 }
 
 Status check_room(const std::string& directory) {

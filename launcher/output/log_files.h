@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,46 +7,65 @@
 #include "env/os/log.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
+#include "launcher/output/log_writer.h"
 #include "launcher/spec/job_spec.h"
 
 namespace ddprun {
 
-/// Lines that could not be kept, for the report.
-struct OutputLoss {
-    std::uint64_t bytes = 0;
-    std::string why;  ///< the first cause: "write /logs/3/stdout.log: No space left on device"
+/// The worker of a stream, for prefixes and file names.
+struct StreamOwner {
+    int rank = 0;
+    int local_rank = 0;
+    std::string role = "default";
+    std::string host;
 };
 
-/// One log file, rotated at a size: stdout.log, stdout.log.1 (newer), stdout.log.2 ...
-///
-/// Writing blocks as long as the disk does: LogWriter does it in a thread. Bytes that cannot be written are
-/// counted and are no error: the job goes on.
-class LogFile {
+/// The destinations of one stream of a worker.
+struct StreamRoute {
+    bool to_console = false;
+    bool to_file = false;
+    bool is_filtered = false;  ///< lines of it are copied to the file of filtered lines
+    /// False when the worker writes to its file, or to /dev/null, itself.
+    bool needs_pipe = false;
+    bool operator==(const StreamRoute&) const = default;
+};
+
+/// `stream` is Out or Err. Without `has_directory`, streams that should go to a file are shown. Pure.
+StreamRoute route_of(const OutputSpec& spec, int local_rank, Streams stream, bool has_directory);
+/// The filters of a stream: lines that contain one are copied to a file of all ranks. `stream` is Out or Err.
+const std::vector<std::string>& filters_of(const OutputSpec& spec, Streams stream);
+
+/// The log files of the current attempt: `<log_dir>/attempt_<attempt>/<rank>/{stdout,stderr}.log` and, beside
+/// the rank directories, `filtered_{stdout,stderr}.log`. Opening a file waits for the disk; writing does not
+/// (log_writer.h).
+class AttemptFiles {
   public:
-    /// Rotated files kept beside the current one.
-    static constexpr int kKept = 3;
+    /// Both are borrowed for its life.
+    AttemptFiles(const OutputSpec& spec, LogWriter& writer) : spec_(spec), writer_(writer) {}
 
-    LogFile() = default;
-    /// `max_bytes` 0 means no rotation. Error: System, naming the file.
-    static Result<LogFile> open(std::string path, std::uint64_t max_bytes);
+    /// Closes the files of the attempt before. Error: System; this attempt then has no directory and no
+    /// files.
+    Status begin(int attempt);
+    /// "" when the attempt has no directory.
+    [[nodiscard]] const std::string& directory() const { return directory_; }
 
-    explicit operator bool() const { return static_cast<bool>(fd_); }
-    void write(std::string_view bytes);
-
-    [[nodiscard]] std::uint64_t lost_bytes() const { return lost_bytes_; }
-    [[nodiscard]] const std::string& loss() const { return loss_; }
+    /// Every rank has a directory, for its error report, even when no stream has a file. Error: System.
+    Status make_rank_directory(const StreamOwner& owner) const;
+    [[nodiscard]] std::string path_of(const StreamOwner& owner, Streams stream) const;
+    /// Error: System.
+    Result<LogWriter::Handle> open(const StreamOwner& owner, Streams stream) {
+        return open(path_of(owner, stream));
+    }
+    /// The file for all ranks' filtered lines of this stream; null: no filter is set. Error: System.
+    Result<LogWriter::Handle> filtered(Streams stream);
 
   private:
-    void write_all(std::string_view bytes);
-    bool rotate();
-    void lose(std::uint64_t bytes, std::string_view attempt);
+    Result<LogWriter::Handle> open(const std::string& path);
 
-    std::string path_;
-    UniqueFd fd_;
-    std::uint64_t max_bytes_ = 0;
-    std::uint64_t size_ = 0;
-    std::uint64_t lost_bytes_ = 0;
-    std::string loss_;
+    const OutputSpec& spec_;
+    LogWriter& writer_;
+    std::string directory_;
+    LogWriter::Handle filtered_out_, filtered_err_;
 };
 
 /// The last bytes of a file, at most `max_bytes`; "" when it cannot be read.

@@ -1,11 +1,15 @@
 #include "launcher/output/log_writer.h"
 
+#include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -17,6 +21,21 @@ namespace ddprun {
 
 namespace {
 
+Result<UniqueFd> open_log(const std::string& path, int extra_flags) {
+    UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | extra_flags, 0644));
+    if (!fd) return Error::system("open " + path);
+    return fd;
+}
+
+/// The part of `bytes` to write before the rotation: the whole lines that fit, or a line that fits no file.
+std::size_t bytes_before_rotation(std::string_view bytes, std::uint64_t room, bool file_is_empty) {
+    const std::size_t fitting = bytes.substr(0, room).rfind('\n');
+    if (fitting != std::string_view::npos) return fitting + 1;
+    if (!file_is_empty) return 0;
+    const std::size_t end = bytes.find('\n');
+    return end == std::string_view::npos ? bytes.size() : end + 1;
+}
+
 void wake(int event_fd) {
     const std::uint64_t one = 1;
     // The write fails only when the counter is full, and then the loop is already awake. Ignoring.
@@ -24,6 +43,68 @@ void wake(int event_fd) {
 }
 
 }  // namespace
+
+Result<LogFile> LogFile::open(std::string path, std::uint64_t max_bytes) {
+    Result<UniqueFd> fd = open_log(path, 0);
+    if (!fd) return fd.error();
+    struct stat status {};
+    LogFile file;
+    if (::fstat(fd->get(), &status) == 0) file.size_ = static_cast<std::uint64_t>(status.st_size);
+    file.path_ = std::move(path);
+    file.fd_ = *std::move(fd);
+    file.max_bytes_ = max_bytes;
+    return file;
+}
+
+void LogFile::lose(std::uint64_t bytes, std::string_view attempt) {
+    if (loss_.empty()) loss_ = fmt::format("{} {}: {}", attempt, path_, ::strerror(errno));
+    lost_bytes_ += bytes;
+}
+
+void LogFile::write_all(std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t written = ::write(fd_.get(), bytes.data(), bytes.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return lose(bytes.size(), "write");
+        size_ += static_cast<std::uint64_t>(written);
+        bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+}
+
+void LogFile::write(std::string_view bytes) {
+    if (!fd_) {
+        lost_bytes_ += bytes.size();
+        return;
+    }
+    while (max_bytes_ != 0 && size_ + bytes.size() > max_bytes_) {
+        const std::uint64_t room = max_bytes_ > size_ ? max_bytes_ - size_ : 0;
+        const std::size_t now = bytes_before_rotation(bytes, room, size_ == 0);
+        const std::uint64_t lost_before = lost_bytes_;
+        write_all(bytes.substr(0, now));
+        bytes.remove_prefix(now);
+        // A file that is too long is better than lost lines; the next write tries again.
+        if (bytes.empty() || lost_bytes_ > lost_before || !rotate()) break;
+    }
+    write_all(bytes);
+}
+
+/// False: the file could not be rotated, and nothing has changed.
+bool LogFile::rotate() {
+    const std::string next = path_ + ".next";
+    Result<UniqueFd> fresh = open_log(next, O_TRUNC);
+    if (!fresh) return false;
+    for (int number = kKept; number > 1; --number) {
+        const std::string from = fmt::format("{}.{}", path_, number - 1);
+        (void)::rename(from.c_str(), fmt::format("{}.{}", path_, number).c_str());
+    }
+    if (::rename(path_.c_str(), (path_ + ".1").c_str()) != 0 || ::rename(next.c_str(), path_.c_str()) != 0) {
+        ::unlink(next.c_str());
+        return false;
+    }
+    fd_ = *std::move(fresh);
+    size_ = 0;
+    return true;
+}
 
 class LogWriter::File {
   public:

@@ -8,9 +8,42 @@
 
 #include "env/clock.h"
 #include "env/os/event_loop.h"
-#include "launcher/output/log_files.h"
+#include "env/result.h"
+#include "env/unique_fd.h"
 
 namespace ddprun {
+
+/// One log file, rotated at a size: stdout.log, stdout.log.1 (newer), stdout.log.2 ...
+///
+/// Writing blocks as long as the disk does: LogWriter does it in a thread. Bytes that cannot be written are
+/// counted and are no error: the job goes on.
+class LogFile {
+  public:
+    /// Rotated files kept beside the current one.
+    static constexpr int kKept = 3;
+
+    LogFile() = default;
+    /// `max_bytes` 0 means no rotation. Error: System, naming the file.
+    static Result<LogFile> open(std::string path, std::uint64_t max_bytes);
+
+    explicit operator bool() const { return static_cast<bool>(fd_); }
+    void write(std::string_view bytes);
+
+    [[nodiscard]] std::uint64_t lost_bytes() const { return lost_bytes_; }
+    [[nodiscard]] const std::string& loss() const { return loss_; }
+
+  private:
+    void write_all(std::string_view bytes);
+    bool rotate();
+    void lose(std::uint64_t bytes, std::string_view attempt);
+
+    std::string path_;
+    UniqueFd fd_;
+    std::uint64_t max_bytes_ = 0;
+    std::uint64_t size_ = 0;
+    std::uint64_t lost_bytes_ = 0;
+    std::string loss_;
+};
 
 /// The thread that writes the log files, so that a disk that hangs (NFS) never holds up the event loop.
 ///

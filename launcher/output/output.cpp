@@ -8,14 +8,12 @@
 #include <unordered_map>
 
 #include "env/text.h"
-#include "launcher/output/attempt_files.h"
 #include "launcher/output/console.h"
 #include "launcher/output/lines.h"
+#include "launcher/output/log_files.h"
 #include "launcher/output/log_writer.h"
-#include "launcher/output/outlet.h"
-#include "launcher/output/pipe_reader.h"
+#include "launcher/output/pipes.h"
 #include "launcher/output/rank_memory.h"
-#include "launcher/output/stream_route.h"
 
 namespace ddprun {
 namespace {

@@ -14,7 +14,7 @@
 #include "launcher/hang/hang_sample.h"
 #include "launcher/hang/stacks.h"
 #include "launcher/node/agent.h"
-#include "launcher/questions/survey.h"
+#include "launcher/questions/inquiry.h"
 
 namespace ddprun {
 

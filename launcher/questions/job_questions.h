@@ -5,10 +5,9 @@
 #include "env/os/event_loop.h"
 #include "env/os/system.h"
 #include "launcher/node/agent.h"
-#include "launcher/node/gpu_watch.h"
+#include "launcher/node/gpus.h"
 #include "launcher/questions/inquiry.h"
 #include "launcher/questions/observation.h"
-#include "launcher/questions/survey.h"
 #include "launcher/spec/job_spec.h"
 
 namespace ddprun {

@@ -11,7 +11,7 @@
 #include "launcher/head/job_state.h"
 #include "launcher/node/agent.h"
 #include "launcher/output/output.h"
-#include "launcher/questions/servers.h"
+#include "launcher/questions/request_server.h"
 #include "launcher/talk/control_socket.h"
 #include "launcher/talk/event_file.h"
 #include "launcher/talk/job_status.h"

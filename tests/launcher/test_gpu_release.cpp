@@ -1,4 +1,4 @@
-#include "launcher/node/gpu_release.h"
+#include "launcher/node/gpus.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

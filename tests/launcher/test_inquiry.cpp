@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "launcher/hang/hang_sample.h"
-#include "launcher/questions/survey.h"
+#include "launcher/questions/inquiry.h"
 
 namespace ddprun::test {
 namespace {

@@ -5,7 +5,7 @@
 #include "launcher/machine/gpu/gpu_usage.h"
 #include "launcher/machine/gpu/nvidia.h"
 #include "launcher/machine/gpu/nvml.h"
-#include "launcher/node/gpu_watch.h"
+#include "launcher/node/gpus.h"
 #include "tests/support/fake_system.h"
 #include "tests/support/temporary_directory.h"
 

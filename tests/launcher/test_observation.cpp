@@ -15,7 +15,7 @@
 #include "env/json.h"
 #include "env/text.h"
 #include "launcher/questions/job_curves.h"
-#include "launcher/questions/servers.h"
+#include "launcher/questions/request_server.h"
 #include "launcher/talk/control_socket.h"
 #include "launcher/talk/event_file.h"
 #include "launcher/talk/job_status.h"

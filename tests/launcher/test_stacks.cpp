@@ -6,7 +6,7 @@
 
 #include "env/worker_env.h"
 #include "launcher/hang/stacks.h"
-#include "launcher/node/segment_file.h"
+#include "launcher/node/worker_memory.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

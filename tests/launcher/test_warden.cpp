@@ -1,4 +1,4 @@
-#include "launcher/guard/warden.h"
+#include "launcher/guard/guards.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

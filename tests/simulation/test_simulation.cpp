@@ -21,7 +21,7 @@
 #include "launcher/head/controller.h"
 #include "launcher/head/succession.h"
 #include "launcher/node/agent_state.h"
-#include "launcher/questions/survey.h"
+#include "launcher/questions/inquiry.h"
 #include "launcher/spec/exit_codes.h"
 #include "tests/simulation/dice.h"
 #include "tests/simulation/simulated_clock.h"

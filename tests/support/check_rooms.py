@@ -28,7 +28,7 @@ PURE = [
     "launcher/output/lines", "launcher/plan/", "launcher/node/pmix/exchange", "launcher/node/pmix/job_facts", "launcher/node/pmix/wish",
     "launcher/ends/explain", "launcher/ends/report", "launcher/start/start_state",
     "launcher/node/agent_state",
-    "launcher/head/job_", "launcher/head/generation",
+    "launcher/head/job_", "launcher/head/generation.",
     "launcher/head/recovery", "launcher/head/world_change", "launcher/head/restart_policy",
     "launcher/head/stop_agreement", "launcher/head/succession",
     "launcher/tools/ask", "launcher/tools/clean", "launcher/tools/doctor/judge", "launcher/tools/trace/",

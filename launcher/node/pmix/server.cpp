@@ -8,7 +8,6 @@
 #include "env/nodes/pmix_source.h"
 #include "env/worker_env.h"
 #include "launcher/node/pmix/library.h"
-#include "launcher/node/pmix/upcalls.h"
 
 #ifdef DDPRUN_HAVE_PMIX
 

@@ -1,9 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "env/clock.h"
+#include "env/kept.h"
 #include "env/os/system.h"
 #include "env/result.h"
 #include "env/segment.h"
@@ -62,5 +67,48 @@ class SegmentFile {
 /// "all_reduce #812 (25 MiB)" for a rank that is inside a collective, "finished all_reduce #811" for one that
 /// is not, "" for one that never called libddp.
 std::string describe_line(const RankLine& line);
+
+/// The launcher's side of one node's kept memory (env/kept.h): makes it, hands its descriptor to the workers,
+/// reads their lines. It is made anew when all workers start again, because then nothing of them is kept.
+class KeptFile {
+  public:
+    /// `wait`: how long a worker that has left its generation waits for the next one.
+    /// Error: System (memfd_create, ftruncate, mmap).
+    static Result<std::unique_ptr<KeptFile>> create(os::System& system, int workers, Duration wait);
+    ~KeptFile();
+    KeptFile(const KeptFile&) = delete;
+    KeptFile& operator=(const KeptFile&) = delete;
+
+    [[nodiscard]] int fd() const { return fd_.get(); }
+    /// The units that this rank's processes have committed; -1: none yet.
+    [[nodiscard]] std::int64_t commits(int local_rank) const;
+    /// The time that its processes have spent on units that they committed.
+    [[nodiscard]] Duration useful(int local_rank) const;
+    [[nodiscard]] const KeptLine& line(int local_rank) const;
+
+  private:
+    KeptFile(UniqueFd fd, void* base, std::size_t bytes) : fd_(std::move(fd)), base_(base), bytes_(bytes) {}
+
+    UniqueFd fd_;
+    void* base_;  ///< of the header and the lines
+    std::size_t bytes_;
+};
+
+/// A number that a worker told: ddprun.step(step, name=value) in Python.
+struct ToldScalar {
+    std::uint64_t step = 0;
+    double time = 0;  ///< seconds from the epoch
+    double value = 0;
+    std::string name;
+    bool operator==(const ToldScalar&) const = default;
+};
+
+/// Takes at most `most` records from the ring, the oldest first. The ring belongs to a worker and is not
+/// trusted: a record whose name is not in the table is left out.
+std::vector<ToldScalar> take_scalars(ScalarRing& ring, std::size_t most);
+
+/// One line for each: "300 1700000000.5 0.25 loss"; and back, what is no such line left out. Pure.
+std::string encode_scalars(const std::vector<ToldScalar>& scalars);
+std::vector<ToldScalar> decode_scalars(std::string_view lines);
 
 }  // namespace ddprun

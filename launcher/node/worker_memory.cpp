@@ -1,4 +1,4 @@
-#include "launcher/node/segment_file.h"
+#include "launcher/node/worker_memory.h"
 
 #include <fmt/core.h>
 #include <linux/membarrier.h>
@@ -7,10 +7,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <new>
+#include <optional>
+
 #include "env/io/file.h"
 #include "env/text.h"
 
 namespace ddprun {
+
 namespace {
 
 /// Makes every running thread of this host pass a full memory barrier, so that the workers need none (in
@@ -21,6 +28,28 @@ void fence_all_processes() {
     if (::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) == 0) return;
     const timespec span{0, 10'000'000};
     ::nanosleep(&span, nullptr);
+}
+
+/// Also "nan" and "inf": a loss may be.
+std::optional<double> parse_number(std::string_view text) {
+    double number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+    return number;
+}
+
+std::optional<ToldScalar> decode_line(std::string_view line) {
+    std::string_view words[3];
+    for (std::string_view& word : words) {
+        const std::size_t space = line.find(' ');
+        if (space == std::string_view::npos) return std::nullopt;
+        word = line.substr(0, space);
+        line.remove_prefix(space + 1);
+    }
+    const Result<std::uint64_t> step = parse_uint(words[0]);
+    const std::optional<double> time = parse_number(words[1]), value = parse_number(words[2]);
+    if (!step || !time || !value || line.empty()) return std::nullopt;
+    return ToldScalar{*step, *time, *value, std::string(line)};
 }
 
 }  // namespace
@@ -98,6 +127,76 @@ std::string describe_line(const RankLine& line) {
     if (started == finished) return fmt::format("finished {} #{}", operation, finished);
     return fmt::format("in {} #{} ({})", operation, started,
                        format_bytes(line.bytes.load(std::memory_order_relaxed)));
+}
+
+Result<std::unique_ptr<KeptFile>> KeptFile::create(os::System& system, int workers, Duration wait) {
+    const auto count = static_cast<std::uint32_t>(workers);
+    const std::uint64_t slots = kept_slots_offset(count), wanted = kKeptSlots * count * kKeptSlotBytes;
+    const std::uint64_t slot_bytes = room_in_memory_file(slots, wanted) == wanted ? kKeptSlotBytes : 0;
+    Result<UniqueFd> fd = system.make_segment(slots + kKeptSlots * count * slot_bytes);
+    if (!fd) return fd.error();
+    void* base = ::mmap(nullptr, slots, PROT_READ | PROT_WRITE, MAP_SHARED, fd->get(), 0);
+    if (base == MAP_FAILED) return Error::system("mmap the kept memory");
+
+    auto* header = new (base) KeptHeader{};
+    header->version = kKeptVersion;
+    header->workers = count;
+    header->wait_ns = wait.count();
+    header->slots_offset = slots;
+    header->slot_bytes = slot_bytes;
+    header->magic.store(kKeptMagic, std::memory_order_release);
+    return std::unique_ptr<KeptFile>(new KeptFile(std::move(*fd), base, slots));
+}
+
+KeptFile::~KeptFile() { ::munmap(base_, bytes_); }
+
+const KeptLine& KeptFile::line(int local_rank) const {
+    return reinterpret_cast<const KeptLine*>(static_cast<const char*>(base_) + kKeptLinesOffset)[local_rank];
+}
+
+std::int64_t KeptFile::commits(int local_rank) const {
+    if (line(local_rank).generation.load(std::memory_order_acquire) == 0) return -1;
+    return static_cast<std::int64_t>(line(local_rank).commits.load(std::memory_order_relaxed));
+}
+
+Duration KeptFile::useful(int local_rank) const {
+    return Duration(line(local_rank).useful_ns.load(std::memory_order_relaxed));
+}
+
+std::vector<ToldScalar> take_scalars(ScalarRing& ring, std::size_t most) {
+    const std::uint64_t written = ring.written.load(std::memory_order_acquire);
+    const std::uint64_t names =
+        std::min<std::uint64_t>(ring.tag_count.load(std::memory_order_acquire), kScalarTags);
+    std::uint64_t next = ring.taken.load(std::memory_order_relaxed);
+    if (written - next > kScalarRecords) next = written - kScalarRecords;  // also when `written` is nonsense
+    std::vector<ToldScalar> taken;
+    for (; next != written && taken.size() < most; ++next) {
+        ScalarRecord& record = ring.records[next % kScalarRecords];
+        // An atomic load is done once: the tag that is tested is the one that is used.
+        const std::uint64_t tag = std::atomic_ref(record.tag).load(std::memory_order_relaxed);
+        if (tag >= names) continue;
+        char name[kScalarTagBytes];
+        std::memcpy(name, ring.tags[tag], sizeof name);
+        std::string text = printable({name, ::strnlen(name, sizeof name)});
+        if (!text.empty()) taken.push_back({record.step, record.time, record.value, std::move(text)});
+    }
+    ring.taken.store(next, std::memory_order_release);
+    return taken;
+}
+
+std::string encode_scalars(const std::vector<ToldScalar>& scalars) {
+    std::string lines;
+    for (const ToldScalar& scalar : scalars)
+        lines += fmt::format("{} {} {} {}\n", scalar.step, scalar.time, scalar.value, scalar.name);
+    return lines;
+}
+
+std::vector<ToldScalar> decode_scalars(std::string_view lines) {
+    std::vector<ToldScalar> scalars;
+    for (const std::string_view line : split(lines, '\n')) {
+        if (std::optional<ToldScalar> scalar = decode_line(line)) scalars.push_back(*std::move(scalar));
+    }
+    return scalars;
 }
 
 }  // namespace ddprun
