@@ -54,7 +54,7 @@ Status NodeParts::build_output(bool is_apart) {
     return {};
 }
 
-void NodeParts::build_agent(Agent::Send says) {
+void NodeParts::build_agent(SendToHead says) {
     AgentConfig config;
     config.spec = setup.spec;
     config.program = setup.program;

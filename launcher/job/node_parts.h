@@ -64,7 +64,7 @@ struct NodeParts {
     Status build_pmix();
     /// `is_apart`: this host is none of the job's nodes.
     Status build_output(bool is_apart);
-    void build_agent(Agent::Send says);
+    void build_agent(SendToHead says);
     /// Builds what answers questions to the running job. `add_job` as in Observation::Parts.
     Status build_observation(std::function<void(JobStatus&)> add_job);
     Status build_hello(bool is_head);

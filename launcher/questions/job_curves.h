@@ -11,7 +11,7 @@
 #include "env/clock.h"
 #include "env/io/curve_file.h"
 #include "env/os/event_loop.h"
-#include "launcher/node/worker_memory.h"
+#include "launcher/node/scalars.h"
 #include "launcher/questions/inquiry.h"
 #include "launcher/talk/job_status.h"
 

@@ -160,7 +160,7 @@ TEST_F(ControlSocketTest, SendsTheHandlersAnswerAndCloses) {
         reply.send(control_text(request.argument("word")));
         reply.finish();
     };
-    EXPECT_EQ(exchange(encode({"echo", {{"word", "hello"}}})), control_text("hello"));
+    EXPECT_EQ(exchange(encode(ControlRequest{"echo", {{"word", "hello"}}})), control_text("hello"));
 }
 
 TEST_F(ControlSocketTest, AnAnswerMayComeLater) {
@@ -171,7 +171,7 @@ TEST_F(ControlSocketTest, AnAnswerMayComeLater) {
             reply.finish();
         });
     };
-    EXPECT_EQ(exchange(encode({"later", {}})), "one\ntwo\n");
+    EXPECT_EQ(exchange(encode(ControlRequest{"later", {}})), "one\ntwo\n");
 }
 
 TEST_F(ControlSocketTest, MalformedRequestsAreRefused) {
@@ -185,7 +185,7 @@ TEST_F(ControlSocketTest, AReplyOutlivesItsPeerAndItsServer) {
     handler_ = [&kept](const ControlRequest&, const RequestReply& reply) { kept = reply; };
     {
         const UniqueFd fd = connect();
-        const std::string request = encode({"keep", {}});
+        const std::string request = encode(ControlRequest{"keep", {}});
         ASSERT_GT(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), 0);
         while (!kept) ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
         EXPECT_TRUE(kept->is_wanted());
@@ -231,14 +231,14 @@ TEST_F(ControlSocketTest, SilentConnectionsDoNotKeepOthersFromAsking) {
         silent.push_back(connect());
         ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
     }
-    EXPECT_EQ(exchange(encode({"echo", {}})), control_text("here"));
+    EXPECT_EQ(exchange(encode(ControlRequest{"echo", {}})), control_text("here"));
 }
 
 TEST_F(ControlSocketTest, AClientWithARequestIsNotClosedForANewOne) {
     std::vector<RequestReply> kept;
     handler_ = [&kept](const ControlRequest&, const RequestReply& reply) { kept.push_back(reply); };
     std::vector<UniqueFd> asking;
-    const std::string request = encode({"keep", {}});
+    const std::string request = encode(ControlRequest{"keep", {}});
     for (std::size_t i = 1; i <= 32; ++i) {
         asking.push_back(connect());
         ASSERT_GT(::send(asking.back().get(), request.data(), request.size(), MSG_NOSIGNAL), 0);
