@@ -43,7 +43,7 @@ std::vector<std::string> describe_hosts(const HostStart& start, const std::vecto
     return lines;
 }
 
-/// Says where the controller is, as this node finds it the way torchrun does.
+/// Says where the controller is. This node finds it as torchrun would.
 std::string describe_controller(const HeadChoice& choice) {
     const std::string port =
         choice.endpoint.port == 0 ? "any free port" : fmt::format("port {}", choice.endpoint.port);
@@ -65,7 +65,7 @@ MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch,
     if (serves_torch && spec.nodes.max == 1) port = rendezvous.master_port.value_or(0);
     const bool others_know_more = !choice->is_head && rendezvous.local_addr && !rendezvous.master_addr;
     const bool first_is_elsewhere = rendezvous.head_is_apart && !serves_torch && !rendezvous.master_addr;
-    // The controller is another node's: assume that its command line is the same as this one.
+    // When the controller is on another node, assume that its command line is the same as this one.
     if (!choice->is_head) rendezvous.local_addr.reset();
     MasterChoice master =
         choose_master(spec, serves_torch, static_cast<std::uint16_t>(port), false, true, {});
@@ -73,8 +73,8 @@ MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch,
     return master;
 }
 
-/// The number of workers of each node, by node rank. Of hosts that we start: as `start` says (a host's slots
-/// count where --nproc-per-node is not given). Of others: as many as on this node.
+/// The number of workers of each node, by node rank. A host that we start has as many as `start` says, or its
+/// slots if --nproc-per-node is not given. Any other node has as many as this one.
 std::vector<int> workers_by_node(const JobSetup& setup, bool workers_are_given) {
     std::vector<int> workers(static_cast<std::size_t>(setup.spec.nodes.max), setup.workers);
     if (!setup.start) return workers;

@@ -33,7 +33,7 @@ void be_of_hosts(CommandLine& line, int hosts) {
     line.spec.nodes = {is_elastic ? line.spec.nodes.min : hosts, hosts};
 }
 
-/// Makes the spec that of the head of several hosts.
+/// Changes the spec into that of the head of several hosts.
 std::optional<HostStart> become_head(CommandLine& line, StartPlan plan,
                                      const std::vector<std::string>& arguments, const StartFacts& facts) {
     RendezvousSpec& rendezvous = line.spec.rendezvous;
@@ -56,7 +56,7 @@ std::optional<HostStart> become_head(CommandLine& line, StartPlan plan,
                         to_string(*rendezvous.endpoint), own_name));
     }
     rendezvous.endpoint = Endpoint{own_name, has_port ? rendezvous.endpoint->port : std::uint16_t{0}};
-    // RemoteAgents reports by then which host is missing and why; this limit comes a little later.
+    // By its own limit RemoteAgents reports which host is missing and why. This limit comes a little later.
     const auto waves = static_cast<int>(plan.hosts.size() / kMostStarting + 1);
     const Duration one_wave = std::min(rendezvous.join_timeout, line.spec.start.timeout);
     rendezvous.join_timeout = std::min(rendezvous.join_timeout, one_wave * waves + kBehindStart);
@@ -85,7 +85,7 @@ NodesSaid nodes_said(const CommandLine& line) {
     return line.spec.nodes.max == 1 || shared_endpoint(line.spec) ? NodesSaid::ByOthers : NodesSaid::Count;
 }
 
-/// Uses a scheduler's tasks per host, or the slots of a host file, where --nproc-per-node is not given.
+/// Uses a scheduler's tasks per host, or the slots of a host file, unless --nproc-per-node is given.
 void default_to_slots(CommandLine& line, int slots) {
     if (slots > 1 && !line.sources.contains("nproc-per-node"))
         line.spec.workers = {WorkerCount::Kind::Number, slots};

@@ -42,8 +42,8 @@ int refuse(const Refusal& refusal) {
     return static_cast<int>(refusal.code);
 }
 
-/// Reports that no job began, to the head when it started this ddprun, and to our starter by an error file:
-/// to the starter this is a failure, as a job that failed.
+/// Reports that no job began: to the head, if it started this ddprun, and to our own starter by an error
+/// file. Our starter then sees a failure, as after a job that failed.
 int give_up(const JobSetup& setup, const Refusal& refusal) {
     if (setup.started) tell_head(*setup.started, refusal.why);
     const LauncherFailure failure{.message = refusal.why,
@@ -116,8 +116,8 @@ void set_variable(std::vector<std::string>& environment, const std::string& vari
     environment.push_back(variable);
 }
 
-/// Lets workers that Python runs `import ddprun`, with any interpreter: our folder comes last, so that it
-/// hides nothing of the user's.
+/// Lets workers that Python runs `import ddprun`, with any interpreter. Our folder comes last in PYTHONPATH,
+/// so that it hides no module of the user.
 void add_python_folder(std::vector<std::string>& environment) {
     std::error_code ignored;
     const std::filesystem::path self = own_directory();
@@ -128,15 +128,15 @@ void add_python_folder(std::vector<std::string>& environment) {
         for (const std::string& entry : environment) {
             if (variable_name(entry) == "PYTHONPATH") path = entry.substr(entry.find('=') + 1);
         }
-        // An empty entry is the current directory: one at the end stays, and none is added.
+        // An empty entry is the current directory. One at the end stays, and none is added.
         const bool ends_empty = path.ends_with(':');
         if (!path.empty() && !ends_empty) path += ':';
         return set_variable(environment, "PYTHONPATH=" + path + folder + (ends_empty ? ":" : ""));
     }
 }
 
-/// Our environment with the variables of --env NAME=VALUE, and without those by which an outer launcher told
-/// us our rank: a worker that uses MPI would take our rank.
+/// Our environment with the variables of --env NAME=VALUE. The variables by which an outer launcher told us
+/// our rank are left out, because a worker that uses MPI would take our rank for its own.
 std::vector<std::string> workers_environment(const JobSpec& spec) {
     std::vector<std::string> environment = os::own_environment();
     if (!spec.pass_mpi_env)
@@ -234,8 +234,8 @@ Step settle_address(JobSetup& setup) {
     rendezvous.listen_on = *std::move(address);
     if (!rendezvous.local_addr) rendezvous.local_addr = rendezvous.listen_on;
     if (setup.start) rendezvous.endpoint->host = rendezvous.listen_on;  // the other nodes get this address
-    const bool speaks = !setup.spec.quiet && (!setup.task || !setup.task->place.is_rank);
-    if (speaks)
+    const bool prints = !setup.spec.quiet && (!setup.task || !setup.task->place.is_rank);
+    if (prints)
         ddprun::print(stderr, "ddprun: the other nodes reach {} at {} (--iface={})\n", host_name(),
                       printable(*rendezvous.local_addr), printable(rendezvous.iface));
     for (const InterfaceAddress& one : interfaces) {
@@ -245,7 +245,7 @@ Step settle_address(JobSetup& setup) {
 }
 
 /// Learns where the nodes meet, over the outer launcher.
-Step meet_others(JobSetup& setup, const std::string& who, bool speaks) {
+Step meet_others(JobSetup& setup, const std::string& who, bool prints) {
     MeetingOutcome outcome = meet_unless_stopped(setup.spec, *setup.task, process_environment);
     if (outcome.signal != 0)
         return Refusal{
@@ -262,7 +262,7 @@ Step meet_others(JobSetup& setup, const std::string& who, bool speaks) {
     setup.token = std::move(meeting.token);
     setup.spec.rendezvous.endpoint = meeting.head.endpoint;
     setup.spec.rendezvous.run_id = meeting.run_id;
-    if (speaks)
+    if (prints)
         ddprun::print(stderr, "ddprun: {}\n",
                       printable(fmt::format("{}; they meet at {} ({})", who, to_string(meeting.head.endpoint),
                                             meeting.head.why)));
@@ -273,11 +273,11 @@ Step meet_others(JobSetup& setup, const std::string& who, bool speaks) {
 Step settle_meeting(JobSetup& setup) {
     if (!setup.task) return {};
     const std::string who = describe(*setup.task);
-    // Where each rank has a ddprun, only the first one prints; where each node has one, all print.
-    const bool speaks = !setup.task->place.is_rank || setup.task->place.node_rank == 0;
+    // If each rank has a ddprun, only the first one prints. If each node has one, all print.
+    const bool prints = !setup.task->place.is_rank || setup.task->place.node_rank == 0;
     if (!shared_endpoint(setup.spec)) {
-        if (Step refused = meet_others(setup, who, speaks)) return refused;
-    } else if (speaks) {
+        if (Step refused = meet_others(setup, who, prints)) return refused;
+    } else if (prints) {
         ddprun::print(stderr, "ddprun: {}\n", printable(who));
     }
     setup.task->pmix.reset();
@@ -289,7 +289,8 @@ Step settle_meeting(JobSetup& setup) {
     return {};
 }
 
-/// Runs the node until the job has ended; a requeue may run it again.
+/// Runs this node until the job has ended. A node that was to be a head, and learns that the job goes on
+/// under another one, runs again and joins that head.
 int run_node(JobSetup& setup) {
     for (;;) {
         const Result<std::optional<int>> code = Node(setup).run();
@@ -307,10 +308,10 @@ int run(CommandLine line, JobSetup setup) {
     OutputSpec::Color& color = setup.spec.output.color;
     if (setup.task && color == OutputSpec::Color::Auto) color = OutputSpec::Color::Never;
     const Probe probe = probe_for(setup.spec);
-    // NVML counts its users, and the first one may wait a second for the driver: this session keeps it open
+    // NVML counts its users, and the first one may wait a second for the driver. This session keeps NVML open
     // for all later users.
-    std::optional<Result<nvml::Session>> awake;
-    if (probe.gpus == Probe::Gpus::Yes) awake.emplace(nvml::Session::open());
+    std::optional<Result<nvml::Session>> nvml;
+    if (probe.gpus == Probe::Gpus::Yes) nvml.emplace(nvml::Session::open());
     setup.machine = detect_machine(process_environment, probe);
     for (const auto step :
          {settle_trace, count_workers, find_program, follow_head, prepare_start, make_environment}) {
@@ -327,7 +328,7 @@ int run(CommandLine line, JobSetup setup) {
         return shown ? 0 : refuse({shown.error().what, exit_code_for(shown.error())});
     }
     if (const Step refused = settle_meeting(setup)) return give_up(setup, *refused);
-    awake.reset();
+    nvml.reset();
     setup.descriptors = raise_descriptor_limit();
     return run_node(setup);
 }

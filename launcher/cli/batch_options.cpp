@@ -26,14 +26,15 @@ auto count_from(int least) {
     };
 }
 
-/// "2-12", "2-12:30", "2-12:30:00": Slurm's way to write days, of which the hours come next.
+/// "2-12", "2-12:30", "2-12:30:00": Slurm's way to write days. The hours come next.
 Result<Duration> parse_days(const std::string& value, std::size_t dash) {
     std::string clock = value.substr(dash + 1);
     for (auto colons = std::count(clock.begin(), clock.end(), ':'); colons < 2; ++colons) clock += ":00";
     return pbs::parse_walltime(value.substr(0, dash) + ":" + clock);
 }
 
-/// "1:30:00", "2-00:00:00", "90m", "1h"; a bare number is seconds to PBS and minutes to Slurm.
+/// "1:30:00", "2-00:00:00", "90m", "1h"; a bare number is refused, because it means seconds to PBS and
+/// minutes to Slurm.
 Result<Duration> parse_job_walltime(const std::string& value) {
     const std::size_t dash = value.find('-');
     const bool is_clock = value.find(':') != std::string::npos;

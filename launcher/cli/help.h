@@ -6,7 +6,7 @@
 #include "launcher/cli/option_values.h"
 #include "launcher/cli/subcommand.h"
 
-/// What ddprun says of its options. Everything is made from the option table and the table of subcommands.
+/// The texts about ddprun's options. All are made from the option table and the table of subcommands.
 namespace ddprun {
 
 /// The text of --help: examples and the options that are used most; 100 columns wide.
@@ -23,8 +23,8 @@ struct Offer {
     std::string word;
     std::string text;  ///< a sentence about it, or ""
 };
-/// What a shell offers for the last of `words`, which stand behind "ddprun". For an option's value in the
-/// option's own word ("--tee=3") these are the values alone.
+/// What a shell offers for the last of `words`, which follow "ddprun" on the command line. For the value in
+/// "--tee=3", the offers are the values alone.
 std::vector<Offer> complete(std::vector<std::string> words);
 /// `ddprun __complete WORDS`, which the completion scripts call: prints an offer a line, with a tab before
 /// its text. Without words it completes tcsh's COMMAND_LINE. Returns the exit code.

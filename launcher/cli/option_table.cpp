@@ -12,7 +12,7 @@
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/start/start_order.h"
 #include "launcher/start/start_plan.h"
-#include "launcher/tools/batch/job_request.h"
+#include "launcher/tools/batch/batch.h"
 
 namespace ddprun {
 namespace {
@@ -65,38 +65,10 @@ Result<Duration> parse_heartbeat_timeout(Text value) {
     return *span;
 }
 
-/// torchrun's keys that have no effect here.
-constexpr std::array<std::pair<const char*, Text>, 3> kConfWithoutEffect = {{
-    {"close_timeout", "closing takes no round trip; the job ends when its nodes have been told"},
-    {"heartbeat_timeout", "a heartbeat is no store operation that could hang; see --heartbeat-timeout"},
-    {"read_timeout", "nodes are told of changes and wait for no read; see join_timeout"},
-}};
-
-/// Applies values that were checked when they were read.
-void apply_conf(const std::map<std::string, std::string>& conf, RendezvousSpec& rdzv) {
-    const auto on = [&](const char* key, auto apply) {
-        if (const auto found = conf.find(key); found != conf.end()) apply(found->second);
-    };
-    // torchrun's static backend calls the wait for nodes "timeout".
-    on("timeout", [&](const std::string& span) { rdzv.join_timeout = *parse_span(span); });
-    on("join_timeout", [&](const std::string& span) { rdzv.join_timeout = *parse_span(span); });
-    on("last_call_timeout", [&](const std::string& span) { rdzv.last_call = *parse_span(span); });
-    on("keep_alive_interval", [&](const std::string& span) { rdzv.keep_alive_interval = *parse_span(span); });
-    on("keep_alive_max_attempt",
-       [&](const std::string& count) { rdzv.keep_alive_attempts = static_cast<int>(*parse_int(count)); });
-    on("is_host", [&](const std::string& word) { rdzv.is_host = *parse_bool(word); });
-}
-
 Status set_conf(Draft& draft, Text value) {
-    const Result<RendezvousConf> conf = parse_rdzv_conf(value);
-    if (!conf) return conf.error();
-    apply_conf(conf->values, draft.spec.rendezvous);
-    for (const std::string& unknown : conf->unknown)
-        draft.remarks.push_back(fmt::format("--rdzv-conf: {}", unknown));
-    for (const auto& [key, why] : kConfWithoutEffect) {
-        if (conf->values.contains(key))
-            draft.remarks.push_back(fmt::format("--rdzv-conf: {}: accepted, without effect: {}", key, why));
-    }
+    const Result<std::vector<std::string>> remarks = apply_rdzv_conf(value, draft.spec.rendezvous);
+    if (!remarks) return remarks.error();
+    for (const std::string& remark : *remarks) draft.remarks.push_back("--rdzv-conf: " + remark);
     return {};
 }
 

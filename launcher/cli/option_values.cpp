@@ -20,63 +20,83 @@ constexpr int kMaxNodes = 1 << 20;
 constexpr int kMaxRank = 1 << 24;
 constexpr int kMaxRestarts = 1'000'000;
 
-/// The kind of value of a key of --rdzv-conf.
-enum class ConfKind : std::uint8_t { Seconds, Interval, Count, Flag, StoreType, Etcd };
-struct ConfKey {
-    std::string_view name;
-    ConfKind kind;
-};
-constexpr std::array kConfKeys = {
-    ConfKey{"join_timeout", ConfKind::Seconds},
-    ConfKey{"last_call_timeout", ConfKind::Seconds},
-    ConfKey{"close_timeout", ConfKind::Seconds},
-    ConfKey{"heartbeat_timeout", ConfKind::Seconds},
-    ConfKey{"keep_alive_interval", ConfKind::Interval},
-    ConfKey{"keep_alive_max_attempt", ConfKind::Count},
-    ConfKey{"read_timeout", ConfKind::Seconds},
-    ConfKey{"timeout", ConfKind::Seconds},
-    ConfKey{"is_host", ConfKind::Flag},
-    ConfKey{"store_type", ConfKind::StoreType},
-    ConfKey{"ssl_cert", ConfKind::Etcd},
-    ConfKey{"ssl_cert_key", ConfKind::Etcd},
-    ConfKey{"ca_cert", ConfKind::Etcd},
-    ConfKey{"protocol", ConfKind::Etcd},
-};
+// ---- the keys of --rdzv-conf
 
-Status check_conf_value(const ConfKey& key, std::string_view value) {
-    switch (key.kind) {
-        case ConfKind::Seconds:
-            if (!parse_span(value))
-                return Error::invalid(
-                    fmt::format("{}: '{}' is not a time in seconds", key.name, excerpt(value)));
-            return {};
-        case ConfKind::Interval:
-            if (const Result<Duration> span = parse_span(value);
-                !span || *span < std::chrono::milliseconds(10)) {
-                return Error::invalid(
-                    fmt::format("{}: '{}' is not a time of at least 10 ms", key.name, excerpt(value)));
-            }
-            return {};
-        case ConfKind::Count:
-            if (!parse_int_between(value, 1, 1000)) {
-                return Error::invalid(
-                    fmt::format("{}: '{}' is not a count from 1 to 1000", key.name, excerpt(value)));
-            }
-            return {};
-        case ConfKind::Flag:
-            if (!parse_bool(value))
-                return Error::invalid(fmt::format("{}: '{}' is not true or false", key.name, excerpt(value)));
-            return {};
-        case ConfKind::StoreType:
-            if (value == "tcp") return {};
-            return Error::invalid(
-                fmt::format("store_type: '{}' is not supported (expected tcp)", excerpt(value)));
-        case ConfKind::Etcd:
-            return Error::invalid(
-                fmt::format("{}: belongs to the etcd backends, which ddprun does not use", key.name));
-    }
+Status set_seconds(std::string_view value, Duration& place) {
+    const Result<Duration> span = parse_span(value);
+    if (!span) return Error::invalid(fmt::format("'{}' is not a time in seconds", excerpt(value)));
+    place = *span;
     return {};
 }
+
+Status set_interval(std::string_view value, RendezvousSpec& rendezvous) {
+    const Result<Duration> span = parse_span(value);
+    if (!span || *span < std::chrono::milliseconds(10))
+        return Error::invalid(fmt::format("'{}' is not a time of at least 10 ms", excerpt(value)));
+    rendezvous.keep_alive_interval = *span;
+    return {};
+}
+
+Status set_attempts(std::string_view value, RendezvousSpec& rendezvous) {
+    const Result<std::int64_t> count = parse_int_between(value, 1, 1000);
+    if (!count) return Error::invalid(fmt::format("'{}' is not a count from 1 to 1000", excerpt(value)));
+    rendezvous.keep_alive_attempts = static_cast<int>(*count);
+    return {};
+}
+
+Status set_is_host(std::string_view value, RendezvousSpec& rendezvous) {
+    const Result<bool> is_host = parse_bool(value);
+    if (!is_host) return Error::invalid(fmt::format("'{}' is not true or false", excerpt(value)));
+    rendezvous.is_host = *is_host;
+    return {};
+}
+
+Status set_join_timeout(std::string_view value, RendezvousSpec& rendezvous) {
+    return set_seconds(value, rendezvous.join_timeout);
+}
+
+Status set_last_call(std::string_view value, RendezvousSpec& rendezvous) {
+    return set_seconds(value, rendezvous.last_call);
+}
+
+Status check_seconds(std::string_view value, RendezvousSpec&) {
+    Duration unused{};
+    return set_seconds(value, unused);
+}
+
+Status check_store_type(std::string_view value, RendezvousSpec&) {
+    if (value == "tcp") return {};
+    return Error::invalid(fmt::format("'{}' is not supported (expected tcp)", excerpt(value)));
+}
+
+Status refuse_etcd(std::string_view, RendezvousSpec&) {
+    return Error::invalid("belongs to the etcd backends, which ddprun does not use");
+}
+
+struct ConfKey {
+    std::string_view name;
+    Status (*set)(std::string_view value, RendezvousSpec& rendezvous);
+    std::string_view without_effect = "";  ///< why the key has none; "" it has one
+};
+constexpr ConfKey kConfKeys[] = {
+    {"timeout", set_join_timeout},  // the static backend's name of the next one, which wins
+    {"join_timeout", set_join_timeout},
+    {"last_call_timeout", set_last_call},
+    {"close_timeout", check_seconds,
+     "closing takes no round trip; the job ends when its nodes have been "
+     "told"},
+    {"heartbeat_timeout", check_seconds,
+     "a heartbeat is no store operation that could hang; see --heartbeat-timeout"},
+    {"keep_alive_interval", set_interval},
+    {"keep_alive_max_attempt", set_attempts},
+    {"read_timeout", check_seconds, "nodes are told of changes and wait for no read; see join_timeout"},
+    {"is_host", set_is_host},
+    {"store_type", check_store_type},
+    {"ssl_cert", refuse_etcd},
+    {"ssl_cert_key", refuse_etcd},
+    {"ca_cert", refuse_etcd},
+    {"protocol", refuse_etcd},
+};
 
 /// A warning, not an error: torchrun passes unknown keys to its back end, which ignores them.
 std::string unknown_conf_key(std::string_view key) {
@@ -85,6 +105,7 @@ std::string unknown_conf_key(std::string_view key) {
     const std::string near = nearest(key, names);
     if (!near.empty())
         return fmt::format("'{}' is not a known key (did you mean {}?), without effect", excerpt(key), near);
+    names.erase(names.begin());  // it is another name of the second
     return fmt::format("'{}' is not a known key, without effect (known are {})", excerpt(key),
                        join(names, ", "));
 }
@@ -217,8 +238,9 @@ Result<RestartSpec> parse_restarts(std::string_view text) {
     return restart;
 }
 
-Result<RendezvousConf> parse_rdzv_conf(std::string_view text) {
-    RendezvousConf conf;
+Result<std::vector<std::string>> apply_rdzv_conf(std::string_view text, RendezvousSpec& rendezvous) {
+    std::vector<std::string> remarks;
+    std::map<std::string_view, std::string_view> given;
     for (const std::string_view piece : split(without_quotes(text), ',')) {
         const std::string_view pair = without_quotes(piece);
         if (pair.empty()) continue;
@@ -226,17 +248,18 @@ Result<RendezvousConf> parse_rdzv_conf(std::string_view text) {
         const std::string_view name = without_quotes(pair.substr(0, equals));
         if (equals == std::string_view::npos || name.empty())
             return Error::invalid(fmt::format("'{}' is not KEY=VALUE", excerpt(pair)));
-        const std::string_view value = without_quotes(pair.substr(equals + 1));
-        const auto* key = std::find_if(kConfKeys.begin(), kConfKeys.end(),
-                                       [&](const ConfKey& known) { return known.name == name; });
-        if (key == kConfKeys.end()) {
-            conf.unknown.push_back(unknown_conf_key(name));
-            continue;
-        }
-        if (const Status checked = check_conf_value(*key, value); !checked) return checked.error();
-        conf.values[std::string(name)] = std::string(value);
+        if (std::ranges::find(kConfKeys, name, &ConfKey::name) == std::end(kConfKeys))
+            remarks.push_back(unknown_conf_key(name));
+        given[name] = without_quotes(pair.substr(equals + 1));
     }
-    return conf;
+    for (const auto& [name, set, without_effect] : kConfKeys) {
+        const auto found = given.find(name);
+        if (found == given.end()) continue;
+        if (const Status taken = set(found->second, rendezvous); !taken) return taken.error().with(name);
+        if (!without_effect.empty())
+            remarks.push_back(fmt::format("{}: accepted, without effect: {}", name, without_effect));
+    }
+    return remarks;
 }
 
 Result<std::vector<int>> parse_rank_list(std::string_view text) {

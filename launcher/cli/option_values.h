@@ -10,8 +10,8 @@
 #include "env/result.h"
 #include "launcher/spec/job_spec.h"
 
-/// Parsers of option values. All are pure; every error is InvalidArgument, begins with the value in quotes
-/// and ends with what was expected, ready to follow the option's name.
+/// Parsers of option values. They read nothing else; every error is InvalidArgument, begins with the value in
+/// quotes and ends with what was expected, ready to follow the option's name.
 namespace ddprun {
 
 /// "4", "auto", "gpu", "cpu".
@@ -22,14 +22,9 @@ Result<Nodes> parse_nodes(std::string_view text);
 Result<StreamsMap> parse_streams(std::string_view text);
 /// "3" or "3/1h".
 Result<RestartSpec> parse_restarts(std::string_view text);
-/// The values of --rdzv-conf.
-struct RendezvousConf {
-    std::map<std::string, std::string> values;  ///< by torchrun's keys; checked
-    std::vector<std::string> unknown;           ///< one line for each key that has no effect here
-};
-/// "k=v,k=v" with torchrun's keys. Quotes around the whole, a key or a value come from job scripts and are
-/// removed.
-Result<RendezvousConf> parse_rdzv_conf(std::string_view text);
+/// Applies "k=v,k=v" with torchrun's keys. Quotes around the whole, a key or a value come from job scripts
+/// and are removed. Returns a line for each key that has no effect.
+Result<std::vector<std::string>> apply_rdzv_conf(std::string_view text, RendezvousSpec& rendezvous);
 /// "0,3,11".
 Result<std::vector<int>> parse_rank_list(std::string_view text);
 /// Pieces between commas; a double comma is a comma. Empty pieces are dropped.

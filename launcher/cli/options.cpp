@@ -87,7 +87,7 @@ Error no_such_option(const OptionList& options, std::string_view word) {
     return Error::invalid(fmt::format("{}: ambiguous, it could be {} or {}", label, join(names, ", "), last));
 }
 
-/// What users do not have in a build without that part (meson_options.txt).
+/// The parts of a build (meson_options.txt), with what users lack without each.
 constexpr std::pair<std::string_view, std::string_view> kConsequences[] = {
     {"pmix", "ranks are not read from a PMIx server, and workers get none (--pmix)"},
     {"tls", "--tls is refused"},
@@ -229,7 +229,7 @@ Status apply_environment_defaults(const EnvironmentLookup& env, JobSpec& spec) {
     return {};
 }
 
-/// An option as the user gave it: "--nnodes 2", "--standalone", "PET_NNODES=2".
+/// Writes an option as the user gave it: "--nnodes 2", "--standalone", "PET_NNODES=2".
 std::string as_given(const Reading& reading, std::string_view name) {
     const auto found = reading.given.find(name);
     if (found == reading.given.end()) return fmt::format("--{}", name);
@@ -325,19 +325,20 @@ Status settle_pod_index(Reading& reading, const EnvironmentLookup& env) {
     if (!rank) return rank.error().with("JOB_COMPLETION_INDEX");
     rdzv.node_rank = *rank;
     reading.draft.sources.emplace("node-rank", "JOB_COMPLETION_INDEX");
+    reading.draft.values.emplace("node-rank", *index);
     return {};
 }
 
-/// With a log directory and no option about streams, all output is both kept and shown. With --tee, lines
-/// have torchrun's prefix unless --prefix is given.
+/// A log directory without an option about streams keeps and shows all output. With --tee, lines have
+/// torchrun's prefix unless --prefix is given.
 void settle_output(const Reading& reading, OutputSpec& output) {
     if (!output.prefix && output.tee != StreamsMap{}) output.prefix = kTorchrunPrefix;
     const bool told = reading.is_given("redirects") || reading.is_given("tee");
     if (!output.log_dir.empty() && !told) output.tee.everyone = Streams::All;
 }
 
-/// A line for a rank that reads the terminal and whose output is not shown; "" there is none. The nodes are
-/// taken to have equally many workers.
+/// Warns when the output of the rank that reads the terminal is not shown; "" when it is. Assumes that all
+/// nodes have equally many workers.
 std::string remark_on_hidden_stdin(const JobSpec& spec) {
     const std::vector<int>& shown = spec.output.local_ranks;
     if (!spec.stdin_rank || shown.empty()) return "";

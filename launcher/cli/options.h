@@ -11,8 +11,8 @@
 
 namespace ddprun {
 
-/// Lines about PET_ variables in `environment` ("NAME=value") that no option has: a typing error in a pod's
-/// or a job's description would be ignored without a word. Pure.
+/// Warns of each PET_ variable in `environment` ("NAME=value") that belongs to no option. Otherwise nobody
+/// would notice a typing error in the description of a pod or a job. Pure.
 std::vector<std::string> remarks_on_variables(const std::vector<std::string>& environment);
 
 /// Reads a command line (without argv[0]): torchrun's flags with torchrun's meaning, and ours.
@@ -31,8 +31,8 @@ struct ConfigFile {
     std::vector<std::string> arguments;
 };
 
-/// Error: NotFound or System (the file cannot be read), InvalidArgument (not JSON, or a value of the wrong
-/// kind); `what` begins with the path. Names of options are not checked here.
+/// Reads a configuration file. Error: NotFound or System (the file cannot be read), InvalidArgument (not
+/// JSON, or a value of the wrong kind); `what` begins with the path. Names of options are not checked here.
 Result<ConfigFile> read_config_file(const std::string& path);
 /// The same for text already read; `path` is for messages.
 Result<ConfigFile> parse_config(const std::string& text, const std::string& path);

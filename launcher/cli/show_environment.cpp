@@ -30,7 +30,7 @@ constexpr std::string_view kDevices =
     "CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES PYTHON_EXEC OMP_NUM_THREADS "
     "TMPDIR LOGLEVEL NO_COLOR";
 
-/// Those of `names` (separated by blanks) that are set.
+/// The variables among `names` (separated by blanks) that are set, a line each.
 std::string variables(std::string_view names) {
     std::string text;
     for (const std::string_view name : split(names, ' ')) {
@@ -83,7 +83,8 @@ std::string hosts_of_a_job(const JobSpec& spec) {
     return plan->why.empty() ? "this one" : plan->why;
 }
 
-/// Reads the options of `env`, which needs no program: one that is given, or named in --config, does no harm.
+/// Reads the options of `env`, which needs no program. A program that is given, or named in --config, does no
+/// harm.
 Result<CommandLine> read_options(std::vector<std::string> options) {
     Result<CommandLine> line = parse_command_line(options, process_environment);
     if (line || !line.error().what.starts_with("no program given")) return line;

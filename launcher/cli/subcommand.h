@@ -8,9 +8,8 @@
 #include "env/result.h"
 #include "env/worker_env.h"
 #include "launcher/cli/option_list.h"
-#include "launcher/tools/ask.h"
-#include "launcher/tools/batch/job_request.h"
-#include "launcher/tools/clean.h"
+#include "launcher/tools/batch/batch.h"
+#include "launcher/tools/commands.h"
 #include "launcher/tools/doctor/doctor.h"
 
 namespace ddprun {

@@ -1,4 +1,4 @@
-#include "launcher/tools/ask.h"
+#include "launcher/tools/commands.h"
 
 #include <fmt/core.h>
 #include <poll.h>
@@ -66,7 +66,7 @@ Result<JobText> request_text(const std::string& which, const ControlRequest& req
 int send_request(const std::string& command, const std::string& which, const ControlRequest& request) {
     const Result<JobText> answer = request_text(which, request, kTimeout);
     if (!answer) return complain(command, answer.error());
-    // The number that ps shows on every node: each ddprun of a job has one of its own.
+    // The status has the id that ps shows on every node; each ddprun of a job also has an id of its own.
     const Result<JobStatus> status = ask_status(answer->first);
     const std::string& name = status ? status->job : answer->first.id;
     const std::string run = status ? fmt::format(" (run id {})", status->run_id) : "";
@@ -77,7 +77,7 @@ int send_request(const std::string& command, const std::string& which, const Con
 /// Asks many jobs at once, so that a stopped one delays no other. The results are in the order of `jobs`.
 std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, const ControlRequest& request,
                                         Duration timeout) {
-    // Root asks other users' jobs too; all of these together get the time of one of ours.
+    // Root asks other users' jobs too. All of these jobs together get the time of one job of ours.
     const TimePoint others = deadline_after(MonotonicClock::now(), timeout);
     std::vector<Result<JobStatus>> answers;
     while (answers.size() < jobs.size()) {
@@ -93,11 +93,34 @@ std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, con
     return answers;
 }
 
+/// The statuses of several jobs with their GPUs.
+struct AskedJobs {
+    std::vector<JobStatus> statuses;
+    std::vector<Error> failures;
+};
+
+/// Asks each job once, even if several of its nodes are on this host. Leaves out jobs that have ended.
+AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
+    AskedJobs asked;
+    for (Result<JobStatus>& status : ask_each(jobs, {"status", {{"gpus", "shown"}}}, kTimeout)) {
+        // The job may have ended since it was listed.
+        if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed))
+            continue;
+        if (!status) asked.failures.push_back(status.error());
+        // Compare the uid, too: a user who answers with another's job id must not hide that job from root.
+        else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) {
+                     return other.job == status->job && other.uid == status->uid;
+                 }))
+            asked.statuses.push_back(*std::move(status));
+    }
+    return asked;
+}
+
 struct FoundJobs {
     std::vector<RunningJob> one_each;  ///< one node of each job, although a host may run several nodes
     std::vector<RunningJob> silent;    ///< those that did not answer
 };
-/// The jobs with this run id; "" all.
+/// Finds the jobs with this run id; "" finds all.
 FoundJobs find_jobs(const std::vector<RunningJob>& jobs, const std::string& run_id, Duration timeout) {
     FoundJobs result;
     const std::vector<Result<JobStatus>> answers = ask_each(jobs, {"status", {}}, timeout);
@@ -231,22 +254,6 @@ Ending watch_on_screen(Watch& watch, bool until_it_ends) {
 int complain(const std::string& command, const Error& error) {
     ddprun::print(stderr, "ddprun {}: {}\n", command, printable(error.what));
     return code_for(error);
-}
-
-AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
-    AskedJobs asked;
-    for (Result<JobStatus>& status : ask_each(jobs, {"status", {{"gpus", "shown"}}}, kTimeout)) {
-        // The job may have ended since it was listed.
-        if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed))
-            continue;
-        if (!status) asked.failures.push_back(status.error());
-        // Compare the uid, too: a user who answers with another's job id must not hide that job from root.
-        else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) {
-                     return other.job == status->job && other.uid == status->uid;
-                 }))
-            asked.statuses.push_back(*std::move(status));
-    }
-    return asked;
 }
 
 Result<RunningJob> choose_job(const std::string& which) {

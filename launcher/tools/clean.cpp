@@ -1,4 +1,4 @@
-#include "launcher/tools/clean.h"
+#include "launcher/tools/commands.h"
 
 #include <fmt/core.h>
 #include <grp.h>
@@ -18,7 +18,6 @@
 #include "env/text.h"
 #include "launcher/guard/job_cgroup.h"
 #include "launcher/guard/job_directory.h"
-#include "launcher/tools/ask.h"
 
 namespace ddprun {
 namespace {
@@ -26,7 +25,7 @@ namespace {
 constexpr std::size_t kMaxTable = 16 << 20;
 constexpr int kFailed = 1;
 
-/// Gives this process that user's rights and no others.
+/// Gives this process the rights of `user`, and no others.
 Status become(const std::string& user) {
     if (user.empty()) return {};
     const Result<std::int64_t> number = parse_int_between(user, 0, 0x7fffffff);
@@ -51,7 +50,7 @@ void add_jobs(const std::string& proc_net_unix, LiveJobs& live) {
     for (RunningJob& job : jobs_in(proc_net_unix)) live.ids.push_back(std::move(job.id));
 }
 
-/// Call it after listing the processes, because a ddprun opens its socket before it starts workers.
+/// The caller lists the processes first, because a ddprun opens its socket before it starts workers.
 LiveJobs find_live_jobs(const std::vector<MarkedProcess>& all, const std::vector<std::string>& cgroups) {
     LiveJobs live;
     add_jobs(read_file("/proc/net/unix", kMaxTable).value_or(""), live);

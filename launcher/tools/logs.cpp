@@ -13,7 +13,7 @@
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/output/log_files.h"
-#include "launcher/tools/ask.h"
+#include "launcher/tools/commands.h"
 
 namespace ddprun {
 namespace {
@@ -111,8 +111,8 @@ void follow(const RunningJob& job, std::vector<std::string> directories, std::ve
 
 }  // namespace
 
-/// The pieces, newest first. In this order a rotation meanwhile shows a piece twice but hides none: one newer
-/// than the first is found the next time.
+/// The pieces, newest first. In this order a rotation meanwhile shows a piece twice, but hides none. The next
+/// call finds a piece that is newer than the first.
 std::vector<FollowedLog::Piece> FollowedLog::pieces() const {
     std::vector<Piece> found;
     for (int number = 0; number <= LogFile::kKept; ++number) {

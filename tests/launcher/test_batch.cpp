@@ -8,7 +8,6 @@
 #include "launcher/cli/subcommand.h"
 #include "launcher/talk/scheduler_command.h"
 #include "launcher/tools/batch/batch.h"
-#include "launcher/tools/batch/job_request.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/tools/clean.h"
+#include "launcher/tools/commands.h"
 
 namespace ddprun {
 namespace {

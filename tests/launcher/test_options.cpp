@@ -511,6 +511,7 @@ TEST(Option, ThePodIndexOfKubernetesIsTheNodeRankOfSeveralNodes) {
     const CommandLine line = line_of({"--nnodes=4"}, pod);
     EXPECT_EQ(line.spec.rendezvous.node_rank, 2);
     EXPECT_EQ(line.sources.at("node-rank"), "JOB_COMPLETION_INDEX");
+    EXPECT_EQ(line.values.at("node-rank"), "2") << "ddprun env shows it";
     EXPECT_EQ(spec_of({"--nnodes=1"}, pod).rendezvous.node_rank, std::nullopt) << "each pod is its own job";
     EXPECT_EQ(spec_of({"--nnodes=4", "--node-rank=1"}, pod).rendezvous.node_rank, 1);
     EXPECT_EQ(spec_of({"--hosts=a,b"}, pod).rendezvous.node_rank, std::nullopt);

@@ -42,8 +42,8 @@ ExitCode submission_exit_code(const Error& error) {
                                                                              : ExitCode::Unavailable;
 }
 
-/// Writes the script, replacing only one with our mark. (A script that the user edited by hand keeps the
-/// mark: the user must rename it.)
+/// Writes the script. It replaces an existing script only if that has our mark. A script that the user edited
+/// by hand keeps the mark, so the user must rename it.
 Status write_script(Scheduler scheduler, const JobRequest& request) {
     if (::access(request.script.c_str(), F_OK) == 0) {
         const Result<std::string> before = read_regular_file(request.script, kMostScriptBytes);
@@ -65,7 +65,7 @@ std::string directory_for_path() {
     return directory == "/usr/bin" || directory == "/usr/local/bin" || directory == "/bin" ? "" : directory;
 }
 
-/// Errors of the request are InvalidArgument; a scheduler that does not answer is another error.
+/// Returns the job's id. Error: InvalidArgument (the request), Refused (the scheduler does not answer).
 Result<std::string> submit_script(Scheduler scheduler, const JobRequest& request) {
     std::vector<std::string> command = {std::string(submitter_of(scheduler))};
     if (scheduler == Scheduler::Slurm) {
@@ -88,7 +88,7 @@ Result<std::string> submit_script(Scheduler scheduler, const JobRequest& request
 
 // ---- the status of a job
 
-/// Only qstat -x shows finished jobs; Torque's has another -x.
+/// OpenPBS's qstat needs -x to show finished jobs. Torque's -x means something else, so there we ask again.
 Result<BatchStatus> query_pbs(const std::string& job) {
     Result<ToolEnd> outcome =
         run_scheduler_command({"qstat", "-x", "-f", "-F", "json", job}, kCommandTimeout);
@@ -103,7 +103,7 @@ Result<BatchStatus> query_pbs(const std::string& job) {
         return Error{is_unreachable(words) ? Errc::Refused : Errc::NotFound, words, 0};
     }
     BatchStatus status = to_batch_status(*told);
-    // A colleague's directory, which we may not enter, is none to us.
+    // A colleague's directory that we may not enter counts as no directory.
     if (std::error_code ignored; std::filesystem::is_directory(status.log, ignored))
         status.log = fmt::format("{}/{}.OU", status.log, job);
     if (status.phase == BatchStatus::Phase::Waiting && told->state == "Q") {
@@ -169,7 +169,8 @@ class Follower {
         return status->exit_code.value_or(static_cast<int>(ExitCode::Unavailable));
     }
 
-    /// Waits for a server that restarts. A job that has been seen and is no longer known is over.
+    /// Waits while a server restarts. When the server no longer knows a job that it knew before, the job is
+    /// over.
     std::optional<int> take_failure(const Error& error) {
         if (error.code == Errc::NotFound && !said_.empty()) {
             if (log_) log_->read_rest();
@@ -255,7 +256,7 @@ int submit_job(Scheduler scheduler, JobRequest request, bool follow) {
     request.script = std::filesystem::absolute(request.script, failed).string();
     if (const Status program = check_program(request); !program)
         return complain_of(scheduler, "submit", program.error().what, program_exit_code(program.error()));
-    // Without a submitter no script is left behind.
+    // The check comes before the script is written, so that no script is left behind.
     const std::string submitter(submitter_of(scheduler));
     if (find_executable(submitter, scheduler_search_path(process_environment)).empty())
         return complain_of(scheduler, "submit", submitter + ": not found in PATH", ExitCode::Unavailable);

@@ -130,7 +130,7 @@ Result<BatchStatus> parse_scontrol_job(std::string_view answer) {
     else status.state = lower(state);
     if (status.phase == Phase::Ended && state != "COMPLETED" && state != "FAILED") {
         status.meaning = state;
-        // A job cancelled while it waited, or ended by Slurm, may have exit code 0.
+        // A job that was cancelled while it waited, or that Slurm ended, may have exit code 0.
         if (status.exit_code.value_or(0) == 0) status.exit_code = 1;
     }
     return status;

@@ -1,4 +1,4 @@
-#include "launcher/tools/batch/job_request.h"
+#include "launcher/tools/batch/batch.h"
 
 #include <fmt/core.h>
 #include <unistd.h>
@@ -117,7 +117,7 @@ std::vector<std::string> slurm_lines(const JobRequest& request) {
         lines.emplace_back(wants_requeue(request) ? "#SBATCH --requeue" : "#SBATCH --no-requeue");
     // The next run appends to the last run's file.
     if (wants_requeue(request)) add("--open-mode", "append");
-    // Without it Slurm ends the whole job when it takes one of its nodes for down.
+    // Without --no-kill, Slurm ends the whole job when it believes that a node is down.
     if (request.is_elastic) lines.emplace_back("#SBATCH --no-kill");
     for (const std::vector<std::string>* more : {&site.directives, &request.directives}) {
         for (const std::string& one : *more) lines.push_back("#SBATCH " + one);
@@ -168,7 +168,7 @@ std::string remark_on_cpus(Scheduler scheduler, const JobRequest& request) {
     const SiteProfile& site = request.site;
     const bool has_workers = request.workers.kind != WorkerCount::Kind::Number || request.workers.number > 1;
     if (cpus_of(request) > 0 || (gpus_of(request) == 0 && !has_workers)) return "";
-    // The site's select and a user's own directive may ask for them.
+    // The site's select and the user's own directives may ask for CPUs.
     const auto asks = [](const std::string& line) {
         return line.find("cpus") != std::string::npos || line.find("excl") != std::string::npos;
     };

@@ -1,4 +1,4 @@
-#include "launcher/tools/batch/job_request.h"
+#include "launcher/tools/batch/batch.h"
 
 #include <fmt/core.h>
 #include <unistd.h>

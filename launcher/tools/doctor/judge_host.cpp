@@ -213,7 +213,7 @@ std::vector<Finding> judge(const Facts& facts) {
     return rows;
 }
 
-/// Variables that people set to find an error, forget, and pay for.
+/// Warns of variables that slow a job down, which people set to find an error and then forget.
 std::vector<Finding> judge_variables(const Variables& variables) {
     struct Trap {
         const char* name;

@@ -20,7 +20,7 @@ constexpr std::string_view kResultMark = "{\"allreduce_check\":";
 constexpr std::size_t kShownLines = 3;
 
 std::vector<std::string> child_environment(const TrialPlan& plan) {
-    // Our variables come first: of two equal names the first counts.
+    // The plan's variables come first, because the first of two equal names counts.
     std::vector<std::string> all = plan.environment;
     // Leave out the user's defaults for jobs.
     for (std::string& one : os::own_environment()) {

@@ -38,10 +38,10 @@ struct ClockOffset {
 /// Aligns the clocks 0, 1, ... `guesses` are their offsets to clock 0 by another source, for clocks that have
 /// no collective in common with it. Pure.
 ///
-/// Of each collective follows a lower bound of the offset (the other clock's last rank entered before clock
-/// 0's first rank left) and an upper bound (the reverse). Within the bounds of ten seconds of collectives,
-/// the offset is the median of the differences between the clocks at the moments of leaving, because ranks
-/// leave a collective at nearly the same time.
+/// Each collective gives a lower bound of the offset (the other clock's last rank entered before clock 0's
+/// first rank left) and an upper bound (the reverse). Within the bounds of ten seconds of collectives, the
+/// offset is the median difference between the clocks at the moments of leaving. Ranks leave a collective at
+/// nearly the same time.
 std::vector<ClockOffset> align(const std::vector<Meeting>& meetings,
                                const std::vector<std::int64_t>& guesses);
 
