@@ -136,8 +136,8 @@ void EventStep::note_stage(const job_event::NodeReady& event) {
         case Joined: node(event.node).joined = true; break;
         case Finished: node(event.node).finished = true; break;
         case Suspended: node(event.node).suspended = true; break;
-        case LetGo: note_let_go(kLetGoPatience, event.why); break;
-        case Failing: note_let_go(policy.failure_grace() + kLetGoPatience, event.why); break;
+        case LetGo: note_let_go(kEndReportTimeout, event.why); break;
+        case Failing: note_let_go(policy.failure_grace() + kEndReportTimeout, event.why); break;
         case Slow:
             if (state.phase == JobPhase::Running && state.recovery.in_place) await_nodes();
             break;
@@ -269,9 +269,9 @@ void EventStep::on(const job_event::HangFound& event) {
         state.recovery.hang_ended = state.generation;
         return act(job_action::KillRank{event.culprit, event.what});
     }
-    if (decision.in_place) decision.why = "it does not tell which rank is to start again";
+    if (decision.in_place) decision.why = "the hanging rank is not known";
     if (!event.was_asked)
-        return say(fmt::format("the hang ends nothing without --hang-timeout: {}", decision.why));
+        return say(fmt::format("the hang is reported only (--hang-timeout is not set): {}", decision.why));
     note_failure(event.what);
     state.end.hung = true;
     fail({}, event.culprit, event.what, After::Restart, decision.why);

@@ -13,10 +13,10 @@ namespace ddprun {
 
 /// How long the head waits after the agents' own limit (--recover-within) for all ranks to join a generation
 /// in place.
-inline constexpr Duration kJoinPatience = std::chrono::seconds(10);
+inline constexpr Duration kJoinTimeout = std::chrono::seconds(10);
 
 /// When workers have left their generation although nobody has ended, an end may still be reported this long.
-inline constexpr Duration kLetGoPatience = std::chrono::milliseconds(100);
+inline constexpr Duration kEndReportTimeout = std::chrono::milliseconds(100);
 
 /// The pause before a worker is started again in place that could not be started at all: processes or memory
 /// may be short for a moment.

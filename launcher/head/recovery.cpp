@@ -52,8 +52,7 @@ void Recovery::InPlace::add_failed(const std::vector<int>& more) {
 }
 
 InPlaceDecision decide_on_hang(const JobState& state, const JobPolicy& policy, TimePoint now) {
-    if (state.recovery.hang_ended == state.generation)
-        return {false, "it does not tell which rank is to start again"};
+    if (state.recovery.hang_ended == state.generation) return {false, "the hanging rank is not known"};
     return decide_in_place(state, policy, {}, {.ranks = state.ranks(), .lost = 1}, now);
 }
 
@@ -98,7 +97,7 @@ void RecoverySteps::begin_in_place(int failed_rank) {
 /// An agent kills workers that are late; the rest of the time is for one whose kill does not help, or that
 /// waits for others.
 void RecoverySteps::await_nodes() {
-    const Duration patience = 2 * policy.spec.recover.within + kJoinPatience;
+    const Duration patience = 2 * policy.spec.recover.within + kJoinTimeout;
     state.recovery.in_place->give_up = deadline_after(now, patience);
     set_running_timer();
 }

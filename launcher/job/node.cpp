@@ -33,15 +33,13 @@ Node::~Node() {
 }
 
 Status Node::build() {
+    // Refuse what can be refused before anything is created.
     const Status room = check_descriptor_limit(
         spec_.output, setup_.workers, static_cast<int>(open_descriptors().size()), setup_.descriptors.now);
     if (!room) return room;
-    // Refuse what can be refused before anything is created.
     Result<HeadChoice> choice = choose_head();
     if (!choice) return choice.error();
-    Result<JobToken> token = setup_.token ? *setup_.token : choose_job_token(spec_, process_environment);
-    if (!token) return token.error();
-    parts_.token = *std::move(token);
+    if (const Status chosen = choose_token(); !chosen) return chosen;
     std::optional<RequeueRun> run;
     if (choice->is_head) {
         if (const Status possible = check_places(spec_); !possible) return possible;
@@ -52,18 +50,37 @@ Status Node::build() {
     // Not through the log: --quiet must not hide a warning about who can join.
     if (!parts_.token.warning.empty()) ddprun::print(stderr, "ddprun: {}\n", parts_.token.warning);
     if (const Status guarded = parts_.build_guards(choice->is_head); !guarded) return guarded;
+    if (const Status looped = build_loop(); !looped) return looped;
+    if (const Status served = parts_.build_pmix(); !served) return served;
+    if (const Status watched = watch_starter(); !watched) return watched;
+
+    Result<std::unique_ptr<Standby>> standby = listen_if_head(*choice);
+    if (!standby) return standby.error();
+    if (const Status built = build_node(choice->is_head); !built) return built;
+    return choice->is_head ? begin_as_head(**standby, choice->why, std::move(run)) : follow(choice->endpoint);
+}
+
+Status Node::choose_token() {
+    Result<JobToken> token = setup_.token ? *setup_.token : choose_job_token(spec_, process_environment);
+    if (!token) return token.error();
+    parts_.token = *std::move(token);
+    return {};
+}
+
+Status Node::build_loop() {
     Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());
     if (!loop) return loop.error();
     parts_.loop = *std::move(loop);
     parts_.loop->on_signal([this](const signalfd_siginfo& info) { on_signal(info); });
     parts_.connections = std::make_unique<ConnectionLog>(*parts_.loop, parts_.log);
     parts_.send = [this](rdzv::FromAgent message) { return link_->send(std::move(message)); };
-    if (const Status served = parts_.build_pmix(); !served) return served;
-    if (const Status watched = watch_starter(); !watched) return watched;
+    return {};
+}
 
-    Result<std::unique_ptr<Standby>> standby = listen_if_head(*choice);
-    if (!standby) return standby.error();
-    const bool is_apart = choice->is_head && spec_.rendezvous.head_is_apart;
+/// Builds what every node has beside its guards: output, agent, answers to questions, and the link to the
+/// head.
+Status Node::build_node(bool is_head) {
+    const bool is_apart = is_head && spec_.rendezvous.head_is_apart;
     if (const Status output = parts_.build_output(is_apart); !output) return output;
     parts_.build_agent([this](rdzv::FromAgent message) { agent_says(std::move(message)); });
     const Status observed = parts_.build_observation([this](JobStatus& status) {
@@ -73,30 +90,35 @@ Status Node::build() {
         add_job(status, controller.state(), controller.time_with(latest), latest.time, spec_.recover.mode);
     });
     if (!observed) return observed;
-    if (const Status known = parts_.build_hello(choice->is_head); !known) return known;
-    link_ = std::make_unique<HeadLink>(
-        parts_, choice->is_head, *this,
-        HeadLink::Ways{
-            .take_over = [this](Standby& listening, const std::string& why,
-                                Inheritance inherited) { take_over(listening, why, std::move(inherited)); },
-            .give_up =
-                [this](const std::string& why) {
-                    failure_ = why;
-                    leave(ExitCode::Unavailable);
-                },
-            .leave = [this](const std::optional<Error>& lost,
-                            ExitCode code) { lost ? lose_controller(*lost, code) : leave(code); },
-            .end = [this](const rdzv::Shutdown& shutdown) { end(shutdown); }});
+    if (const Status known = parts_.build_hello(is_head); !known) return known;
+    HeadLink::Ways ways;
+    ways.take_over = [this](Standby& listening, const std::string& why, Inheritance inherited) {
+        take_over(listening, why, std::move(inherited));
+    };
+    ways.give_up = [this](const std::string& why) {
+        failure_ = why;
+        leave(ExitCode::Unavailable);
+    };
+    ways.leave = [this](const std::optional<Error>& lost, ExitCode code) {
+        lost ? lose_controller(*lost, code) : leave(code);
+    };
+    ways.end = [this](const rdzv::Shutdown& shutdown) { end(shutdown); };
+    link_ = std::make_unique<HeadLink>(parts_, is_head, *this, std::move(ways));
     parts_.agent->on_left([this] { link_->workers_left(); });
-    if (!choice->is_head) {
-        if (const Status relays = link_->relay_store(); !relays) return relays;
-        link_->join(choice->endpoint, false);
-        return {};
-    }
-    const Endpoint own = own_endpoint(spec_.rendezvous, (*standby)->server->bound().port);
-    head_ = std::make_unique<Head>(parts_, **standby, choice->why, std::move(run), std::nullopt);
-    if (!is_apart) link_->join(own, true);
+    return {};
+}
+
+Status Node::begin_as_head(Standby& listening, const std::string& why, std::optional<RequeueRun> run) {
+    const Endpoint own = own_endpoint(spec_.rendezvous, listening.server->bound().port);
+    head_ = std::make_unique<Head>(parts_, listening, why, std::move(run), std::nullopt);
+    if (!spec_.rendezvous.head_is_apart) link_->join(own, true);
     return head_->start_others();
+}
+
+Status Node::follow(const Endpoint& head) {
+    if (const Status relays = link_->relay_store(); !relays) return relays;
+    link_->join(head, false);
+    return {};
 }
 
 /// Takes the choice made earlier, or decides by the command line and the resolver's answer for the endpoint.
@@ -136,12 +158,12 @@ Status Node::watch_starter() {
         if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
         parts_.loop->unwatch(0);
         if (parts_.agent->state().generation == 0) {
-            failure_ = "what started this ddprun has ended";
+            failure_ = "the program that started this ddprun has exited";
             return leave(ExitCode::Unavailable);
         }
-        parts_.log.info("what started this ddprun has ended: stopping");
-        link_->send(
-            rdzv::Notice{"remark", "what started this ddprun has ended"});  // the starter carried our lines
+        parts_.log.info("the program that started this ddprun has exited: stopping");
+        link_->send(rdzv::Notice{
+            "remark", "the program that started this ddprun has exited"});  // the starter carried our lines
         act_on(SIGTERM, SignalAction::Stop);
     });
 }
@@ -216,7 +238,7 @@ Result<std::optional<int>> Node::run() {
         setup_.head = {false, setup_.head_elsewhere.front(), "the job goes on there"};
         return std::optional<int>();
     }
-    const int code = say_how_it_ended();
+    const int code = report_end();
     flush_output();
     if (head_) head_->put_back();
     return std::optional(code);
@@ -353,7 +375,7 @@ void Node::stop() {
     else parts_.loop->stop();
 }
 
-int Node::say_how_it_ended() {
+int Node::report_end() {
     parts_.output->flush(deadline_after(MonotonicClock::now(), kFlushLook));  // the report names lost output
     parts_.connections->sum_up();
     if (head_ && !exit_code_) return head_->report_end();

@@ -38,6 +38,11 @@ class Node final : public rdzv::AgentLinkHandler {
 
   private:
     Status build();
+    Status choose_token();
+    Status build_loop();
+    Status build_node(bool is_head);
+    Status begin_as_head(Standby& listening, const std::string& why, std::optional<RequeueRun> run);
+    Status follow(const Endpoint& head);
     Result<HeadChoice> choose_head();
     Result<std::unique_ptr<Standby>> listen_if_head(HeadChoice& choice);
     Result<std::optional<RequeueRun>> begin_run(RequeueRun::Head head);
@@ -86,7 +91,7 @@ class Node final : public rdzv::AgentLinkHandler {
     void lose_controller(const Error& why, ExitCode code);
     void leave(ExitCode code);
     void stop();
-    int say_how_it_ended();
+    int report_end();
     void flush_output();
 
     JobSetup& setup_;

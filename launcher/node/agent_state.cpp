@@ -30,7 +30,7 @@ void begin_wait(AgentState& state, Duration longest, TimePoint now, AgentActions
 
 void kill_strays(AgentState& state, TimePoint now, AgentActions& actions) {
     state.kills_strays = true;
-    set_deadline(state, deadline_after(now, kKillPatience), actions);
+    set_deadline(state, deadline_after(now, kKillTimeout), actions);
     actions.emplace_back(agent_action::Sweep{SIGKILL});
 }
 
@@ -389,7 +389,7 @@ AgentActions kill_all(AgentState& state, TimePoint now) {
     state.phase = AgentPhase::Killing;
     state.awaits_head = false;
     tell_all(state, WorkerEvent::KillRequested, SIGKILL, actions);
-    set_deadline(state, deadline_after(now, kKillPatience), actions);
+    set_deadline(state, deadline_after(now, kKillTimeout), actions);
     sweep_if_all_ended(state, now, actions);
     return actions;
 }

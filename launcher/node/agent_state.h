@@ -333,7 +333,7 @@ using AgentAction = std::variant<
 /// How long a worker's descendants may go on after SIGTERM.
 inline constexpr Duration kStrayGrace = std::chrono::seconds(2);
 /// How long processes that got SIGKILL are waited for before they are reported as unkillable.
-inline constexpr Duration kKillPatience = std::chrono::seconds(5);
+inline constexpr Duration kKillTimeout = std::chrono::seconds(5);
 
 /// Pure: changes `state`, returns what to do, in order.
 std::vector<AgentAction> step(AgentState& state, const AgentEvent& event, TimePoint now);

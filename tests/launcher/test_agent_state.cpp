@@ -148,7 +148,7 @@ TEST(AgentStep, NamesProcessesThatSurviveTheKill) {
     AgentState state = running(1);
     step(state, agent_event::Exited{exited(101, 0)}, kStart);
     step(state, agent_event::DeadlinePassed{}, kStart + kStrayGrace);
-    const TimePoint end = kStart + kStrayGrace + kKillPatience;
+    const TimePoint end = kStart + kStrayGrace + kKillTimeout;
     EXPECT_EQ(sweep_signals(step(state, agent_event::DeadlinePassed{}, end)), std::vector<int>{SIGKILL});
     const auto actions = step(state, agent_event::Swept{{555}}, end);
     EXPECT_EQ(all_of<agent_action::ReportEnded>(actions).at(0).unkillable, std::vector<pid_t>{555});
@@ -206,7 +206,7 @@ TEST(AgentStep, NamesProcessesThatCannotBeKilledAfterABoundedWait) {
     AgentState state = running(2);
     step(state, agent_event::KillRequested{}, kStart);
     step(state, agent_event::Exited{{101, true, SIGKILL, false}}, kStart);
-    const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + kKillPatience);
+    const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + kKillTimeout);
     EXPECT_EQ(all_of<agent_action::ReportEnded>(actions).at(0).unkillable, std::vector<pid_t>{102});
 }
 

@@ -931,7 +931,7 @@ TEST(InPlace, AStopEndsTheRecoveryWithTheWholeGrace) {
 TEST(InPlace, TheHeadGivesUpWhenTheAgentsCannot) {
     Job job = recoverable(4, 1);
     job.fails(2);
-    job.now += 2 * job.policy.recover.within + kJoinPatience;
+    job.now += 2 * job.policy.recover.within + kJoinTimeout;
     const auto actions = job.tell(job_event::TimerFired{});
     EXPECT_THAT(text_of(actions), HasSubstr("not recovered in place: not all ranks were ready"));
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
@@ -943,7 +943,7 @@ TEST(InPlace, TheHeadDoesNotGiveUpWorkersThatAreSlow) {
     job.fails(2);
     job.now += 2 * job.policy.recover.within;
     job.tell(job_event::NodeReady{0, Stage::Slow});
-    job.now += kJoinPatience;
+    job.now += kJoinTimeout;
     EXPECT_TRUE(job.tell(job_event::TimerFired{}).empty());
     job.now += 2 * job.policy.recover.within;
     EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::TimerFired{})).size(), 1u);
@@ -985,7 +985,7 @@ TEST(InPlace, AHangWithoutACulpritOrAfterAVainKillRestartsTheGang) {
         if (culprit >= 0) job.tell(job_event::HangFound{"rank 2 stands still", culprit});
         const auto actions = job.tell(job_event::HangFound{"all stand still", culprit});
         EXPECT_TRUE(job.state.end.hung) << culprit;
-        EXPECT_THAT(text_of(actions), HasSubstr("it does not tell which rank is to start again"));
+        EXPECT_THAT(text_of(actions), HasSubstr("the hanging rank is not known"));
     }
 }
 
@@ -993,7 +993,8 @@ TEST(InPlace, AHangThatNobodyAskedForEndsNoJob) {
     Job job = recoverable();
     job.tell(job_event::NodeReady{0, Stage::Finished});
     const auto actions = job.tell(job_event::HangFound{"rank 0 is busy", 0, false});
-    EXPECT_EQ(text_of(actions), "the hang ends nothing without --hang-timeout: all ranks had finished\n");
+    EXPECT_EQ(text_of(actions),
+              "the hang is reported only (--hang-timeout is not set): all ranks had finished\n");
     EXPECT_EQ(actions.size(), 1u);
     EXPECT_FALSE(decide_on_hang(job.state, job.policy, job.now).in_place) << "it is not even looked for";
     Job vain = recoverable();
@@ -1091,7 +1092,7 @@ TEST(Rehearsal, BecomesARecoveryWhereARankFailsInIt) {
 TEST(Rehearsal, ThatNotAllRanksJoinIsAFailure) {
     Job job = recoverable(4, 1);
     job.tell(job_event::RehearsalDue{});
-    job.now += 2 * job.policy.recover.within + kJoinPatience;
+    job.now += 2 * job.policy.recover.within + kJoinTimeout;
     EXPECT_THAT(
         text_of(job.tell(job_event::TimerFired{})),
         HasSubstr("root cause: a rehearsal (--rehearse); not recovered in place: not all ranks were ready"));
@@ -1213,7 +1214,7 @@ TEST(InPlaceNodes, ANodeThatDoesNotConfirmTheEndOfItsGenerationIsNotAwaitedForEv
     job.loses(1);
     job.passes(100ms);
     job.confirm({0, 2});
-    const auto actions = job.passes(2 * job.policy.recover.within + kJoinPatience);
+    const auto actions = job.passes(2 * job.policy.recover.within + kJoinTimeout);
     EXPECT_THAT(text_of(actions),
                 HasSubstr("root cause: node node02: closed; not recovered in place: not all "
                           "nodes were ready 2 min 10 s later"));
@@ -1454,7 +1455,7 @@ TEST(InPlaceNodes, ABrokenLinkFormsTheSameWorldAgain) {
                     job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (reset)"}))
                     .empty())
         << "an end may still be reported";
-    const auto due = job.passes(kLetGoPatience);
+    const auto due = job.passes(kEndReportTimeout);
     EXPECT_EQ(
         text_of(due),
         "rank 2 has left its group (reset), though nobody has ended: 4 workers wait to go on in place\n");
@@ -1468,14 +1469,14 @@ TEST(InPlaceNodes, AnEndExplainsWhyOthersHaveLeftTheirGroup) {
     Nodes job(2);
     job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (reset)"});
     EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u);
-    EXPECT_TRUE(job.passes(kLetGoPatience).empty());
+    EXPECT_TRUE(job.passes(kEndReportTimeout).empty());
 }
 
 TEST(InPlaceNodes, TheEndOfARankThatHasReportedAnErrorIsAwaited) {
     Nodes job(2);
     job.tell(job_event::NodeReady{0, Stage::Failing, "rank 0 has reported an error"});
     job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (closed)"});
-    EXPECT_TRUE(all_of<job_action::Suspend>(job.passes(kLetGoPatience)).empty());
+    EXPECT_TRUE(all_of<job_action::Suspend>(job.passes(kEndReportTimeout)).empty());
     Nodes silent = job;
     EXPECT_EQ(all_of<job_action::Recover>(job.fails(0)).size(), 1u) << "one generation follows";
     EXPECT_THAT(text_of(silent.passes(silent.policy.failure_grace)),
@@ -1487,7 +1488,7 @@ TEST(InPlaceNodes, ALinkThatStaysBrokenRestartsTheGang) {
     int recoveries = 0;
     while (job.state.phase == Phase::Running && recoveries < 100) {
         job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (reset)"});
-        job.passes(kLetGoPatience);
+        job.passes(kEndReportTimeout);
         recoveries += static_cast<int>(all_of<job_action::Reform>(job.confirm({0, 1})).size());
         job.tell(job_event::WorldFormed{{2, 2}, {0, 1}});
     }
@@ -1500,7 +1501,7 @@ TEST(InPlaceNodes, ABrokenLinkOfAJobThatCannotRecoverIsAFailure) {
     Nodes job(2, 1);
     job.tell(job_event::NodeReady{0, Stage::Refused, "rank 0: backend mpi"});
     job.tell(job_event::NodeReady{1, Stage::LetGo, "rank 2 has left its group (reset)"});
-    const auto due = job.passes(kLetGoPatience);
+    const auto due = job.passes(kEndReportTimeout);
     EXPECT_EQ(text_of(due),
               "root cause: rank 2 has left its group (reset); not recovered in place: rank 0: backend mpi; "
               "restart 1 of 1\n");

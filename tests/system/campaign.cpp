@@ -429,7 +429,7 @@ int campaign(int kills, int runs) {
     const std::string own = undisturbed(4, {path_of("RECOVERING"), "none", "0"});
     // These wait for a limit most of the time, so they run beside the others. A stopped rank is found by the
     // hang detector, which may see only that nobody makes progress.
-    const std::string no_culprit = "it does not tell which rank is to start again";
+    const std::string no_culprit = "the hanging rank is not known";
     const std::vector<std::string> limits = {"--recover-within=2s", "--hang-timeout=1s",
                                              "--failure-grace=500ms"};
     std::vector<std::future<Row>> waiting;

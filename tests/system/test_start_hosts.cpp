@@ -303,7 +303,8 @@ TEST_F(StartHosts, TheEndOfItsStarterStopsAHost) {
     ASSERT_EQ(run(hosts_->command(0, {"pkill", "-9", "-x", "ssh"})).status, 0);
     const Outcome outcome = head.wait();
     EXPECT_EQ(outcome.status, 75) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("[node00 job g1] node01: what started this ddprun has ended"));
+    EXPECT_THAT(outcome.err,
+                HasSubstr("[node00 job g1] node01: the program that started this ddprun has exited"));
     EXPECT_TRUE(all_quiet());
 }
 
