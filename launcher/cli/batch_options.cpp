@@ -96,7 +96,7 @@ Error unknown_batch_option(const OptionList& options, const std::string& word, c
     const std::string near =
         label.starts_with("--") ? options.nearest_to(std::string_view(label).substr(2)) : "";
     const std::string remedy =
-        near.empty() ? "ddprun's own stand behind --" : fmt::format("did you mean --{}?", near);
+        near.empty() ? "options of ddprun come after --" : fmt::format("did you mean --{}?", near);
     return Error::invalid(fmt::format("{}: unknown option of {} ({})", word, verb, remedy));
 }
 
@@ -145,8 +145,8 @@ Status take_ddprun_line(std::vector<std::string> words, JobRequest& request) {
     request.is_elastic = line->spec.nodes.min < line->spec.nodes.max;
     for (const char* option : {"requeue", "requeue-script"}) {
         if (line->sources.count(option) != 0)
-            return Error::invalid(
-                fmt::format("--{}: give it before the program's line, which the script has too", option));
+            return Error::invalid(fmt::format(
+                "--{}: give it before the options of ddprun, so that the script has it too", option));
     }
     request.program = line->spec.program;
     request.ddprun = std::move(words);
@@ -156,11 +156,12 @@ Status take_ddprun_line(std::vector<std::string> words, JobRequest& request) {
 Result<BatchCommand> finish_status(BatchCommand command, const std::vector<std::string>& rest,
                                    Scheduler scheduler, const EnvironmentLookup& env) {
     const std::optional<BatchJob> here = find_batch_job(env);
-    if (rest.size() > 1) return Error::invalid(fmt::format("'{}': one job at a time", excerpt(rest[1])));
+    if (rest.size() > 1)
+        return Error::invalid(fmt::format("'{}': status follows one job only", excerpt(rest[1])));
     if (rest.size() == 1) command.job = rest[0];
     else if (here && here->scheduler == scheduler) command.job = here->id;
     if (command.job.empty() || is_option(command.job))
-        return Error::invalid("status: which job? (its id, as submit prints it)");
+        return Error::invalid("status: no job given (expected the id that submit prints)");
     return command;
 }
 
@@ -170,7 +171,7 @@ Result<BatchCommand> finish_script(BatchCommand command, std::vector<std::string
     if (const Status settled = settle(request); !settled) return settled.error();
     const std::optional<Scheduler> machines = request.site.scheduler;
     if (machines && *machines != scheduler)
-        return Error::invalid(fmt::format("--site={}: that machine has {}; say ddprun {} ...",
+        return Error::invalid(fmt::format("--site={}: that machine has {}; use ddprun {} ...",
                                           request.site.name, name_of(*machines), subcommand_of(*machines)));
     if (std::string remark = remark_on_cpus(scheduler, request); !remark.empty())
         command.remarks.push_back(std::move(remark));
@@ -179,7 +180,7 @@ Result<BatchCommand> finish_script(BatchCommand command, std::vector<std::string
     const bool names_itself = scheduler == Scheduler::Pbs && wants_requeue(request);
     if (command.kind == BatchCommand::Kind::Script && names_itself && command.file.empty()) {
         command.remarks.push_back(
-            fmt::format("save it as {}: by that name it submits itself again", request.script));
+            fmt::format("save the script as {}: the job submits a file of that name again", request.script));
     }
     return command;
 }
@@ -192,8 +193,7 @@ void declare_batch_options(OptionList& options, SubcommandDraft& draft) {
     options.value(
         "--site", "NAME|FILE", into(request.site, find_site),
         "What the cluster's scripts have in common: derecho, polaris, or a FILE.json (docs/batch.md). "
-        "Default: DDPRUN_SITE, else etc/ddprun/site.json of ddprun's prefix or of the host, else "
-        "generic.",
+        "Default: DDPRUN_SITE, else etc/ddprun/site.json of ddprun's prefix or of the host, else generic.",
         "@file");
     options.value("-N,--nodes", "N", into(request.nodes, count_from(1)), "Nodes. Default 1.");
     options.value("--gpus-per-node", "N", into(request.gpus_per_node, count_from(0)),

@@ -211,10 +211,11 @@ void placement_options(OptionList& options, JobSpec& spec) {
          {"socket", NumaBinding::Socket},
          {"exclusive", NumaBinding::Exclusive},
          {"core-complex", NumaBinding::CoreComplex}},
-        "Bind each worker's CPUs and memory: node (the NUMA node of its GPU), socket, exclusive "
-        "(cores of its own on that node), core-complex (cores that share a last-level cache), none, "
-        "or auto. auto is node on a host with several NUMA nodes among which the workers divide "
-        "evenly. auto is none when a batch system gave an unknown part of the host. Default auto.");
+        "Bind each worker's CPUs and memory: node, socket, exclusive, core-complex, none, or auto. node is "
+        "the NUMA node of the worker's GPU. exclusive is cores of its own on that node. core-complex is "
+        "cores that share a last-level cache. auto is node on a host with several NUMA nodes among which the "
+        "workers divide evenly. auto is none when a batch system gave an unknown part of the host. Default "
+        "auto.");
     options.flag(
         "--virtual-local-rank", spec.virtual_local_rank,
         "LOCAL_RANK is 0 for all workers, and each sees only its GPU in CUDA_VISIBLE_DEVICES. Without "
@@ -294,8 +295,7 @@ void host_options(OptionList& options, OptionDraft& draft) {
         "The program that starts ddprun on the other hosts. none: you start it yourself there, with "
         "--nnodes, --node-rank and --rdzv-endpoint. auto in a PBS job: pbsdsh, else pbs_tmrsh (tm), "
         "else mpiexec (PALS's or Hydra's: Cray, MPICH, Intel MPI; not Open MPI's), else ssh. auto in "
-        "a Slurm job: srun. auto in an LSF job: blaunch, else ssh. auto elsewhere: ssh. Default "
-        "auto.");
+        "a Slurm job: srun. auto in an LSF job: blaunch, else ssh. auto elsewhere: ssh. Default auto.");
     options
         .value(
             "--env", "NAME[=VALUE]", by(draft, add_variable),

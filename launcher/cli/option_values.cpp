@@ -83,8 +83,7 @@ constexpr ConfKey kConfKeys[] = {
     {"join_timeout", set_join_timeout},
     {"last_call_timeout", set_last_call},
     {"close_timeout", check_seconds,
-     "closing takes no round trip; the job ends when its nodes have been "
-     "told"},
+     "closing takes no round trip; the job ends when its nodes have been told"},
     {"heartbeat_timeout", check_seconds,
      "a heartbeat is no store operation that could hang; see --heartbeat-timeout"},
     {"keep_alive_interval", set_interval},

@@ -208,7 +208,7 @@ TEST(BatchCommandLine, TakesSlurmsNamesOfTheOptions) {
 
 TEST(BatchCommandLine, RefusesTheSiteOfAnotherScheduler) {
     EXPECT_EQ(script(Scheduler::Slurm, {"--site=derecho", "train"}),
-              "error: --site=derecho: that machine has PBS; say ddprun pbs ...");
+              "error: --site=derecho: that machine has PBS; use ddprun pbs ...");
     EXPECT_THAT(script(Scheduler::Pbs, {"--site=derecho", "train"}), Not(HasSubstr("error")));
 }
 
@@ -237,7 +237,7 @@ TEST(BatchCommandLine, NamesTheOptionAndTheValue) {
               "error: --walltime: '90' is not a walltime (expected HH:MM:SS, D-HH:MM:SS, 90m, 2h or 1d)");
     EXPECT_THAT(script(Scheduler::Pbs, {"--env", "A", "train"}), HasSubstr("'A' is not NAME=VALUE"));
     EXPECT_THAT(script(Scheduler::Pbs, {"--max-restarts=3", "train"}),
-                HasSubstr("--max-restarts=3: unknown option of script (ddprun's own stand behind --)"));
+                HasSubstr("--max-restarts=3: unknown option of script (options of ddprun come after --)"));
     EXPECT_EQ(parse_batch_command(Scheduler::Pbs, {"list"}, kNothing).error().what,
               "'list' is not script, submit or status");
 }

@@ -270,7 +270,7 @@ TEST(Option, ModuleRunsAPythonModule) {
               "-m and --no-python contradict each other: a module is run by Python");
     EXPECT_EQ(
         error_of({"--pass-mpi-env", "--pmix=on"}),
-        "--pass-mpi-env and --pmix on contradict each other: workers have one launcher that their MPI speaks with");
+        "--pass-mpi-env and --pmix on contradict each other: the MPI of the workers can use one launcher only");
 }
 
 TEST(Option, NoPythonExecutesDirectly) {

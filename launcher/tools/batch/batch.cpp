@@ -155,31 +155,31 @@ class Follower {
     std::optional<int> take(const Result<BatchStatus>& status) {
         if (!status) return take_failure(status.error());
         silent_queries_ = 0;
-        if (const std::string line = describe_status(job_, *status); line != said_) {
+        if (const std::string line = describe_status(job_, *status); line != shown_) {
             read_log();
             // The end is shown after the last line of the log.
             if (status->phase != BatchStatus::Phase::Ended) say(line);
-            said_ = line;
+            shown_ = line;
         }
         if (!status->log.empty() && status->phase != BatchStatus::Phase::Waiting) open_log(status->log);
         if (status->phase != BatchStatus::Phase::Ended) return std::nullopt;
         if (log_) log_->read_rest();
         std::fflush(stdout);
-        say(said_);
+        say(shown_);
         return status->exit_code.value_or(static_cast<int>(ExitCode::Unavailable));
     }
 
     /// Waits while a server restarts. When the server no longer knows a job that it knew before, the job is
     /// over.
     std::optional<int> take_failure(const Error& error) {
-        if (error.code == Errc::NotFound && !said_.empty()) {
+        if (error.code == Errc::NotFound && !shown_.empty()) {
             if (log_) log_->read_rest();
             std::fflush(stdout);
             return complain_of(scheduler_, "status",
                                fmt::format("{}: ended, exit code not known: {}", job_, error.what),
                                ExitCode::Unavailable);
         }
-        if (said_.empty() || error.code == Errc::NotFound || ++silent_queries_ > kMostSilentQueries) {
+        if (shown_.empty() || error.code == Errc::NotFound || ++silent_queries_ > kMostSilentQueries) {
             return complain_of(scheduler_, "status", error.what, ExitCode::Unavailable);
         }
         if (silent_queries_ == 1) say(fmt::format("{}: {}; asking again", job_, error.what));
@@ -222,7 +222,7 @@ class Follower {
 
     Scheduler scheduler_;
     std::string job_;
-    std::string said_;
+    std::string shown_;
     int silent_queries_ = 0;
     std::optional<FollowedLog> log_;
 };
