@@ -11,7 +11,7 @@
 
 #include "env/text.h"
 #include "env/unique_fd.h"
-#include "rendezvous/client/resolver.h"
+#include "rendezvous/client/dial.h"
 
 namespace ddprun {
 namespace {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "launcher/head/succession.h"
-#include "rendezvous/serve/rank_table.h"
 
 namespace ddprun {
 

@@ -16,7 +16,6 @@
 #include "env/os/system.h"
 #include "env/print.h"
 #include "env/text.h"
-#include "rendezvous/client/reach.h"
 #include "rendezvous/client/store_client.h"
 
 namespace ddprun {

@@ -23,7 +23,7 @@
 #include "env/text.h"
 #include "launcher/plan/head_choice.h"
 #include "launcher/start/job_token.h"
-#include "rendezvous/client/reach.h"
+#include "rendezvous/client/store_client.h"
 
 namespace ddprun {
 namespace {

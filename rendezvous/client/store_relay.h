@@ -10,7 +10,7 @@
 #include "env/unique_fd.h"
 #include "rendezvous/client/agent_link.h"
 #include "rendezvous/client/relay_state.h"
-#include "rendezvous/serve/store_peers.h"
+#include "rendezvous/serve/store_service.h"
 
 namespace ddprun::rdzv {
 

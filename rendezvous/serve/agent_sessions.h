@@ -9,8 +9,8 @@
 
 #include "env/os/event_loop.h"
 #include "env/result.h"
-#include "rendezvous/serve/held_answers.h"
 #include "rendezvous/serve/membership.h"
+#include "rendezvous/serve/store.h"
 #include "rendezvous/wire/agent_message.h"
 #include "rendezvous/wire/connection.h"
 #include "rendezvous/wire/handshake.h"

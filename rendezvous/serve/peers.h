@@ -10,7 +10,7 @@
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
-#include "rendezvous/serve/strangers.h"
+#include "rendezvous/serve/admission.h"
 #include "rendezvous/wire/connection.h"
 #include "rendezvous/wire/handshake.h"
 #include "rendezvous/wire/tls.h"
@@ -83,7 +83,7 @@ class PeersOwner {
 };
 
 /// The connections of a server, on the event loop: authenticates them (handshake.h), closes some to make room
-/// for others (strangers.h), and refuses those that break the protocol. Runs on the loop's thread; never
+/// for others (admission.h), and refuses those that break the protocol. Runs on the loop's thread; never
 /// blocks.
 class Peers final : private ConnectionOwner, private os::AcceptorOwner {
   public:

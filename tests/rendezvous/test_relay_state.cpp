@@ -15,16 +15,16 @@ using namespace std::chrono_literals;
 using namespace store_op;
 using ::testing::HasSubstr;
 
-constexpr ClientId kAgent = 9;
+constexpr ClientId kRelayAgent = 9;
 
-StoreRequest request(StoreOp op, std::optional<Duration> timeout = std::nullopt) {
+StoreRequest relayed(StoreOp op, std::optional<Duration> timeout = std::nullopt) {
     return {0, timeout, std::move(op)};
 }
 
 /// A relay, a store, and the connection between them, which holds messages until the test delivers them.
 struct Way {
     void ask(std::uint64_t client, StoreOp op, std::optional<Duration> timeout = std::nullopt) {
-        take(relay.ask(client, ++asked[client], request(std::move(op), timeout), now));
+        take(relay.ask(client, ++asked[client], relayed(std::move(op), timeout), now));
     }
     void take(RelayState::Actions actions) {
         for (auto& one : actions.forward) there.push_back(std::move(one));
@@ -34,7 +34,7 @@ struct Way {
     void hear() {
         RelayState::Forward next = std::move(there.front());
         there.pop_front();
-        const StoreClientId client{kAgent, next.request.client};
+        const StoreClientId client{kRelayAgent, next.request.client};
         for (StoreAnswer& answer : store.apply(client, next.number, std::move(next.request), now))
             back.push_back(std::move(answer));
         for (StoreAnswer& answer : store.expire(now)) back.push_back(std::move(answer));
@@ -58,7 +58,7 @@ struct Way {
         std::erase_if(there, [&](const auto& one) {
             return one.request.client == client;
         });  // arrives before the message of its end, for no client
-        store.disconnect({kAgent, client});
+        store.disconnect({kRelayAgent, client});
         take(relay.leave(client, now));
     }
     void pass(Duration span) {

@@ -8,9 +8,8 @@
 
 #include "env/hmac.h"
 #include "env/io/socket.h"
-#include "rendezvous/client/reach.h"
 #include "rendezvous/client/store_client.h"
-#include "rendezvous/serve/store_host.h"
+#include "rendezvous/serve/store_service.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "env/io/socket.h"
 #include "env/worker_env.h"
-#include "rendezvous/serve/store_host.h"
+#include "rendezvous/serve/store_service.h"
 
 namespace ddp {
 namespace {

@@ -15,8 +15,8 @@
 #include "env/nodes/exchange.h"
 #include "env/nodes/meeting_point.h"
 #include "env/text.h"
-#include "rendezvous/client/reach.h"
-#include "rendezvous/serve/store_host.h"
+#include "rendezvous/client/store_client.h"
+#include "rendezvous/serve/store_service.h"
 
 namespace ddp {
 
