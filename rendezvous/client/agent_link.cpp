@@ -133,8 +133,8 @@ Status AgentLink::receive(Frame frame) {
         if (known) handler_.on_acknowledged();
         return known;
     }
-    if (!inbox_.take(frame.json.size() + frame.blob.size())) return {};
-    if (inbox_.owes_a_word() || is_waited_for(frame.type)) connection_->beat(inbox_.word());
+    inbox_.take(frame.json.size() + frame.blob.size());
+    if (inbox_.is_due() || is_waited_for(frame.type)) connection_->beat(inbox_.acknowledgement());
     return understand(std::move(frame));
 }
 
@@ -189,13 +189,13 @@ bool AgentLink::say(Result<EncodedMessage> message) {
 }
 
 void AgentLink::beat() {
-    connection_->beat(inbox_.word());
+    connection_->beat(inbox_.acknowledgement());
     feed(redial_event::Beat{});
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
 }
 
 void AgentLink::keep_alive() {
-    if (state_ == State::Joined) connection_->keep_alive(inbox_.word());
+    if (state_ == State::Joined) connection_->keep_alive(inbox_.acknowledgement());
 }
 
 void AgentLink::check_silence() {
@@ -228,7 +228,6 @@ void AgentLink::redial() {
     DialOptions options = to_dial();
     options.controllers = found_;
     options.hello.session = session_;
-    options.hello.received = inbox_.received();
     options.connecting = redial_pause(options_.heartbeats);
     options.handshake = redial_after(options_.heartbeats);
     options.met = [this] { feed(redial_event::Accepted{}); };
@@ -237,23 +236,19 @@ void AgentLink::redial() {
             was_refused_ = outcome.error().sys == ECONNREFUSED;
             return feed(redial_event::DialFailed{outcome.error()});
         }
-        if (const Status gone_on = go_on(*std::move(outcome)); !gone_on) end(gone_on.error());
+        resume(*std::move(outcome));
     });
 }
 
-/// Error: Protocol.
-Status AgentLink::go_on(Dialled dialled) {
-    if (Status known = inbox_.go_on(dialled.session.begins); !known) return known;
-    if (Status known = connection_->acknowledge(dialled.session.received); !known) return known;
+void AgentLink::resume(Dialled dialled) {
     const Duration silent_for = loop_.now() - connection_->last_heard();
     dialled.connection->hand_to(*this);
     dialled.connection->set_limits(kPeerLimits);
-    dialled.connection->go_on_from(*connection_);
+    dialled.connection->resume(*connection_, inbox_.acknowledgement());
     connection_ = std::move(dialled.connection);
     feed(redial_event::Resumed{});
     handler_.on_detail(fmt::format("another connection to the controller at {}, nothing was heard for {}",
                                    connection_->peer(), format_duration(silent_for)));
-    return {};
 }
 
 // ---- the end

@@ -101,7 +101,7 @@ class AgentLink final : private ConnectionOwner {
     void join(Dialled dialled);
     void feed(const RedialEvent& event);
     void redial();
-    Status go_on(Dialled dialled);
+    void resume(Dialled dialled);
     Status receive(Frame frame);
     Status understand(Frame frame);
     bool say(Result<EncodedMessage> message);

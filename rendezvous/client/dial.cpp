@@ -159,8 +159,7 @@ Result<bool> Dial::shake_hands(Attempt& attempt, Frame frame) {
 /// Takes this connection and drops the others. The handler may destroy us.
 void Dial::take(Attempt& attempt) {
     loop_.cancel(attempt.timer);
-    Dialled dialled{
-        std::move(attempt.connection), attempt.handshake->hello().nonce, attempt.handshake->session(), {}};
+    Dialled dialled{std::move(attempt.connection), attempt.handshake->hello().nonce, {}};
     dialled.found = {dialled.connection->remote()};
     std::copy_if(found_.begin(), found_.end(), std::back_inserter(dialled.found),
                  [&](const Endpoint& one) { return one != dialled.found.front(); });

@@ -56,7 +56,6 @@ struct DialOptions {
 struct Dialled {
     std::unique_ptr<Connection> connection;  ///< hand_to() its owner
     std::string nonce;                       ///< the nonce of its Hello
-    SessionCounts session;                   ///< the controller's counts of the session
     std::vector<Endpoint>
         found;  ///< the controller's numeric addresses known so far, this connection's first
 };

@@ -36,16 +36,10 @@ AgentSession* AgentSessions::find(const Hello& hello) {
     return session.takes_messages() ? &session : nullptr;
 }
 
-SessionCounts AgentSessions::counts(const AgentSession& session, const Hello& hello) {
-    return {session.inbox.received(), resumes_after(session.connection->acknowledged(), hello.received)};
-}
-
-Status AgentSessions::go_on(AgentSession& session, const Hello& hello, Connection& connection) {
-    if (Status known = session.connection->acknowledge(counts(session, hello).begins); !known) return known;
-    connection.go_on_from(*session.connection);
+void AgentSessions::resume(AgentSession& session, Connection& connection) {
+    connection.resume(*session.connection, session.inbox.acknowledgement());
     session.connection = &connection;
     loop_.cancel(std::exchange(session.outage_timer, 0));
-    return {};
 }
 
 bool AgentSessions::waits_for_redial(AgentSession& session, const Error& why) {
@@ -102,8 +96,8 @@ Status AgentSessions::take(AgentSession& session, const Heartbeat& heartbeat) {
 }
 
 void AgentSessions::count(AgentSession& session, const Frame& frame) {
-    (void)session.inbox.take(frame.json.size() + frame.blob.size());
-    if (session.inbox.owes_a_word()) session.connection->beat(session.inbox.word());
+    session.inbox.take(frame.json.size() + frame.blob.size());
+    if (session.inbox.is_due()) session.connection->beat(session.inbox.acknowledgement());
 }
 
 void AgentSessions::answer(AgentSession& session, StoreAnswer answer) {
@@ -118,14 +112,14 @@ void AgentSessions::beat() {
     heartbeat_timer_ = 0;
     if (joined_ == 0) return;
     for (auto& [id, session] : sessions_) {
-        if (session.is_joined) session.connection->beat(session.inbox.word());
+        if (session.is_joined) session.connection->beat(session.inbox.acknowledgement());
     }
     heartbeat_timer_ = loop_.call_after(limits_.heartbeats.interval, [this] { beat(); });
 }
 
 void AgentSessions::keep_alive() {
     for (auto& [id, session] : sessions_) {
-        if (session.is_joined) session.connection->keep_alive(session.inbox.word());
+        if (session.is_joined) session.connection->keep_alive(session.inbox.acknowledgement());
     }
 }
 

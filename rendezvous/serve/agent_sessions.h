@@ -51,12 +51,9 @@ class AgentSessions {
     AgentSession& begin(ClientId id, const std::string& name, Connection& connection);
     /// The session that this Hello asks to resume; null when the session is over or never existed.
     AgentSession* find(const Hello& hello);
-    /// The counts with which the agent resumes: how many messages we have received from it, and how many of
-    /// ours it already has.
-    [[nodiscard]] static SessionCounts counts(const AgentSession& session, const Hello& hello);
     /// Moves the session to `connection`. The previous connection may be destroyed now: the agent sends again
-    /// what we had not read from it. Error: Protocol; then nothing has changed.
-    Status go_on(AgentSession& session, const Hello& hello, Connection& connection);
+    /// what we had not read from it.
+    void resume(AgentSession& session, Connection& connection);
     /// Call it when the session's connection is lost. True: the session waits for another connection; when
     /// none comes in time, the connection reports its loss again.
     bool waits_for_redial(AgentSession& session, const Error& why);

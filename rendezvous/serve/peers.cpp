@@ -148,9 +148,9 @@ Status Peers::shake_hands(Peer& peer, Frame frame) {
     const std::uint32_t request = frame.request;
     const Result<HandshakeMessage> message = decode_handshake(std::move(frame));
     if (!message) return message.error();
-    const Result<std::optional<SessionCounts>> session = owner_.on_hello(peer.handshake.peer());
-    if (!session) return session.error();
-    if (*session) peer.handshake.session_is_here(**session);
+    const Result<bool> has_session = owner_.on_hello(peer.handshake.peer());
+    if (!has_session) return has_session.error();
+    if (*has_session) peer.handshake.session_is_here();
     peer.handshake.bind_to(peer.connection->tls_binding());
     Result<HandshakeMessage> answer = peer.handshake.receive(*message);
     if (!answer) {

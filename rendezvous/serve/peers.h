@@ -64,11 +64,9 @@ class PeersOwner {
     /// The peer has sent nothing in the time of a handshake. True: it is kept open, as `kept` others are.
     /// When it speaks after all, it is served as one that has just come.
     virtual bool keeps_silent(const Peer&, std::size_t /*kept*/) { return false; }
-    /// Returns the counts of the session that this Hello asks to resume; nullopt when there is none. The
-    /// Hello's proof may not have come yet. Error: the peer is refused.
-    virtual Result<std::optional<SessionCounts>> on_hello(const Hello&) {
-        return std::optional<SessionCounts>();
-    }
+    /// True: the session that this Hello asks to resume exists. The Hello's proof may not have come yet.
+    /// Error: the peer is refused.
+    virtual Result<bool> on_hello(const Hello&) { return false; }
     /// The peer has proved that it knows the token, and was told so. Error: the peer is refused after all.
     virtual Status on_entered(Peer&) { return {}; }
     /// Error: the peer broke the protocol, and is refused.

@@ -87,29 +87,22 @@ TorchDoor Server::torch_door() const {
             agents_.node_addresses()};
 }
 
-Result<std::optional<SessionCounts>> Server::on_hello(const Hello& hello) {
-    AgentSession* const session = agents_.find(hello);
-    return session == nullptr ? std::nullopt : std::optional(AgentSessions::counts(*session, hello));
-}
-
 Status Server::on_entered(Peer& peer) {
     const Hello& hello = peer.handshake.peer();
-    if (AgentSession* const session = agents_.find(hello)) return go_on(peer, *session);
-    if (hello.role == Role::Agent && hello.session.empty())
+    if (AgentSession* const session = agents_.find(hello)) resume(peer, *session);
+    else if (hello.role == Role::Agent && hello.session.empty())
         peer.session = &agents_.begin(peer.id, hello.nonce, *peer.connection);
     return {};
 }
 
 /// Moves the newcomer's connection to the session's peer; the previous one is closed.
-Status Server::go_on(Peer& newcomer, AgentSession& session) {
+void Server::resume(Peer& newcomer, AgentSession& session) {
     const Duration silent_for = loop_.now() - session.connection->last_heard();
-    if (Status known = agents_.go_on(session, newcomer.handshake.peer(), *newcomer.connection); !known)
-        return known;
+    agents_.resume(session, *newcomer.connection);
     Peer& peer = *peers_.find(session.id);
     peers_.take_over(newcomer, peer);
     handler_->on_detail(fmt::format("another connection of {}, nothing was heard for {}", peer.name(),
                                     format_duration(silent_for)));
-    return {};
 }
 
 // ---- received messages

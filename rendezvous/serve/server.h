@@ -150,7 +150,7 @@ class Server final : private PeersOwner {
     bool keeps_silent(const Peer& peer, std::size_t kept) override;
     [[nodiscard]] TorchDoor torch_door() const;
     void on_bytes(Peer& peer, std::string_view bytes) override { torch_.hear(peer.id, bytes); }
-    Result<std::optional<SessionCounts>> on_hello(const Hello& hello) override;
+    Result<bool> on_hello(const Hello& hello) override { return agents_.find(hello) != nullptr; }
     Status on_entered(Peer& peer) override;
     Status on_frame(Peer& peer, Frame frame) override;
     bool waits_for_redial(Peer& peer, const Error& why) override;
@@ -158,7 +158,7 @@ class Server final : private PeersOwner {
     void on_log(const std::string& line) override { handler_->on_log(line); }
     void on_written() override { agents_.look_soon_whether_written(); }
 
-    Status go_on(Peer& newcomer, AgentSession& session);
+    void resume(Peer& newcomer, AgentSession& session);
     Status serve_heartbeat(Peer& peer, Frame frame);
     Status serve_store(Peer& peer, Frame frame);
     Status forget_client(Peer& peer, Frame frame);

@@ -51,10 +51,10 @@ Result<std::string> StorePeers::identify(int fd) {
     return Error{Errc::Refused, fmt::format("refusing pid {}: it is user {}'s", who->pid, who->uid), 0};
 }
 
-Result<std::optional<SessionCounts>> StorePeers::on_hello(const Hello& hello) {
+Result<bool> StorePeers::on_hello(const Hello& hello) {
     if (is_local_ && hello.role == Role::Agent)
         return Error::protocol("an agent goes to the controller's port");
-    return std::optional<SessionCounts>();
+    return false;
 }
 
 Status StorePeers::on_entered(Peer& peer) {

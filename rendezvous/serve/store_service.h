@@ -50,7 +50,7 @@ class StorePeers final : private PeersOwner {
     StorePeers(os::EventLoop& loop, bool is_local, Credentials credentials, ServerLimits limits,
                StorePeersHandler& handler);
     Result<std::string> identify(int fd) override;
-    Result<std::optional<SessionCounts>> on_hello(const Hello& hello) override;
+    Result<bool> on_hello(const Hello& hello) override;
     Status on_entered(Peer& peer) override;
     Status on_frame(Peer& peer, Frame frame) override;
     void on_gone(Peer& peer, const Error& why) override;

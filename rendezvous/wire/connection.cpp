@@ -293,8 +293,9 @@ void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) 
     state_ = State::SayingGoodbye;
     why_ = why;
     goodbye_timer_ = loop_.call_after(goodbye, [this] { fail(*why_); });
-    Result<EncodedMessage> encoded = encode_message(last_words, 0);
-    if (encoded) send(*std::move(encoded));
+    if (Result<EncodedMessage> encoded = encode_message(last_words, 0))
+        outbox_.push_last(*std::move(encoded));
+    write_soon();
 }
 
 void Connection::dismiss(const Failure& last_words, Error why) {
@@ -333,9 +334,15 @@ void Connection::tell_of_end() {
 
 // ---- a session
 
-void Connection::go_on_from(Connection& earlier) {
-    outbox_.go_on(std::move(earlier.outbox_));
-    write_soon();
+void Connection::resume(Connection& earlier, const Heartbeat& received) {
+    outbox_.resume(std::move(earlier.outbox_));
+    beat(received);
+}
+
+Status Connection::acknowledge(std::uint64_t received) {
+    Status known = outbox_.acknowledge(received);
+    write_when_worth_it();
+    return known;
 }
 
 void Connection::give_up() {

@@ -82,14 +82,14 @@ class Connection {
 
     // An agent's session (session.h) uses one connection after the other. After keep_messages() sent messages
     // are kept until they are acknowledged. If the connection is lost, they are kept until another connection
-    // takes them over (go_on_from) or give_up().
+    // takes them over (resume) or give_up().
     void keep_messages() { outbox_.keep(); }
     [[nodiscard]] bool keeps_messages() const { return outbox_.keeps(); }
-    [[nodiscard]] std::uint64_t acknowledged() const { return outbox_.acknowledged(); }
-    /// Error: Protocol.
-    Status acknowledge(std::uint64_t received) { return outbox_.acknowledge(received); }
-    /// Takes the session over from its earlier connection, and sends the unacknowledged messages again.
-    void go_on_from(Connection& earlier);
+    /// Processes a heartbeat of the session. Error: Protocol.
+    Status acknowledge(std::uint64_t received);
+    /// Takes the session over from its earlier connection. `received` tells the peer where to go on; the
+    /// peer's own heartbeat tells us.
+    void resume(Connection& earlier, const Heartbeat& received);
     /// Drops the kept messages of a lost connection; on_closed follows, with the reason of the loss.
     void give_up();
     /// Replaces the owner.

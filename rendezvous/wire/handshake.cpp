@@ -22,22 +22,15 @@ void append_part(std::string& transcript, std::string_view part) {
     transcript += part;
 }
 
-/// `counts`: only in the server's proof.
 std::string mac_of(std::string_view label, const Credentials& credentials, const Hello& hello,
-                   std::string_view server_nonce, std::string_view binding,
-                   const SessionCounts* counts = nullptr) {
+                   std::string_view server_nonce, std::string_view binding) {
     std::string transcript;
     for (const std::string_view part :
          {label, std::string_view(role_name(hello.role)), std::string_view(hello.nonce), server_nonce,
           std::string_view(hello.job_id), std::string_view(hello.name)}) {
         append_part(transcript, part);
     }
-    if (!hello.session.empty()) {
-        append_part(transcript, hello.session);
-        append_part(transcript, std::to_string(hello.received));
-        if (counts != nullptr) append_part(transcript, std::to_string(counts->received));
-        if (counts != nullptr) append_part(transcript, std::to_string(counts->begins));
-    }
+    if (!hello.session.empty()) append_part(transcript, hello.session);
     if (!binding.empty()) append_part(transcript, binding);
     return to_hex(hmac_sha256(credentials.token, transcript));
 }
@@ -67,7 +60,6 @@ static void fields(Fields& f, Hello& m) {
     f("job_id", m.job_id);
     f("name", m.name);
     f("nonce", m.nonce);
-    f.usually("received", m.received, std::uint64_t{0});
     std::string role = role_name(m.role);
     f("role", role);
     for (const Role one : {Role::Agent, Role::Worker, Role::Tool}) {
@@ -78,11 +70,7 @@ static void fields(Fields& f, Hello& m) {
 }
 static void fields(Fields& f, Challenge& m) { f("nonce", m.nonce); }
 static void fields(Fields& f, Proof& m) { f("mac", m.mac); }
-static void fields(Fields& f, Welcome& m) {
-    f.usually("begins", m.session.begins, std::uint64_t{0});
-    f("mac", m.mac);
-    f.usually("received", m.session.received, std::uint64_t{0});
-}
+static void fields(Fields& f, Welcome& m) { f("mac", m.mac); }
 
 Result<HandshakeMessage> decode_handshake(Frame frame) {
     const MessageKind kind = kind_of(frame.type);
@@ -127,12 +115,10 @@ Result<std::optional<HandshakeMessage>> ClientHandshake::decide(const HandshakeM
     }
     if (const auto* welcome = std::get_if<Welcome>(&message);
         welcome != nullptr && state_ == State::AwaitingWelcome) {
-        if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_, binding_,
-                                             &welcome->session))) {
+        if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_, binding_))) {
             return Error{Errc::Refused, or_between("the server does not know the job's token", binding_), 0};
         }
         state_ = State::Authenticated;
-        session_ = welcome->session;
         return std::optional<HandshakeMessage>();
     }
     return Error{Errc::Protocol, fmt::format("{} in the handshake", message_name(message)), 0};
@@ -181,13 +167,11 @@ Result<HandshakeMessage> ServerHandshake::on_proof(const Proof& proof) {
                 binding_),
             or_between("wrong token for this job", binding_));
     }
-    if (!peer_.session.empty() && !session_) {
+    if (!peer_.session.empty() && !has_session_) {
         return refuse(Errc::Closed, "its session is over", "this node was taken for lost");
     }
     state_ = State::Authenticated;
-    const SessionCounts counts = session_.value_or(SessionCounts{});
-    return HandshakeMessage(
-        Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_, binding_, &counts), counts});
+    return HandshakeMessage(Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_, binding_)});
 }
 
 }  // namespace ddprun::rdzv

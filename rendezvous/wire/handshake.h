@@ -21,9 +21,9 @@
 ///
 /// mac = HMAC-SHA256(token, label ‖ role ‖ both nonces ‖ job ‖ name), every part preceded by its length. The
 /// label differs by direction, so that a proof cannot be sent back; fresh nonces make it useless later. When
-/// a session is resumed, the MAC also covers its name and the counts of both sides, so that nobody else can
-/// take it over or make it lose a message. With TLS the MAC also covers the digest of the server's
-/// certificate, so that a man in the middle, who has another certificate, fails.
+/// a session is resumed, the MAC also covers its name, so that nobody else can take it over. With TLS the MAC
+/// also covers the digest of the server's certificate, so that a man in the middle, who has another
+/// certificate, fails.
 namespace ddprun::rdzv {
 
 inline constexpr std::size_t kNonceBytes = 16;
@@ -36,7 +36,6 @@ struct Hello {
     std::string nonce;
     std::string session =
         {};  ///< the agent's session to resume: the nonce of its first Hello; "" a new session
-    std::uint64_t received = 0;  ///< messages of that session that the agent has received
     bool operator==(const Hello&) const = default;
 };
 struct Challenge {
@@ -49,17 +48,9 @@ struct Proof {
     std::string mac;
     bool operator==(const Proof&) const = default;
 };
-/// The server's counts of a resumed session.
-struct SessionCounts {
-    std::uint64_t received = 0;  ///< messages received from the agent
-    std::uint64_t begins =
-        0;  ///< the server's messages that are not sent again; the agent may have received more by now
-    bool operator==(const SessionCounts&) const = default;
-};
 struct Welcome {
     static constexpr MessageType kType = MessageType::Welcome;
     std::string mac;
-    SessionCounts session = {};
     bool operator==(const Welcome&) const = default;
 };
 using HandshakeMessage = std::variant<Hello, Challenge, Proof, Welcome, Failure>;
@@ -90,8 +81,6 @@ class ClientHandshake {
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
     /// True when our proof has been sent: a refusal from now on concerns the token.
     [[nodiscard]] bool has_proved() const { return state_ == State::AwaitingWelcome; }
-    /// The server's counts of the session; valid once authenticated.
-    [[nodiscard]] const SessionCounts& session() const { return session_; }
 
   private:
     enum class State { AwaitingChallenge, AwaitingWelcome, Authenticated, Failed };
@@ -100,7 +89,6 @@ class ClientHandshake {
     Credentials credentials_;
     Hello hello_;
     std::string server_nonce_, binding_;
-    SessionCounts session_;
     State state_ = State::AwaitingChallenge;
 };
 
@@ -118,9 +106,9 @@ class ServerHandshake {
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
     /// The client's Hello; not proved until authenticated().
     [[nodiscard]] const Hello& peer() const { return peer_; }
-    /// Says that the session named in the Hello exists, with its counts. If it is not called before the Proof
-    /// comes, the session is over, and a client with a valid proof is refused (Closed).
-    void session_is_here(const SessionCounts& counts) { session_ = counts; }
+    /// Says that the session named in the Hello exists. If it is not called before the Proof comes, the
+    /// session is over, and a client with a valid proof is refused (Closed).
+    void session_is_here() { has_session_ = true; }
 
   private:
     enum class State { AwaitingHello, AwaitingProof, Authenticated, Failed };
@@ -132,7 +120,7 @@ class ServerHandshake {
     std::string nonce_, binding_;
     Hello peer_;
     Failure refusal_;
-    std::optional<SessionCounts> session_;
+    bool has_session_ = false;
     State state_ = State::AwaitingHello;
 };
 

@@ -27,6 +27,18 @@ Duration wait_for_redial(Outage outage, const Heartbeats& limits) {
 
 void Outbox::clear() { *this = Outbox(); }
 
+void Outbox::push(EncodedMessage message) {
+    Item item{std::move(message), 0, keeps_};
+    is_resuming_ ? hold(std::move(item)) : add(std::move(item));
+}
+
+void Outbox::hold(Item item) {
+    item.written = 0;
+    kept_bytes_ += item.size();
+    kept_.push_back(std::move(item));
+    ++held_;
+}
+
 void Outbox::add(Item item) {
     unwritten_bytes_ += item.size();
     waiting_.push_back(std::move(item));
@@ -62,7 +74,7 @@ void Outbox::consume(std::size_t bytes) {
 }
 
 Status Outbox::acknowledge(std::uint64_t received) {
-    const std::uint64_t written = acknowledged_ + kept_.size();
+    const std::uint64_t written = acknowledged_ + kept_.size() - held_;
     if (received < acknowledged_ || received > written) {
         return Error{Errc::Protocol,
                      fmt::format("it has received {} messages of {} to {}", received, acknowledged_, written),
@@ -72,50 +84,43 @@ Status Outbox::acknowledge(std::uint64_t received) {
         kept_bytes_ -= kept_.front().size();
         kept_.pop_front();
     }
+    if (!std::exchange(is_resuming_, false)) return {};
+    kept_bytes_ = held_ = 0;
+    for (Item& item : std::exchange(kept_, {})) {
+        item.written = 0;
+        add(std::move(item));
+    }
     return {};
 }
 
-void Outbox::go_on(Outbox&& earlier) {
-    for (std::deque<Item>* part : {&earlier.kept_, &earlier.waiting_}) {
-        for (Item& item : *part) {
-            item.written = 0;
-            if (item.is_counted) add(std::move(item));
-        }
-    }
+void Outbox::resume(Outbox&& earlier) {
+    keeps_ = is_resuming_ = true;
     acknowledged_ = earlier.acknowledged_;
-    keeps_ = true;
+    kept_ = std::move(earlier.kept_);
+    held_ = earlier.held_;
+    for (const Item& item : kept_) kept_bytes_ += item.size();
+    for (Item& item : earlier.waiting_) {
+        if (item.is_counted) hold(std::move(item));
+    }
     earlier.clear();
 }
 
 // ---- inbox
 
-bool Inbox::take(std::size_t bytes) {
-    if (passed_over_ > 0) {
-        --passed_over_;
-        return false;
-    }
+void Inbox::take(std::size_t bytes) {
     ++received_;
-    untold_bytes_ += bytes;
-    return true;
+    unacknowledged_bytes_ += bytes;
 }
 
-Status Inbox::go_on(std::uint64_t begins) {
-    if (begins > received_)
-        return Error{Errc::Protocol,
-                     fmt::format("{} messages have come, and {} would be passed over", received_, begins), 0};
-    passed_over_ = received_ - begins;
-    return {};
-}
-
-bool Inbox::owes_a_word() const {
+bool Inbox::is_due() const {
     constexpr std::uint64_t kMessages = 256;
     constexpr std::size_t kBytes = 1U << 20;
-    return received_ - told_ >= kMessages || untold_bytes_ >= kBytes;
+    return received_ - acknowledged_ >= kMessages || unacknowledged_bytes_ >= kBytes;
 }
 
-Heartbeat Inbox::word() {
-    told_ = received_;
-    untold_bytes_ = 0;
+Heartbeat Inbox::acknowledgement() {
+    acknowledged_ = received_;
+    unacknowledged_bytes_ = 0;
     return {received_};
 }
 

@@ -15,9 +15,14 @@
 /// The session between an agent and the controller, which outlives its connections. Pure.
 ///
 /// All messages of a session except heartbeats are counted, in each direction. The sender keeps a message
-/// until the other side has acknowledged it. When a connection is lost, the agent makes another one, on which
-/// both sides tell how many messages they have received and resume there, so that no message is lost or
-/// processed twice.
+/// until a heartbeat of the other side acknowledges it. When a connection is lost, the agent makes another
+/// one. There each side begins with a heartbeat, and goes on after the messages that the other's heartbeat
+/// counts. So no message is lost or processed twice.
+///
+/// Messages are repeated, because most of them are no state that could be told anew: lines of output, a
+/// notice, an answer of the store, an order that follows another. Each kind would need a way of its own to be
+/// asked again and answered once. What is state (the generation, the place, workers that wait) is told by an
+/// AgentHello to a head that does not have it: at the first connection, and after a fail-over.
 namespace ddprun::rdzv {
 
 /// How a connection ended, for the session that it carried.
@@ -32,12 +37,6 @@ Outage outage_of(const Error& why);
 /// means a dead process.
 Duration wait_for_redial(Outage outage, const Heartbeats& limits);
 
-/// How many of our messages are not sent again to a peer that resumes and has received this many. The peer
-/// may have acknowledged more by the lost connection.
-inline std::uint64_t resumes_after(std::uint64_t acknowledged, std::uint64_t received) {
-    return std::max(acknowledged, received);
-}
-
 /// The messages to a peer that have not been written yet and, of a session, those that have not been
 /// acknowledged.
 class Outbox {
@@ -48,14 +47,14 @@ class Outbox {
     /// Drops all messages and stops keeping them.
     void clear();
 
-    void push(EncodedMessage message) { add({std::move(message), 0, keeps_}); }
+    void push(EncodedMessage message);
+    /// Pushes the last message of a session, also while the session is resumed.
+    void push_last(EncodedMessage message) { add({std::move(message), 0, keeps_}); }
     void push_heartbeat(EncodedMessage message) { add({std::move(message), 0, false}); }
 
     [[nodiscard]] bool is_written() const { return waiting_.empty(); }
     [[nodiscard]] std::size_t unwritten_bytes() const { return unwritten_bytes_; }
     [[nodiscard]] std::size_t bytes() const { return unwritten_bytes_ + kept_bytes_; }
-    /// The number of the session's messages that the peer has acknowledged.
-    [[nodiscard]] std::uint64_t acknowledged() const { return acknowledged_; }
     /// Fills in the bytes to be written next and returns the number of parts.
     std::size_t fill(std::span<iovec> parts) const;
     /// Removes bytes that have been written.
@@ -63,8 +62,9 @@ class Outbox {
 
     /// The peer has received this many messages of the session. Error: Protocol, when that is impossible.
     Status acknowledge(std::uint64_t received);
-    /// Appends the session's unacknowledged messages from `earlier`.
-    void go_on(Outbox&& earlier);
+    /// Takes the session over from the outbox of its earlier connection. Its messages wait for the first
+    /// acknowledgement on the new connection, which says where to resume.
+    void resume(Outbox&& earlier);
 
   private:
     struct Item {
@@ -74,10 +74,13 @@ class Outbox {
         [[nodiscard]] std::size_t size() const { return message.head.size() + message.blob.size(); }
     };
     void add(Item item);
+    void hold(Item item);
 
     bool keeps_ = false;
+    bool is_resuming_ = false;        ///< until the first acknowledgement on this connection
     std::uint64_t acknowledged_ = 0;  ///< messages of the session before those in kept_
-    std::deque<Item> kept_;           ///< written, not acknowledged
+    std::deque<Item> kept_;           ///< written and not acknowledged, or held back while resuming
+    std::size_t held_ = 0;            ///< of kept_, at its end: never written
     std::deque<Item> waiting_;
     std::size_t kept_bytes_ = 0, unwritten_bytes_ = 0;
 };
@@ -85,23 +88,16 @@ class Outbox {
 /// Counts the received messages of a session.
 class Inbox {
   public:
-    /// Counts a message that is no heartbeat. False: it had also come by an earlier connection.
-    bool take(std::size_t bytes);
-    /// The peer resumes after `begins` of its messages; take() then skips those that came already. Error:
-    /// Protocol, when some would be missing.
-    Status go_on(std::uint64_t begins);
-    [[nodiscard]] std::uint64_t received() const { return received_; }
-
+    /// Counts a message that is no heartbeat.
+    void take(std::size_t bytes);
     /// True when so much has come that it should be acknowledged before the next regular heartbeat.
-    [[nodiscard]] bool owes_a_word() const;
+    [[nodiscard]] bool is_due() const;
     /// The heartbeat that acknowledges all received messages.
-    Heartbeat word();
+    Heartbeat acknowledgement();
 
   private:
-    std::uint64_t received_ = 0;
-    std::uint64_t passed_over_ = 0;
-    std::uint64_t told_ = 0;
-    std::size_t untold_bytes_ = 0;
+    std::uint64_t received_ = 0, acknowledged_ = 0;
+    std::size_t unacknowledged_bytes_ = 0;
 };
 
 /// Decides when to look for silent peers, and whether they are lost.

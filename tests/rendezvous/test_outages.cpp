@@ -143,12 +143,14 @@ TEST(Session, CannotBeTakenOverWithoutTheToken) {
     ASSERT_TRUE(refusal && holds_alternative<Failure>(*refusal));
     EXPECT_EQ(get<Failure>(*refusal).what, "wrong token for this job");
 
-    RawPeer heir(server.endpoint());
+    RawPeer owner(server.endpoint());
     ClientHandshake known(kTestJob, Hello{Role::Agent, "agent on node03", "", "", own.hello().nonce},
                           "ee0102030405060708090a0b0c0d0e0f");
-    const std::optional<Message> welcome = shake(heir, known);
+    const std::optional<Message> welcome = shake(owner, known);
     ASSERT_TRUE(welcome && holds_alternative<Welcome>(*welcome));
-    EXPECT_EQ(get<Welcome>(*welcome).session, (SessionCounts{1, 0})) << "the AgentHello has come";
+    const std::optional<Message> count = owner.receive();
+    ASSERT_TRUE(count && holds_alternative<Heartbeat>(*count));
+    EXPECT_EQ(get<Heartbeat>(*count).received, 1U) << "the AgentHello has come";
     EXPECT_TRUE(agent.is_closed()) << "the connection before it is over";
     EXPECT_FALSE(says(server.events, "lost "));
 }

@@ -72,7 +72,7 @@ TEST(Outbox, RefusesAcknowledgementsOfUnwrittenMessages) {
     EXPECT_FALSE(outbox.acknowledge(0)) << "and none is taken back";
 }
 
-TEST(Outbox, RepeatsUnacknowledgedMessagesOnAnotherConnection) {
+TEST(Outbox, RepeatsWhatTheOtherSideLacksOnceItsCountHasComeByAnotherConnection) {
     Outbox lost;
     lost.keep();
     for (const char* text : {"one ", "two ", "three "}) lost.push(message(text));
@@ -80,35 +80,43 @@ TEST(Outbox, RepeatsUnacknowledgedMessagesOnAnotherConnection) {
     lost.push_heartbeat(message("beat "));
     lost.push(message("four "));
     lost.consume(7);  // the heartbeat, and a part of the last message
-    ASSERT_TRUE(lost.acknowledge(1));
     Outbox next;
     next.push(message("welcome "));
-    next.go_on(std::move(lost));
-    EXPECT_EQ(write_all(next), "welcome two three four ");
-    EXPECT_EQ(next.acknowledged(), 1U);
-    EXPECT_TRUE(next.acknowledge(4));
+    next.resume(std::move(lost));
+    next.push(message("five "));
+    next.push_heartbeat(message("count "));
+    EXPECT_EQ(write_all(next), "welcome count ");
+    EXPECT_EQ(next.bytes(), 24U) << "all that may have to be sent again";
+    EXPECT_FALSE(next.acknowledge(4)) << "only a part of it was written";
+    EXPECT_TRUE(next.acknowledge(1));
+    EXPECT_EQ(write_all(next), "two three four five ");
+    EXPECT_TRUE(next.acknowledge(5));
     EXPECT_EQ(next.bytes(), 0U);
 }
 
-TEST(Inbox, SkipsMessagesThatAnEarlierConnectionDelivered) {
-    Inbox inbox;
-    for (int i = 0; i < 5; ++i) EXPECT_TRUE(inbox.take(1));
-    ASSERT_TRUE(inbox.go_on(3));
-    EXPECT_FALSE(inbox.take(1));
-    EXPECT_FALSE(inbox.take(1));
-    EXPECT_TRUE(inbox.take(1));
-    EXPECT_EQ(inbox.received(), 6U);
-    EXPECT_FALSE(inbox.go_on(7)) << "the sixth would be lost";
+TEST(Outbox, KeepsItsPlaceWhenAConnectionIsLostBeforeTheCountHasCome) {
+    Outbox first;
+    first.keep();
+    first.push(message("one "));
+    (void)write_all(first);
+    Outbox second;
+    second.resume(std::move(first));
+    second.push(message("two "));
+    Outbox third;
+    third.resume(std::move(second));
+    EXPECT_FALSE(third.acknowledge(2)) << "the second message was never written";
+    EXPECT_TRUE(third.acknowledge(1));
+    EXPECT_EQ(write_all(third), "two ");
 }
 
 TEST(Inbox, AcknowledgesEarlyWhenThePeerKeepsMuch) {
     Inbox inbox;
     inbox.take(100);
-    EXPECT_FALSE(inbox.owes_a_word());
+    EXPECT_FALSE(inbox.is_due());
     inbox.take(1U << 20);
-    EXPECT_TRUE(inbox.owes_a_word());
-    EXPECT_EQ(inbox.word(), Heartbeat{2});
-    EXPECT_FALSE(inbox.owes_a_word());
+    EXPECT_TRUE(inbox.is_due());
+    EXPECT_EQ(inbox.acknowledgement(), Heartbeat{2});
+    EXPECT_FALSE(inbox.is_due());
 }
 
 TEST(Outage, HasOneLimitForDeadProcessesAndOneForSilentNetworks) {

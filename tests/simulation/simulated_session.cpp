@@ -86,10 +86,12 @@ void SimulatedSession::arrive(Way way, const WirePtr& wire) {
 
 void SimulatedSession::hear(Way way, rdzv::Frame frame) {
     Side& to = sides_[way];
-    if (rdzv::kind_of(frame.type) == rdzv::MessageKind::Heartbeat)
-        return check(to.out.acknowledge(rdzv::decode_heartbeat(std::move(frame))->received));
-    if (!to.in.take(frame.json.size() + frame.blob.size()) && way == kToAgent) return;
-    if (to.in.owes_a_word()) beat(way);
+    if (rdzv::kind_of(frame.type) == rdzv::MessageKind::Heartbeat) {
+        check(to.out.acknowledge(rdzv::decode_heartbeat(std::move(frame))->received));
+        return write(back(way));  // what waited for a first count
+    }
+    to.in.take(frame.json.size() + frame.blob.size());
+    if (to.in.is_due()) beat(way);
     if (!std::exchange(to.owes_beat, true)) {
         parts_.after(parts_.limits.interval, [this, way] {
             sides_[way].owes_beat = false;
@@ -106,7 +108,7 @@ void SimulatedSession::hear(Way way, rdzv::Frame frame) {
 void SimulatedSession::beat(Way way) {
     Side& side = sides_[way];
     if (side.is_over || !side.wire) return;
-    side.out.push_heartbeat(*rdzv::encode_message(side.in.word()));
+    side.out.push_heartbeat(*rdzv::encode_message(side.in.acknowledgement()));
     write(back(way));
 }
 
@@ -185,31 +187,27 @@ void SimulatedSession::head_closed(const WirePtr& wire, Outage outage) {
 
 void SimulatedSession::move_to(Side& side, const WirePtr& wire, TimePoint now) {
     rdzv::Outbox next;
-    next.go_on(std::move(side.out));
+    next.resume(std::move(side.out));
     side.out = std::move(next);
     side.wire = wire;
     side.decoder = rdzv::FrameDecoder(rdzv::kPeerLimits);
     side.heard = now;
 }
 
-/// The agent has proved who it is and wants to go on with the session, after `received` bytes.
-void SimulatedSession::prove(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received) {
+/// The agent has proved who it is and wants to go on with the session.
+void SimulatedSession::prove(std::uint64_t attempt, const WirePtr& wire) {
     if (agent().is_over || attempt != attempt_ || wire->is_broken || is_silent() || !parts_.is_whole())
         return;
     Side& side = head();
     if (side.is_over)
         return parts_.after(leg(), [this, attempt] { dial_failed(attempt, Errc::StaleGeneration); });
-    const std::uint64_t begins = rdzv::resumes_after(side.out.acknowledged(), received);
-    check(side.out.acknowledge(begins));
     ++head_outage_;
     const WirePtr earlier = std::exchange(side.wire, nullptr);
     move_to(side, wire, parts_.now());
     // The wire holds this step until it arrives, so the step must not hold the wire.
     const std::weak_ptr<Wire> on = wire;
-    send(kToAgent, wire, {"", [this, attempt, on, has = side.in.received(), begins] {
-                              welcome(attempt, on.lock(), has, begins);
-                          }});
-    write(kToAgent);
+    send(kToAgent, wire, {"", [this, attempt, on] { welcome(attempt, on.lock()); }});
+    beat(kToHead);
     if (!earlier) return;
     earlier->under_way[kToHead].clear();
     if (parts_.dice.chance(50))
@@ -265,28 +263,24 @@ void SimulatedSession::dial() {
     if (!parts_.is_whole() || is_silent())
         return parts_.after(redial_pause(parts_.limits),
                             [this, attempt] { dial_failed(attempt, Errc::Timeout); });
-    parts_.after(leg(), [this, attempt, received = agent().in.received()] { meet(attempt, received); });
+    parts_.after(leg(), [this, attempt] { meet(attempt); });
 }
 
-void SimulatedSession::meet(std::uint64_t attempt, std::uint64_t received) {
+void SimulatedSession::meet(std::uint64_t attempt) {
     if (attempt != attempt_) return;
     feed(rdzv::redial_event::Accepted{});
     dialled_ = std::make_shared<Wire>();
     parts_.after(redial_after(parts_.limits), [this, attempt] { dial_failed(attempt, Errc::Timeout); });
-    parts_.after(leg() + leg() + leg(),
-                 [this, attempt, wire = dialled_, received] { prove(attempt, wire, received); });
+    parts_.after(leg() + leg() + leg(), [this, attempt, wire = dialled_] { prove(attempt, wire); });
 }
 
-void SimulatedSession::welcome(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received,
-                               std::uint64_t begins) {
+void SimulatedSession::welcome(std::uint64_t attempt, const WirePtr& wire) {
     if (attempt != attempt_) return;
     ++attempt_;
     dialled_ = nullptr;
-    check(agent().in.go_on(begins));
-    check(agent().out.acknowledge(received));
     move_to(agent(), wire, parts_.now());
     feed(rdzv::redial_event::Resumed{});
-    write(kToHead);
+    beat(kToAgent);
 }
 
 void SimulatedSession::dial_failed(std::uint64_t attempt, Errc why) {

@@ -101,9 +101,9 @@ class SimulatedSession {
     void look(Way side);
     void feed(const rdzv::RedialEvent& event);
     void dial();
-    void meet(std::uint64_t attempt, std::uint64_t received);
-    void prove(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received);
-    void welcome(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received, std::uint64_t begins);
+    void meet(std::uint64_t attempt);
+    void prove(std::uint64_t attempt, const WirePtr& wire);
+    void welcome(std::uint64_t attempt, const WirePtr& wire);
     void dial_failed(std::uint64_t attempt, Errc why);
     [[nodiscard]] Duration leg() { return parts_.dice.span(std::chrono::microseconds(50), slowest_leg_); }
     static void move_to(Side& side, const WirePtr& wire, TimePoint now);
