@@ -18,7 +18,7 @@
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/start/start_plan.h"
 #include "rendezvous/client/dial.h"
-#include "rendezvous/client/redial_state.h"
+#include "rendezvous/client/link_state.h"
 
 namespace ddprun {
 namespace {

@@ -11,8 +11,6 @@
 namespace ddprun::rdzv {
 namespace {
 
-constexpr Duration kFirstBackoff = std::chrono::milliseconds(20);
-constexpr Duration kLongestBackoff = std::chrono::seconds(1);
 /// The time for one address to answer; a name can have several, and the first may be dead.
 constexpr Duration kAddressTimeout = std::chrono::seconds(5);
 
@@ -22,83 +20,86 @@ bool is_waited_for(std::uint8_t type) {
            type == static_cast<std::uint8_t>(MessageType::Notice);
 }
 
-Error nobody_there(const Endpoint& controller, const Error& why) {
-    return {why.code, fmt::format("no controller at {}: {}", to_string(controller), why.what), why.sys};
-}
-
 }  // namespace
 
 AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHandler& handler)
-    : loop_(loop),
-      options_(std::move(options)),
-      handler_(handler),
-      redial_(options_.heartbeats, loop.now()),
-      backoff_(kFirstBackoff) {
-    attempt_timer_ = loop_.call_after(Duration::zero(), [this] { attempt(); });
-    if (options_.connect_by == kNever) return;
-    deadline_timer_ = loop_.call_at(options_.connect_by, [this] {
-        end(nobody_there(options_.controllers.front(),
-                         {Errc::Timeout, last_cause_.empty() ? "no answer" : last_cause_, 0}));
-    });
+    : loop_(loop), options_(std::move(options)), handler_(handler), link_(options_.heartbeats, loop.now()) {
+    link_.connect_by = options_.connect_by;
+    link_.is_ours = options_.is_ours;
+    dial_timer_ = loop_.call_at(link_.timer(), [this] { feed(link_event::TimePassed{}); });
 }
 
-AgentLink::~AgentLink() {
-    for (const os::EventLoop::TimerId timer :
-         {attempt_timer_, deadline_timer_, heartbeat_timer_, silence_timer_, redial_timer_})
+AgentLink::~AgentLink() { cancel_timers(); }
+
+void AgentLink::cancel_timers() {
+    for (const os::EventLoop::TimerId timer : {heartbeat_timer_, silence_timer_, dial_timer_})
         loop_.cancel(timer);
 }
 
-// ---- the first connection
+// ---- dials
 
-void AgentLink::attempt() {
-    DialOptions options = to_dial();
-    options.connecting = kAddressTimeout;
-    options.handshake = options_.handshake_timeout;
-    dial_ = std::make_unique<Dial>(loop_, std::move(options), [this](Result<Dialled> outcome) {
-        if (outcome) return join(*std::move(outcome));
-        if (!is_worth_coming_again(outcome.error())) return end(outcome.error());
-        try_later(outcome.error());
+void AgentLink::feed(const LinkEvent& event) {
+    const LinkAction action = step(link_, event, loop_.now());
+    loop_.cancel(std::exchange(dial_timer_, 0));
+    if (link_.timer() != kNever)
+        dial_timer_ = loop_.call_at(link_.timer(), [this] { feed(link_event::TimePassed{}); });
+    switch (action) {
+        case LinkAction::None: return;
+        case LinkAction::Dial: return dial();
+        case LinkAction::EndAsAbsent:
+            return end(nobody_there(std::holds_alternative<link_event::TimePassed>(event)));
+        case LinkAction::EndAsLost: return connection_->give_up();
+        case LinkAction::EndAsRefused: return end(last_cause_);
+        case LinkAction::EndAsSilent: break;
+    }
+    const std::string span = format_duration(options_.heartbeats.timeout);
+    connection_->fail({Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
+}
+
+/// Dials also beside a silent connection. TCP repeats its attempts to connect ever more slowly: after a
+/// partition a fresh attempt is faster.
+void AgentLink::dial() {
+    dial_ = std::make_unique<Dial>(loop_, dial_options(), [this](Result<Dialled> outcome) {
+        was_refused_ = !outcome && outcome.error().sys == ECONNREFUSED;
+        if (!outcome) return dial_failed(outcome.error());
+        link_.is_joined ? resume(*std::move(outcome)) : join(*std::move(outcome));
     });
 }
 
-DialOptions AgentLink::to_dial() const {
+DialOptions AgentLink::dial_options() {
     DialOptions options;
-    options.controllers = options_.controllers;
     options.credentials = options_.credentials;
     options.hello.role = Role::Agent;
     options.hello.name = options_.name;
+    options.hello.session = session_;
     options.when_token_differs = options_.when_token_differs;
     options.tls = options_.tls;
+    options.controllers = link_.is_joined ? found_ : options_.controllers;
+    options.connecting = link_.is_joined ? redial_pause(options_.heartbeats) : kAddressTimeout;
+    options.handshake = link_.is_joined ? redial_after(options_.heartbeats) : options_.handshake_timeout;
+    options.met = [this] { feed(link_event::Accepted{}); };
     return options;
 }
 
-/// Tries again after a pause; logs each new cause once.
-void AgentLink::try_later(const Error& why) {
-    if (is_hopeless(why)) return end(nobody_there(options_.controllers.front(), why));
-    if (why.what != last_cause_) {
+/// Logs each new cause once while there is no controller.
+void AgentLink::dial_failed(const Error& why) {
+    const bool is_news = why.what != last_cause_.what;
+    last_cause_ = why;
+    feed(link_event::DialFailed{why});
+    if (is_news && !is_over_ && !link_.is_joined)
         handler_.on_log(fmt::format("waiting for the controller at {}: {}",
                                     to_string(options_.controllers.front()), why.what));
-        last_cause_ = why.what;
-    }
-    attempt_timer_ = loop_.call_after(backoff_, [this] { attempt(); });
-    backoff_ = std::min(backoff_ * 2, kLongestBackoff);
 }
 
-/// Strangers can keep a controller of ours from answering once; a process that was stopped has let a time
-/// pass itself. A system call that is refused (EPERM of sendmsg in a sandbox) stays refused.
-bool AgentLink::is_hopeless(const Error& why) {
-    constexpr int kTimeouts = 2;
-    if (!options_.is_ours) return false;
-    if (why.code == Errc::Closed && outage_of(why) == Outage::Unreachable) return true;
-    return why.code == Errc::System || (why.code == Errc::Timeout && ++timeouts_ == kTimeouts);
+Error AgentLink::nobody_there(bool is_late) const {
+    const std::string what =
+        fmt::format("no controller at {}: {}", to_string(options_.controllers.front()), last_cause_.what);
+    return is_late ? Error{Errc::Timeout, what, 0} : Error{last_cause_.code, what, last_cause_.sys};
 }
 
 // ---- with a connection
 
 void AgentLink::join(Dialled dialled) {
-    for (os::EventLoop::TimerId* timer : {&attempt_timer_, &deadline_timer_})
-        loop_.cancel(std::exchange(*timer, 0));
-    state_ = State::Joined;
     connection_ = std::move(dialled.connection);
     connection_->hand_to(*this);
     connection_->set_limits(kPeerLimits);
@@ -111,7 +112,7 @@ void AgentLink::join(Dialled dialled) {
         if (std::count(addresses.begin(), addresses.end(), other) == 0) addresses.push_back(other);
     }
     connection_->send(encode_message(options_.hello));
-    redial_ = RedialState(options_.heartbeats, loop_.now());
+    feed(link_event::Connected{});
     check_silence();
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
     handler_.on_connected();
@@ -183,61 +184,24 @@ Status AgentLink::ask_store(StoreRequest request, std::uint32_t number) {
 }
 
 bool AgentLink::say(Result<EncodedMessage> message) {
-    if (state_ != State::Joined || !connection_->takes_messages()) return false;
+    if (!is_connected() || !connection_->takes_messages()) return false;
     connection_->send(std::move(message));
     return connection_->takes_messages();
 }
 
 void AgentLink::beat() {
     connection_->beat(inbox_.acknowledgement());
-    feed(redial_event::Beat{});
+    feed(link_event::Beat{});
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
 }
 
 void AgentLink::keep_alive() {
-    if (state_ == State::Joined) connection_->keep_alive(inbox_.acknowledgement());
+    if (is_connected()) connection_->keep_alive(inbox_.acknowledgement());
 }
 
 void AgentLink::check_silence() {
-    feed(redial_event::SilenceChecked{connection_->last_heard()});
-    if (state_ == State::Joined)
-        silence_timer_ = loop_.call_at(redial_.check_at, [this] { check_silence(); });
-}
-
-// ---- another connection for the session
-
-void AgentLink::feed(const RedialEvent& event) {
-    const RedialAction action = step(redial_, event, loop_.now());
-    loop_.cancel(std::exchange(redial_timer_, 0));
-    if (redial_.timer() != kNever)
-        redial_timer_ = loop_.call_at(redial_.timer(), [this] { feed(redial_event::TimePassed{}); });
-    switch (action) {
-        case RedialAction::None: return;
-        case RedialAction::Dial: return redial();
-        case RedialAction::EndAsLost: return connection_->give_up();
-        case RedialAction::EndAsRefused: return end(std::get<redial_event::DialFailed>(event).why);
-        case RedialAction::EndAsSilent: break;
-    }
-    const std::string span = format_duration(options_.heartbeats.timeout);
-    connection_->fail({Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
-}
-
-/// Dials another connection. TCP repeats its attempts to connect ever more slowly: after a partition a fresh
-/// attempt is faster.
-void AgentLink::redial() {
-    DialOptions options = to_dial();
-    options.controllers = found_;
-    options.hello.session = session_;
-    options.connecting = redial_pause(options_.heartbeats);
-    options.handshake = redial_after(options_.heartbeats);
-    options.met = [this] { feed(redial_event::Accepted{}); };
-    dial_ = std::make_unique<Dial>(loop_, std::move(options), [this](Result<Dialled> outcome) {
-        if (!outcome) {
-            was_refused_ = outcome.error().sys == ECONNREFUSED;
-            return feed(redial_event::DialFailed{outcome.error()});
-        }
-        resume(*std::move(outcome));
-    });
+    feed(link_event::SilenceChecked{connection_->last_heard()});
+    if (!is_over_) silence_timer_ = loop_.call_at(link_.check_at, [this] { check_silence(); });
 }
 
 void AgentLink::resume(Dialled dialled) {
@@ -246,7 +210,7 @@ void AgentLink::resume(Dialled dialled) {
     dialled.connection->set_limits(kPeerLimits);
     dialled.connection->resume(*connection_, inbox_.acknowledgement());
     connection_ = std::move(dialled.connection);
-    feed(redial_event::Resumed{});
+    feed(link_event::Connected{});
     handler_.on_detail(fmt::format("another connection to the controller at {}, nothing was heard for {}",
                                    connection_->peer(), format_duration(silent_for)));
 }
@@ -254,18 +218,15 @@ void AgentLink::resume(Dialled dialled) {
 // ---- the end
 
 void AgentLink::on_closed(Connection& connection, const Error& closed) {
-    if (state_ == State::Over || &connection != connection_.get()) return;
+    if (is_over_ || &connection != connection_.get()) return;
     const Error why = refusal_.value_or(closed);
     if (!connection.keeps_messages()) return end(why);
-    feed(redial_event::Closed{outage_of(why)});
+    feed(link_event::Closed{outage_of(why)});
 }
 
 void AgentLink::end(const Error& why) {
-    if (state_ == State::Over) return;
-    state_ = State::Over;
-    for (const os::EventLoop::TimerId timer :
-         {attempt_timer_, deadline_timer_, heartbeat_timer_, silence_timer_, redial_timer_})
-        loop_.cancel(timer);
+    if (std::exchange(is_over_, true)) return;
+    cancel_timers();
     dial_.reset();
     if (connection_) connection_->fail(why);
     handler_.on_lost(why);

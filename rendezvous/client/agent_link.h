@@ -9,7 +9,7 @@
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "rendezvous/client/dial.h"
-#include "rendezvous/client/redial_state.h"
+#include "rendezvous/client/link_state.h"
 #include "rendezvous/wire/agent_message.h"
 #include "rendezvous/wire/connection.h"
 #include "rendezvous/wire/handshake.h"
@@ -79,7 +79,7 @@ class AgentLink final : private ConnectionOwner {
     void keep_alive();
     /// Sent bytes that the controller has not acknowledged.
     [[nodiscard]] std::size_t kept_bytes() const { return connection_ ? connection_->kept_bytes() : 0; }
-    [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
+    [[nodiscard]] bool is_connected() const { return link_.is_joined && !is_over_; }
     /// True when the last dial was refused: the controller's process has ended, and its host lives.
     [[nodiscard]] bool was_refused() const { return was_refused_; }
     /// The controller's address on this connection. Call it only while connected.
@@ -89,19 +89,17 @@ class AgentLink final : private ConnectionOwner {
     [[nodiscard]] std::string own_address() const { return connection_->local_host(); }
 
   private:
-    enum class State { Connecting, Joined, Over };
-
     void on_frame(Connection& connection, Frame frame) override;
     void on_closed(Connection& connection, const Error& closed) override;
 
-    void attempt();
-    void try_later(const Error& why);
-    [[nodiscard]] bool is_hopeless(const Error& why);
-    [[nodiscard]] DialOptions to_dial() const;
+    void feed(const LinkEvent& event);
+    void dial();
+    [[nodiscard]] DialOptions dial_options();
+    void dial_failed(const Error& why);
     void join(Dialled dialled);
-    void feed(const RedialEvent& event);
-    void redial();
     void resume(Dialled dialled);
+    [[nodiscard]] Error nobody_there(bool is_late) const;
+    void cancel_timers();
     Status receive(Frame frame);
     Status understand(Frame frame);
     bool say(Result<EncodedMessage> message);
@@ -113,24 +111,20 @@ class AgentLink final : private ConnectionOwner {
     os::EventLoop& loop_;
     AgentLinkOptions options_;
     AgentLinkHandler& handler_;
-    State state_ = State::Connecting;
+    bool is_over_ = false;
     std::unique_ptr<Dial> dial_;
     std::unique_ptr<Connection>
         connection_;  ///< the session's, also after its loss, until the next one is there
     std::string session_;
     std::vector<Endpoint> found_;  ///< numeric addresses, so that a session needs no name server
     Inbox inbox_;
-    RedialState redial_;
-    std::optional<Error> refusal_;  ///< the controller's last words
-    Duration backoff_;
-    std::string last_cause_;
-    int timeouts_ = 0;  ///< of a controller that is ours
+    LinkState link_;
+    std::optional<Error> refusal_;                     ///< the controller's last words
+    Error last_cause_{Errc::Timeout, "no answer", 0};  ///< of the last dial that failed
     bool was_refused_ = false;
-    os::EventLoop::TimerId attempt_timer_ = 0;  ///< before the next attempt
-    os::EventLoop::TimerId deadline_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;
     os::EventLoop::TimerId silence_timer_ = 0;
-    os::EventLoop::TimerId redial_timer_ = 0;  ///< of redial_
+    os::EventLoop::TimerId dial_timer_ = 0;  ///< of link_
 };
 
 }  // namespace ddprun::rdzv

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "env/hmac.h"
-#include "rendezvous/client/redial_state.h"
+#include "rendezvous/client/link_state.h"
 
 namespace ddprun::rdzv {
 

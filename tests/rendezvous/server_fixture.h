@@ -142,6 +142,11 @@ class RunningLink : private AgentLinkHandler {
         thread_.run([&] { sent = link_->send(message); });
         return sent;
     }
+    bool was_refused() {
+        bool was = false;
+        thread_.run([&] { was = link_->was_refused(); });
+        return was;
+    }
     EventLog events;
 
   private:

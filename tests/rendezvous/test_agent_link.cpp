@@ -55,6 +55,7 @@ TEST(AgentLink, WaitsForAControllerThatStartsLaterAndReportsIt) {
         server = *Server::create(thread.loop(), std::move(options), handler);
     });
     EXPECT_TRUE(link.events.saw("connected"));
+    EXPECT_FALSE(link.was_refused()) << "of a standby it would mean that the head is dead";
     thread.run([&] { server.reset(); });
     EXPECT_TRUE(link.events.saw(lost(Errc::Closed)));
 }

@@ -13,9 +13,8 @@ using namespace std::chrono_literals;
 using rdzv::Outage;
 
 SimulatedSession::SimulatedSession(Parts parts)
-    : parts_(std::move(parts)),
-      head_watch_(parts_.limits, parts_.now()),
-      redial_(parts_.limits, parts_.now()) {
+    : parts_(std::move(parts)), head_watch_(parts_.limits, parts_.now()), link_(parts_.limits, parts_.now()) {
+    (void)step(link_, rdzv::link_event::Connected{}, parts_.now());
     const auto wire = std::make_shared<Wire>();
     for (Side& side : sides_) {
         side.out.keep();
@@ -157,7 +156,7 @@ void SimulatedSession::fall_silent(Duration span, bool is_noticed) {
         side.heard = parts_.now() - parts_.dice.span(0s, parts_.limits.interval);
         beat(way);
         if (std::exchange(side.looks_for_silence, true)) continue;
-        (way == kToHead ? head_watch_ : redial_.silence) = rdzv::SilenceWatch(parts_.limits, parts_.now());
+        (way == kToHead ? head_watch_ : link_.silence) = rdzv::SilenceWatch(parts_.limits, parts_.now());
         parts_.after(0s, [this, way] { look(way); });
     }
     if (!is_noticed) return;
@@ -222,7 +221,7 @@ void SimulatedSession::agent_closed(const WirePtr& wire, Outage outage) {
     if (side.is_over || !wire || side.wire != wire) return;
     side.wire = nullptr;
     close(wire);
-    feed(rdzv::redial_event::Closed{outage});
+    feed(rdzv::link_event::Closed{outage});
 }
 
 /// Watches for silence, on both sides, while they may not hear each other.
@@ -232,8 +231,8 @@ void SimulatedSession::look(Way way) {
     if (!side.looks_for_silence) return;
     TimePoint next;
     if (way == kToAgent) {
-        feed(rdzv::redial_event::SilenceChecked{side.heard});
-        next = redial_.check_at;
+        feed(rdzv::link_event::SilenceChecked{side.heard});
+        next = link_.check_at;
     } else {
         const rdzv::SilenceWatch::Verdict verdict = head_watch_.look(parts_.now(), side.heard);
         if (verdict.are_lost) return give_up(kToHead, Errc::Timeout);
@@ -242,18 +241,19 @@ void SimulatedSession::look(Way way) {
     parts_.after(next - parts_.now(), [this, way] { look(way); });
 }
 
-void SimulatedSession::feed(const rdzv::RedialEvent& event) {
-    using rdzv::RedialAction;
+void SimulatedSession::feed(const rdzv::LinkEvent& event) {
+    using rdzv::LinkAction;
     if (agent().is_over) return;
-    const RedialAction action = step(redial_, event, parts_.now());
-    if (redial_.timer() != std::exchange(redial_timer_, redial_.timer()) && redial_timer_ != kNever)
-        parts_.after(redial_timer_ - parts_.now(), [this] { feed(rdzv::redial_event::TimePassed{}); });
+    const LinkAction action = step(link_, event, parts_.now());
+    if (link_.timer() != std::exchange(dial_timer_, link_.timer()) && dial_timer_ != kNever)
+        parts_.after(dial_timer_ - parts_.now(), [this] { feed(rdzv::link_event::TimePassed{}); });
     switch (action) {
-        case RedialAction::None: return;
-        case RedialAction::Dial: return dial();
-        case RedialAction::EndAsLost: return give_up(kToAgent, Errc::Closed);
-        case RedialAction::EndAsSilent: return give_up(kToAgent, Errc::Timeout);
-        case RedialAction::EndAsRefused: return give_up(kToAgent, Errc::StaleGeneration);
+        case LinkAction::None: return;
+        case LinkAction::Dial: return dial();
+        case LinkAction::EndAsLost: return give_up(kToAgent, Errc::Closed);
+        case LinkAction::EndAsAbsent:
+        case LinkAction::EndAsSilent: return give_up(kToAgent, Errc::Timeout);
+        case LinkAction::EndAsRefused: return give_up(kToAgent, Errc::StaleGeneration);
     }
 }
 
@@ -268,7 +268,7 @@ void SimulatedSession::dial() {
 
 void SimulatedSession::meet(std::uint64_t attempt) {
     if (attempt != attempt_) return;
-    feed(rdzv::redial_event::Accepted{});
+    feed(rdzv::link_event::Accepted{});
     dialled_ = std::make_shared<Wire>();
     parts_.after(redial_after(parts_.limits), [this, attempt] { dial_failed(attempt, Errc::Timeout); });
     parts_.after(leg() + leg() + leg(), [this, attempt, wire = dialled_] { prove(attempt, wire); });
@@ -279,7 +279,7 @@ void SimulatedSession::welcome(std::uint64_t attempt, const WirePtr& wire) {
     ++attempt_;
     dialled_ = nullptr;
     move_to(agent(), wire, parts_.now());
-    feed(rdzv::redial_event::Resumed{});
+    feed(rdzv::link_event::Connected{});
     beat(kToAgent);
 }
 
@@ -287,7 +287,7 @@ void SimulatedSession::dial_failed(std::uint64_t attempt, Errc why) {
     if (attempt != attempt_) return;
     ++attempt_;
     dialled_ = nullptr;
-    feed(rdzv::redial_event::DialFailed{{why, "", 0}});
+    feed(rdzv::link_event::DialFailed{{why, "", 0}});
 }
 
 }  // namespace ddprun::test

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "rendezvous/client/redial_state.h"
+#include "rendezvous/client/link_state.h"
 #include "rendezvous/wire/frame.h"
 #include "rendezvous/wire/session.h"
 #include "tests/simulation/dice.h"
@@ -16,7 +16,7 @@ namespace ddprun::test {
 
 /// A session between one agent and one head in simulated time. Both ends are those of
 /// rendezvous/wire/session, and they exchange the bytes of the wire in pieces. When the agent dials again,
-/// and when its session is over, is decided by rendezvous/client/redial_state; the network between is
+/// and when its session is over, is decided by rendezvous/client/link_state; the network between is
 /// simulated.
 ///
 /// It checks that every message arrives once and in order, and that an outage that should be survived ends no
@@ -99,7 +99,7 @@ class SimulatedSession {
     void agent_closed(const WirePtr& wire, rdzv::Outage outage);
     static void close(const WirePtr& wire);
     void look(Way side);
-    void feed(const rdzv::RedialEvent& event);
+    void feed(const rdzv::LinkEvent& event);
     void dial();
     void meet(std::uint64_t attempt);
     void prove(std::uint64_t attempt, const WirePtr& wire);
@@ -118,8 +118,8 @@ class SimulatedSession {
     bool may_end_ = false;
     rdzv::SilenceWatch head_watch_;
     std::uint64_t head_outage_ = 0;  ///< the number of the outage; timers of earlier ones do nothing
-    rdzv::RedialState redial_;       ///< the agent's
-    TimePoint redial_timer_ = kNever;
+    rdzv::LinkState link_;           ///< the agent's
+    TimePoint dial_timer_ = kNever;
     std::uint64_t attempt_ =
         0;             ///< the number of the agent's dial; what belongs to earlier ones does nothing
     WirePtr dialled_;  ///< null until the dial has met the head

@@ -32,7 +32,7 @@ PURE = [
     "launcher/head/recovery", "launcher/head/world_change", "launcher/head/restart_policy",
     "launcher/head/stop_agreement", "launcher/head/succession",
     "launcher/tools/ask", "launcher/tools/clean", "launcher/tools/doctor/judge", "launcher/tools/trace/",
-    "rendezvous/client/redial_state", "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/membership",
+    "rendezvous/client/link_state", "rendezvous/client/relay_state", "rendezvous/serve/admission", "rendezvous/serve/membership",
     "rendezvous/serve/store.",
     "rendezvous/serve/torch_store", "rendezvous/wire/frame", "rendezvous/wire/handshake", "rendezvous/wire/session",
     "rendezvous/wire/store_message", "rendezvous/wire/tls",
