@@ -24,11 +24,11 @@ struct HeadStep {
 
     void tell_standby(const std::string& lost = {}) {
         if (state.standby == 0) return;
-        rdzv::Legacy legacy = legacy_of(job, now);
-        legacy.agents = static_cast<int>(state.agents.size());
-        legacy.running = static_cast<int>(state.running.size());
-        legacy.lost = lost;
-        actions.send.emplace_back(state.standby, std::move(legacy));
+        rdzv::JobSnapshot snapshot = snapshot_of(job, now);
+        snapshot.agents = static_cast<int>(state.agents.size());
+        snapshot.running = static_cast<int>(state.running.size());
+        snapshot.lost = lost;
+        actions.send.emplace_back(state.standby, std::move(snapshot));
     }
     /// Takes the standby back: from now on the job ends with this process.
     void end_succession() {
@@ -163,43 +163,43 @@ void note_generation(rdzv::AgentHello& hello, const rdzv::StartGeneration& start
     hello.kept_first_rank = start.first_rank;
 }
 
-rdzv::Legacy legacy_of(const JobState& state, TimePoint now) {
-    rdzv::Legacy legacy;
-    legacy.generation = state.generation;
-    legacy.restarts_used = state.restarts_used;
+rdzv::JobSnapshot snapshot_of(const JobState& state, TimePoint now) {
+    rdzv::JobSnapshot snapshot;
+    snapshot.generation = state.generation;
+    snapshot.restarts_used = state.restarts_used;
     const std::vector<TimePoint>& restarts = state.history.restarts;
     const std::size_t oldest = restarts.size() - std::min(restarts.size(), kMostRestartAges);
     for (std::size_t i = oldest; i < restarts.size(); ++i)
-        legacy.restart_ages_ns.push_back(std::to_string((now - restarts[i]).count()));
-    legacy.without_progress = state.history.without_progress;
-    legacy.age_ns = (now - state.generation_started).count();
-    legacy.steps = state.history.furthest_step;
-    legacy.ranks = state.ranks();
-    legacy.recoveries = state.recovery.recoveries;
-    legacy.longest_start_ns = state.recovery.longest_start.count();
-    return legacy;
+        snapshot.restart_ages_ns.push_back(std::to_string((now - restarts[i]).count()));
+    snapshot.without_progress = state.history.without_progress;
+    snapshot.age_ns = (now - state.generation_started).count();
+    snapshot.steps = state.history.furthest_step;
+    snapshot.ranks = state.ranks();
+    snapshot.recoveries = state.recovery.recoveries;
+    snapshot.longest_start_ns = state.recovery.longest_start.count();
+    return snapshot;
 }
 
-JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
+JobState inherited(const rdzv::JobSnapshot& snapshot, TimePoint now) {
     JobState state;
     state.phase = JobState::Phase::Running;
     state.generation =
-        legacy.generation + 1;  // the head may have begun one more that this node was not told of
-    state.restarts_used = legacy.restarts_used;
-    state.recovery.recoveries = legacy.recoveries;
-    state.recovery.longest_start = Duration(legacy.longest_start_ns);
-    state.history.without_progress = legacy.without_progress;
-    state.history.furthest_step = legacy.steps;
-    for (const std::string& age : legacy.restart_ages_ns)
+        snapshot.generation + 1;  // the head may have begun one more that this node was not told of
+    state.restarts_used = snapshot.restarts_used;
+    state.recovery.recoveries = snapshot.recoveries;
+    state.recovery.longest_start = Duration(snapshot.longest_start_ns);
+    state.history.without_progress = snapshot.without_progress;
+    state.history.furthest_step = snapshot.steps;
+    for (const std::string& age : snapshot.restart_ages_ns)
         state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));
     // Those that the message had no room for are as old as the oldest that it has.
     std::vector<TimePoint>& restarts = state.history.restarts;
-    const auto used = static_cast<std::size_t>(std::max(legacy.restarts_used, 0));
+    const auto used = static_cast<std::size_t>(std::max(snapshot.restarts_used, 0));
     if (restarts.size() == kMostRestartAges && restarts.size() < used)
         restarts.insert(restarts.begin(), used - restarts.size(), restarts.front());
-    state.generation_started = now - Duration(legacy.age_ns);
+    state.generation_started = now - Duration(snapshot.age_ns);
     state.nodes.resize(1);
-    state.nodes[0].workers = legacy.ranks;
+    state.nodes[0].workers = snapshot.ranks;
     state.nodes_there = 1;
     return state;
 }
@@ -257,7 +257,7 @@ struct FollowerStep {
     /// Takes the job over. Of two agents with the same place, the one that had it last joins first.
     void take_over() {
         state.is_head = true;
-        actions.take_over = inherited(*state.legacy, state.legacy_came);
+        actions.take_over = inherited(*state.snapshot, state.snapshot_came);
         for (auto& [agent, arrival] : std::exchange(state.arrivals, {}))
             actions.joined.emplace_back(agent, std::move(arrival.hello));
         std::ranges::stable_sort(actions.joined, std::greater{},
@@ -267,12 +267,12 @@ struct FollowerStep {
     /// It also waits for agents with workers: spares, unknown to the standby, come before those have stopped.
     void consider() {
         if (state.is_decided || !state.is_orphan() || !state.is_standby()) return;
-        const int agents = state.legacy->agents;
+        const int agents = state.snapshot->agents;
         const bool time_is_up = now >= state.until;
         // The arrivals, perhaps thousands, are counted only when all may be there.
         if (!time_is_up && static_cast<int>(state.arrivals.size()) < agents - 1) return;
         const int here = present(0, now);
-        const bool all_have_stopped = present(state.legacy->generation, now) >= state.legacy->running;
+        const bool all_have_stopped = present(state.snapshot->generation, now) >= state.snapshot->running;
         if (!time_is_up && (here < agents - 1 || !all_have_stopped)) return;
         const bool are_most = 2 * here > agents - (state.head_is_dead ? 1 : 0);
         if (are_most && !state.head_is_dead && 2 * present(0, now - state.head_notices) <= agents) return;
@@ -296,7 +296,7 @@ struct FollowerStep {
         state.head = event.head;
         state.why = fmt::format("the head at {} is lost ({})", to_string(event.head), event.why.what);
         state.head_is_dead = event.head_is_dead;
-        state.until = deadline_after(now, state.patience);
+        state.until = deadline_after(now, state.arrival_timeout);
         state.head_knows_all = deadline_after(now, state.head_notices);
         actions.stop_workers = state.why;
         if (state.is_standby()) state.timer = std::min(state.until, state.head_knows_all);
@@ -313,10 +313,10 @@ struct FollowerStep {
     }
 
     void on(const follower_event::Appointed& event) {
-        state.legacy = event.legacy;
-        state.legacy_came = now;
+        state.snapshot = event.snapshot;
+        state.snapshot_came = now;
         state.port = event.port;
-        if (!event.legacy.lost.empty()) state.lost_before.insert(event.legacy.lost);
+        if (!event.snapshot.lost.empty()) state.lost_before.insert(event.snapshot.lost);
         if (event.port != 0 && !state.is_standby()) actions.send = rdzv::StandbyListens{event.port};
     }
     /// For a spare, a new Successor is the only sign that another head has taken over.
@@ -342,7 +342,7 @@ struct FollowerStep {
         if (actions.leave) return;
         if (!state.is_orphan()) state.head = event.head;
         forget_loss(Phase::Returning);
-        state.legacy.reset();
+        state.snapshot.reset();
         ++state.instances;
         actions.renew = event.why;
     }
@@ -364,7 +364,8 @@ struct FollowerStep {
     void on(const follower_event::AgentCame& event) {
         state.arrivals[event.agent] = {event.hello, now};
         state.head_knows_all = deadline_after(now, state.head_notices);
-        const TimePoint due = state.is_orphan() ? state.head_knows_all : deadline_after(now, state.patience);
+        const TimePoint due =
+            state.is_orphan() ? state.head_knows_all : deadline_after(now, state.arrival_timeout);
         state.timer = std::min(state.timer, due);
         consider();
     }
@@ -384,7 +385,7 @@ struct FollowerStep {
     }
     void refuse_late() {
         for (const auto& [agent, arrival] : state.arrivals) {
-            const TimePoint refused_at = deadline_after(arrival.came, state.patience);
+            const TimePoint refused_at = deadline_after(arrival.came, state.arrival_timeout);
             if (refused_at > now) state.timer = std::min(state.timer, refused_at);
             else
                 actions.refuse.emplace_back(

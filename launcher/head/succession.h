@@ -14,9 +14,10 @@
 #include "rendezvous/wire/agent_message.h"
 
 /// How a job survives the loss of its head. Another agent, the standby, knows what a controller needs
-/// (rdzv::Legacy) and listens; all agents know its address (rdzv::Successor). When the head is lost, every
-/// agent stops its workers and dials the standby. The standby's ddprun becomes the controller and begins a
-/// new generation, as after the loss of any node. The head decides here, the other nodes by FollowerState.
+/// (rdzv::JobSnapshot) and listens; all agents know its address (rdzv::Successor). When the head is lost,
+/// every agent stops its workers and dials the standby. The standby's ddprun becomes the controller and
+/// begins a new generation, as after the loss of any node. The head decides here, the other nodes by
+/// FollowerState.
 ///
 /// There is no vote and no consensus; a job survives one loss at a time. There are never two controllers:
 /// of the agents that may be alive, a standby needs more than half and the head at least half.
@@ -122,10 +123,10 @@ SuccessionActions step(SuccessionState& state, const SuccessionEvent& event, con
 void note_generation(rdzv::AgentHello& hello, const rdzv::StartGeneration& start);
 
 /// Returns what a successor needs of the job's state; SuccessionState adds the rest. Pure.
-rdzv::Legacy legacy_of(const JobState& state, TimePoint now);
+rdzv::JobSnapshot snapshot_of(const JobState& state, TimePoint now);
 /// The state in which a successor begins: its only node, number 0, is the lost head's, to be reported as
 /// lost. It skips one generation's number, so that no number comes twice. Pure.
-JobState inherited(const rdzv::Legacy& legacy, TimePoint now);
+JobState inherited(const rdzv::JobSnapshot& snapshot, TimePoint now);
 /// Takes over the newer generation and restart count that an agent was told by the lost head. Pure.
 void catch_up(JobState& state, std::uint64_t generation, int restarts, TimePoint now);
 /// A node of the lost head's last world whose workers wait for the next generation.
@@ -161,19 +162,19 @@ inline Duration head_notices_within(const rdzv::Heartbeats& limits) { return 2 *
 /// the new head begins. Until then "ended" means here that each has left the generation or is dead.
 ///
 /// While this node still hears the head, an agent that arrives here was cut off alone: it is refused after a
-/// while. If the head is lost next, that agent does not count (Legacy::lost): the head may go on without
+/// while. If the head is lost next, that agent does not count (JobSnapshot::lost): the head may go on without
 /// both.
 ///
 /// The head's own node follows nobody: it leaves when it loses the head, and does not obey a Shutdown.
 struct FollowerState {
     // Set at the beginning.
-    bool is_head = false;       ///< the head is in this process; later also of a standby that took over
-    bool has_restarts = false;  ///< a silent head that comes back begins another generation
-    std::string own_host;       ///< this node's name, as the head tells it to the others
-    std::string own_address;    ///< by which this process reaches its own listener
-    Duration patience{};        ///< after the head's loss, for all nodes to stop their workers and come
-    Duration head_notices{};    ///< after the head's loss, for a living head to notice it
-    Duration return_timeout{};  ///< to join the head again
+    bool is_head = false;        ///< the head is in this process; later also of a standby that took over
+    bool has_restarts = false;   ///< a silent head that comes back begins another generation
+    std::string own_host;        ///< this node's name, as the head tells it to the others
+    std::string own_address;     ///< by which this process reaches its own listener
+    Duration arrival_timeout{};  ///< after the head's loss, for all nodes to stop their workers and come
+    Duration head_notices{};     ///< after the head's loss, for a living head to notice it
+    Duration return_timeout{};   ///< to join the head again
 
     enum class Phase : std::uint8_t { Following, Stopping, Orphaned, Returning };
     Phase phase = Phase::Following;
@@ -181,8 +182,8 @@ struct FollowerState {
     Endpoint head;                  ///< the address of the lost head
     std::string why;                ///< why the head was lost
     int instances = 1;              ///< as which this process has joined heads, one after the other
-    std::optional<rdzv::Legacy> legacy;
-    TimePoint legacy_came{};
+    std::optional<rdzv::JobSnapshot> snapshot;
+    TimePoint snapshot_came{};
     std::uint16_t port = 0;  ///< that this node listens on; 0 none
     rdzv::Successor successor;
     bool head_is_dead = false;   ///< the head's process has ended: it is not merely cut off
@@ -191,7 +192,7 @@ struct FollowerState {
     TimePoint head_knows_all{};  ///< when a living head has noticed that the nodes that have come left it
     struct Arrival {
         rdzv::AgentHello hello;
-        TimePoint came;  ///< after `patience` the agent is refused, unless the head is lost by then
+        TimePoint came;  ///< after `arrival_timeout` the agent is refused, unless the head is lost by then
     };
     std::map<rdzv::AgentId, Arrival> arrivals;
     std::set<std::string> lost_before;  ///< instances that the head has lost
@@ -201,14 +202,14 @@ struct FollowerState {
     /// True when the other nodes join this node if the head is lost. Another node may listen on the same port
     /// number.
     [[nodiscard]] bool is_standby() const {
-        return legacy && port != 0 && successor.port == port && successor.host == own_host;
+        return snapshot && port != 0 && successor.port == port && successor.host == own_host;
     }
 };
 
 namespace follower_event {
 /// The head has appointed this node as the standby. `port`: the one it listens on; 0: it cannot.
 struct Appointed {
-    rdzv::Legacy legacy;
+    rdzv::JobSnapshot snapshot;
     std::uint16_t port;
 };
 struct LinkLost {

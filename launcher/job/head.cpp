@@ -370,9 +370,9 @@ void Head::on_job_moved(const rdzv::JobMoved& moved) {
 
 /// PBS may end what started the agents before their last lines have come. An agent that sends its output
 /// leaves when all of it has been shown.
-void Head::stop(Duration patience) {
+void Head::stop(Duration timeout) {
     if (!others_) return node_.loop->stop();
-    others_->finish(patience, [this] {
+    others_->finish(timeout, [this] {
         if (senders_.empty()) return node_.loop->stop();
         waits_for_senders_ = true;
         node_.loop->call_after(kFarewell / 2, [this] { node_.loop->stop(); });

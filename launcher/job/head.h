@@ -58,8 +58,8 @@ class Head final : public rdzv::ServerHandler {
     /// Where the job goes on without this head, which has started no worker: the loop is about to end.
     [[nodiscard]] const std::optional<rdzv::JobMoved>& moved() const { return moved_; }
     /// See rdzv::Server::when_written.
-    void when_written(Duration patience, os::EventLoop::Handler handler) {
-        server_->when_written(patience, std::move(handler));
+    void when_written(Duration timeout, os::EventLoop::Handler handler) {
+        server_->when_written(timeout, std::move(handler));
     }
     /// See rdzv::AgentSessions::reached_at.
     [[nodiscard]] const std::string& reached_at() const { return server_->reached_at(); }
@@ -69,7 +69,7 @@ class Head final : public rdzv::ServerHandler {
         if (others_) others_->children_ended();
     }
     /// Stops the loop when the agents that we started on other hosts have ended and sent their last lines.
-    void stop(Duration patience);
+    void stop(Duration timeout);
 
     /// Reports how the job ended and returns its exit code.
     int report_end();

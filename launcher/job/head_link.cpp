@@ -88,16 +88,16 @@ FollowerState HeadLink::begin_following(bool is_head) const {
     state.is_head = is_head;
     state.own_host = node_.hello.host;
     state.own_address = own_endpoint(spec_.rendezvous, 0).host;
-    state.patience = spec_.failure_grace + limits.timeout;
+    state.arrival_timeout = spec_.failure_grace + limits.timeout;
     state.head_notices = head_notices_within(limits);
     state.return_timeout = return_timeout(spec_.rendezvous);
     return state;
 }
 
-void HeadLink::obey(const rdzv::Legacy& legacy) {
+void HeadLink::obey(const rdzv::JobSnapshot& snapshot) {
     const Status listens = standby_ ? Status() : listen_as_standby();
     if (!listens) node_.log.warning("this node cannot be the standby: {}", listens.error().what);
-    feed(follower_event::Appointed{legacy, standby_ ? standby_->server->bound().port : std::uint16_t{0}});
+    feed(follower_event::Appointed{snapshot, standby_ ? standby_->server->bound().port : std::uint16_t{0}});
 }
 
 Status HeadLink::listen_as_standby() {

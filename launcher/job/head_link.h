@@ -92,7 +92,7 @@ class HeadLink {
     // Events that the link's handler passes on.
     void connected();
     void generation_began(const rdzv::StartGeneration& start);
-    void obey(const rdzv::Legacy& legacy);
+    void obey(const rdzv::JobSnapshot& snapshot);
     void obey(const rdzv::Successor& successor) { feed(successor); }
     void obey(const rdzv::Shutdown& shutdown) { feed(shutdown); }
     void on_store_reply(std::uint32_t number, const rdzv::StoreReply& reply) {

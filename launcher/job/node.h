@@ -76,7 +76,7 @@ class Node final : public rdzv::AgentLinkHandler {
     void obey(const rdzv::Shutdown& shutdown) { link_->obey(shutdown); }
     void obey(const rdzv::Notice& notice) { parts_.agent->handle(notice); }
     void obey(const rdzv::StopProposal& proposal) { parts_.agent->handle(proposal); }
-    void obey(const rdzv::Legacy& legacy) { link_->obey(legacy); }
+    void obey(const rdzv::JobSnapshot& snapshot) { link_->obey(snapshot); }
     void obey(const rdzv::Successor& successor) { link_->obey(successor); }
     void obey(const rdzv::Question& question) { parts_.inquiry->from_head(question); }
     void obey(const rdzv::Answer& answer) { parts_.inquiry->from_head(answer); }

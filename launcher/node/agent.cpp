@@ -278,7 +278,7 @@ Status Agent::make_kept_memory(int workers) {
     const bool is_possible = config_.pmix == nullptr && !config_.spec.outer_rank;
     if (!is_possible || config_.spec.recover.mode != RecoverSpec::Mode::Auto) return {};
     // A head that falls silent is lost after the heartbeat's timeout; its standby waits that long again, and
-    // for the grace of a failure, until the other nodes have come (FollowerState::patience).
+    // for the grace of a failure, until the other nodes have come (FollowerState::arrival_timeout).
     const JobSpec& spec = config_.spec;
     const Duration wait =
         spec.recover.within + 2 * heartbeats_of(spec.rendezvous).timeout + spec.failure_grace;

@@ -375,12 +375,12 @@ Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptio
                       TimePoint deadline) {
     Error last{Errc::NotFound, "no address is known", 0};
     std::optional<Error> refusal;
-    for (Duration patience = kFirstTry; !candidates.empty(); patience = std::min(2 * patience, kLongestTry)) {
+    for (Duration timeout = kFirstTry; !candidates.empty(); timeout = std::min(2 * timeout, kLongestTry)) {
         bool may_get_better = false;
         for (const Endpoint& candidate : candidates) {
             const bool was_tried = last.code != Errc::NotFound;
             if (was_tried && MonotonicClock::now() >= deadline) break;
-            const TimePoint until = std::min(deadline, deadline_after(MonotonicClock::now(), patience));
+            const TimePoint until = std::min(deadline, deadline_after(MonotonicClock::now(), timeout));
             Result<std::unique_ptr<StoreClient>> client = StoreClient::connect(candidate, options, until);
             if (client) return Reached{candidate, *std::move(client)};
             last = client.error();

@@ -46,11 +46,12 @@ Status admits_torch(const Arrival& arrival, const TorchDoor& door);
 /// to make room. Pure; every call takes logarithmic time, because all nodes of a large job connect at once.
 ///
 /// A refused connection that is still open is closed first, then the one that has been silent for longest.
-/// While all have spoken within kPatience, none is closed: new connections wait in the kernel's queue.
+/// While all have spoken within kHandshakeSilence, none is closed: new connections wait in the kernel's
+/// queue.
 class Strangers {
   public:
     /// A peer that takes part in the handshake answers sooner than this.
-    static constexpr Duration kPatience = std::chrono::milliseconds(100);
+    static constexpr Duration kHandshakeSilence = std::chrono::milliseconds(100);
 
     explicit Strangers(std::size_t most) : most_(most) {}
 
@@ -62,8 +63,8 @@ class Strangers {
     /// The connection has proved that it knows the token, or is gone. False: it was no stranger.
     bool left(ClientId id);
 
-    [[nodiscard]] std::size_t in_handshake() const { return last_words_.size(); }
-    [[nodiscard]] bool is_crowded() const { return last_words_.size() + refused_.size() >= most_; }
+    [[nodiscard]] std::size_t in_handshake() const { return last_heard_.size(); }
+    [[nodiscard]] bool is_crowded() const { return last_heard_.size() + refused_.size() >= most_; }
     /// The time from which another connection can be accepted; TimePoint::min(): now.
     [[nodiscard]] TimePoint room_at() const;
     /// The connection to close; nullopt when there are no strangers.
@@ -71,8 +72,8 @@ class Strangers {
 
   private:
     std::size_t most_;
-    std::unordered_map<ClientId, TimePoint> last_words_;     ///< last message or arrival, during a handshake
-    std::set<std::pair<TimePoint, ClientId>> by_last_word_;  ///< the same, by time
+    std::unordered_map<ClientId, TimePoint> last_heard_;      ///< last message or arrival, during a handshake
+    std::set<std::pair<TimePoint, ClientId>> by_last_heard_;  ///< the same, by time
     std::set<ClientId> refused_;
 };
 

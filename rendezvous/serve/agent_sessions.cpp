@@ -144,9 +144,9 @@ void AgentSessions::look_for_silence() {
 
 // ---- waiting for acknowledgement
 
-void AgentSessions::when_written(Duration patience, os::EventLoop::Handler handler) {
+void AgentSessions::when_written(Duration timeout, os::EventLoop::Handler handler) {
     const std::uint64_t key = ++last_writing_end_;
-    const auto timer = loop_.call_after(patience, [this, key] { release(key); });
+    const auto timer = loop_.call_after(timeout, [this, key] { release(key); });
     writing_ends_.emplace(key, WritingEnd{std::move(handler), timer});
     look_whether_written();
 }

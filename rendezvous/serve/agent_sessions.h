@@ -75,9 +75,9 @@ class AgentSessions {
     /// Sends an answer to the agent or to one of its workers, now or when there is room.
     static void answer(AgentSession& session, StoreAnswer answer);
 
-    /// Calls `handler` once, later, when the agents have acknowledged all messages; after `patience` at the
+    /// Calls `handler` once, later, when the agents have acknowledged all messages; after `timeout` at the
     /// latest.
-    void when_written(Duration patience, os::EventLoop::Handler handler);
+    void when_written(Duration timeout, os::EventLoop::Handler handler);
     /// Call it when an agent may have acknowledged something.
     void look_soon_whether_written();
 

@@ -155,7 +155,7 @@ Status Peers::shake_hands(Peer& peer, Frame frame) {
     Result<HandshakeMessage> answer = peer.handshake.receive(*message);
     if (!answer) {
         owner_.on_log(fmt::format("refusing {}: {}", peer.name(), answer.error().what));
-        say_goodbye(peer, peer.handshake.refusal(), answer.error());
+        close_with(peer, peer.handshake.refusal(), answer.error());
         return {};
     }
     peer.connection->send(encode_message(*std::move(answer), request));
@@ -184,13 +184,13 @@ void Peers::refuse(Peer& peer, std::uint32_t request, const Error& why) {
     if (peer.stage == Peer::Stage::Leaving) return;
     if (!peer.is_reported) owner_.on_log(fmt::format("closing {}: {}", peer.name(), why.what));
     if (request != 0) peer.connection->send(encode_message(failure_of(why), request));
-    say_goodbye(peer, failure_of(why), why);
+    close_with(peer, failure_of(why), why);
 }
 
-void Peers::say_goodbye(Peer& peer, const Failure& last_words, const Error& why) {
+void Peers::close_with(Peer& peer, const Failure& failure, const Error& why) {
     peer.stage = Peer::Stage::Leaving;
     strangers_.refused(peer.id);
-    peer.connection->refuse(last_words, why, options_.limits.goodbye);
+    peer.connection->refuse(failure, why, options_.limits.goodbye);
 }
 
 void Peers::on_closed(Connection& connection, const Error& why) {

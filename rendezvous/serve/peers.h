@@ -131,7 +131,7 @@ class Peers final : private ConnectionOwner, private os::AcceptorOwner {
     void on_written(Connection&) override { owner_.on_written(); }
 
     Status shake_hands(Peer& peer, Frame frame);
-    void say_goodbye(Peer& peer, const Failure& last_words, const Error& why);
+    void close_with(Peer& peer, const Failure& failure, const Error& why);
     Peer& peer_of(const Connection& connection) { return *peers_.at(connection.id()); }
 
     os::EventLoop& loop_;

@@ -132,10 +132,10 @@ class Server final : private PeersOwner {
     /// Tells the agent why and ends its connection; on_agent_lost follows.
     void refuse_agent(AgentId agent, const Error& why);
 
-    /// Calls `handler` once, later, when the agents have acknowledged all messages; after `patience` at the
+    /// Calls `handler` once, later, when the agents have acknowledged all messages; after `timeout` at the
     /// latest.
-    void when_written(Duration patience, os::EventLoop::Handler handler) {
-        agents_.when_written(patience, std::move(handler));
+    void when_written(Duration timeout, os::EventLoop::Handler handler) {
+        agents_.when_written(timeout, std::move(handler));
     }
     [[nodiscard]] std::size_t connections() const { return peers_.all().size(); }
     [[nodiscard]] std::size_t strangers() const { return peers_.strangers(); }

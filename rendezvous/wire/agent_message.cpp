@@ -123,7 +123,7 @@ static void fields(Fields& f, Answer& m) {
     f.blob(m.value);
 }
 
-static void fields(Fields& f, Legacy& m) {
+static void fields(Fields& f, JobSnapshot& m) {
     f("age_ns", m.age_ns);
     f("agents", m.agents);
     f("generation", m.generation);

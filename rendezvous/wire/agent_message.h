@@ -195,8 +195,8 @@ struct Answer {
 
 /// Tells the standby what it needs to become the controller. Until the standby is named as the successor, it
 /// answers with StandbyListens.
-struct Legacy {
-    static constexpr MessageType kType = MessageType::Legacy;
+struct JobSnapshot {
+    static constexpr MessageType kType = MessageType::JobSnapshot;
     std::uint64_t generation = 0;
     int restarts_used = 0;
     std::vector<std::string> restart_ages_ns;  ///< the age of each restart, oldest first, decimal
@@ -209,7 +209,7 @@ struct Legacy {
     int ranks = 1;                             ///< of the world
     int recoveries = 0;                        ///< failures that were recovered in place
     std::int64_t longest_start_ns = 0;         ///< until all workers that started together had joined
-    bool operator==(const Legacy&) const = default;
+    bool operator==(const JobSnapshot&) const = default;
 };
 struct StandbyListens {
     static constexpr MessageType kType = MessageType::StandbyListens;
@@ -306,7 +306,7 @@ using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, No
                                WorkerScalars, WorkersReady>;
 /// The messages of the controller to an agent.
 using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
-                             FenceOver, ModexRequest, ModexReply, Legacy, Successor, OutputShown,
+                             FenceOver, ModexRequest, ModexReply, JobSnapshot, Successor, OutputShown,
                              StopProposal, Release, SuspendGeneration>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);

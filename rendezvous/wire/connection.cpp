@@ -284,7 +284,7 @@ void Connection::update_watch() {
 
 // ---- the end
 
-void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) {
+void Connection::refuse(const Failure& failure, Error why, Duration goodbye) {
     if (state_ == State::Closed && outbox_.keeps()) {  // the kept messages are not sent again
         why_ = std::move(why);
         give_up();
@@ -293,13 +293,12 @@ void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) 
     state_ = State::SayingGoodbye;
     why_ = why;
     goodbye_timer_ = loop_.call_after(goodbye, [this] { fail(*why_); });
-    if (Result<EncodedMessage> encoded = encode_message(last_words, 0))
-        outbox_.push_last(*std::move(encoded));
+    if (Result<EncodedMessage> encoded = encode_message(failure, 0)) outbox_.push_last(*std::move(encoded));
     write_soon();
 }
 
-void Connection::dismiss(const Failure& last_words, Error why) {
-    Result<EncodedMessage> encoded = encode_message(last_words, 0);
+void Connection::dismiss(const Failure& failure, Error why) {
+    Result<EncodedMessage> encoded = encode_message(failure, 0);
     if (encoded && state_ == State::Open) {
         outbox_.push(*std::move(encoded));
         if (can_write()) static_cast<void>(write_some());

@@ -70,9 +70,9 @@ class Connection {
     void keep_alive(const Heartbeat& heartbeat);
     /// Sends the queued messages and a last Failure, lets the peer read them for `goodbye` at most, then
     /// closes with `why`. Nothing more is received.
-    void refuse(const Failure& last_words, Error why, Duration goodbye);
+    void refuse(const Failure& failure, Error why, Duration goodbye);
     /// Writes a last Failure as far as the kernel takes it now, and closes without waiting for the peer.
-    void dismiss(const Failure& last_words, Error why);
+    void dismiss(const Failure& failure, Error why);
     /// Closes at once.
     void fail(Error why);
     /// Stops reading until resume_reading(), so that the peer has to wait. If the peer closes meanwhile, its

@@ -52,7 +52,7 @@ constexpr std::array kMessages{
     MessageRow{MessageType::Shutdown, MessageKind::ToAgent, "Shutdown"},
     MessageRow{MessageType::World, MessageKind::ToAgent, "World"},
     MessageRow{MessageType::FenceOver, MessageKind::ToAgent, "FenceOver"},
-    MessageRow{MessageType::Legacy, MessageKind::ToAgent, "Legacy"},
+    MessageRow{MessageType::JobSnapshot, MessageKind::ToAgent, "JobSnapshot"},
     MessageRow{MessageType::Successor, MessageKind::ToAgent, "Successor"},
     MessageRow{MessageType::OutputShown, MessageKind::ToAgent, "OutputShown"},
     MessageRow{MessageType::StopProposal, MessageKind::ToAgent, "StopProposal"},

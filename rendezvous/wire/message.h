@@ -53,7 +53,7 @@ enum class MessageType : std::uint8_t {
     Shutdown,
     World,
     FenceOver,
-    Legacy,
+    JobSnapshot,
     Successor,
     OutputShown,
     StopProposal,

@@ -110,7 +110,7 @@ std::vector<std::string> seeds() {
              FenceOver{1, "0-3, 5", "rank 5 has ended", {}},
              ModexRequest{1, 2, 3},
              ModexReply{1, 2, true, Blob("card")},
-             Legacy{1, 1, {"5000000000"}, 0, 7, 3, 812},
+             JobSnapshot{1, 1, {"5000000000"}, 0, 7, 3, 812},
              Successor{"node01", {"10.0.0.2"}, 40123},
              OutputPiece{1, Blob("a line\n")},
              OutputShown{7},

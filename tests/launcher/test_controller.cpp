@@ -266,13 +266,13 @@ rdzv::AgentHello spare() {
 /// The successor of the head of node 0 in a world of four ranks.
 struct SuccessorJob : ControlledJob {
     explicit SuccessorJob(const std::vector<rdzv::AgentHello>& agents) : ControlledJob(4, 1, 2, true) {
-        rdzv::Legacy legacy;
-        legacy.generation = 3;
-        legacy.ranks = 4;
+        rdzv::JobSnapshot snapshot;
+        snapshot.generation = 3;
+        snapshot.ranks = 4;
         std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>> joined;
         for (const rdzv::AgentHello& hello : agents)
             joined.emplace_back(peer(static_cast<int>(joined.size())), hello);
-        EXPECT_THAT((*this)->succeed(inherited(legacy, MonotonicClock::now()), joined, "the head is lost"),
+        EXPECT_THAT((*this)->succeed(inherited(snapshot, MonotonicClock::now()), joined, "the head is lost"),
                     IsEmpty());
         turn();
     }
@@ -295,13 +295,13 @@ TEST(ControllerSuccession, TheStandbyHearsOfTheSlowestStartAndOfEachRecovery) {
         job->agent_message(job.peer(node), rdzv::WorkersReady{1, "announced", "", -1});
     job.forget();
     join_all();
-    ASSERT_EQ(job.sent<rdzv::Legacy>(0).size(), 1U);
-    EXPECT_GT(job.sent<rdzv::Legacy>(0)[0].longest_start_ns, 0);
+    ASSERT_EQ(job.sent<rdzv::JobSnapshot>(0).size(), 1U);
+    EXPECT_GT(job.sent<rdzv::JobSnapshot>(0)[0].longest_start_ns, 0);
     job.exits(2, failed(1));
     EXPECT_EQ(job.sent<rdzv::StartGeneration>(2).at(0).start_limit_ns,
-              2 * job.sent<rdzv::Legacy>(0)[0].longest_start_ns);
+              2 * job.sent<rdzv::JobSnapshot>(0)[0].longest_start_ns);
     join_all();
-    EXPECT_EQ(job.sent<rdzv::Legacy>(0).back().recoveries, 1);
+    EXPECT_EQ(job.sent<rdzv::JobSnapshot>(0).back().recoveries, 1);
 }
 
 TEST(ControllerSuccession, WorkersThatWaitGoOnInPlaceAndASpareTakesTheLostHeadsRanks) {

@@ -41,13 +41,13 @@ struct HeadOf {
 struct Standby {
     explicit Standby(int agents, bool head_is_dead, int running = 0) {
         state.own_host = "standby";
-        state.patience = 8s;
+        state.arrival_timeout = 8s;
         state.head_notices = 1s;
-        rdzv::Legacy legacy;
-        legacy.generation = 4;
-        legacy.agents = agents;
-        legacy.running = running;
-        feed(follower_event::Appointed{legacy, 4000});
+        rdzv::JobSnapshot snapshot;
+        snapshot.generation = 4;
+        snapshot.agents = agents;
+        snapshot.running = running;
+        feed(follower_event::Appointed{snapshot, 4000});
         feed(rdzv::Successor{"standby", {}, 4000});
         feed(follower_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, head_is_dead});
         feed(follower_event::WorkersEnded{});
@@ -219,7 +219,7 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     state.generation_started = kDawn - 20s;
     state.recovery.recoveries = 8;
     state.recovery.longest_start = 41s;
-    const JobState heirs = inherited(legacy_of(state, kDawn), kDawn + 7s);
+    const JobState heirs = inherited(snapshot_of(state, kDawn), kDawn + 7s);
     EXPECT_EQ(heirs.generation, 5U) << "that may have begun, and been heard of by others";
     EXPECT_EQ(heirs.restarts_used, 3);
     EXPECT_EQ(heirs.history.without_progress, 2);
@@ -234,17 +234,17 @@ TEST(Succession, ABudgetOfVeryManyRestartsFitsIntoAMessage) {
     JobState state;
     state.restarts_used = 200'000;
     for (int i = 0; i < state.restarts_used; ++i) state.history.restarts.push_back(kDawn - 1h + i * 1ms);
-    const rdzv::Legacy legacy = legacy_of(state, kDawn);
-    EXPECT_TRUE(rdzv::encode_message(legacy));
-    const JobState heirs = inherited(legacy, kDawn);
+    const rdzv::JobSnapshot snapshot = snapshot_of(state, kDawn);
+    EXPECT_TRUE(rdzv::encode_message(snapshot));
+    const JobState heirs = inherited(snapshot, kDawn);
     EXPECT_EQ(heirs.history.restarts.size(), 200'000U);
     EXPECT_EQ(heirs.history.restarts.back(), state.history.restarts.back());
 }
 
 TEST(Succession, ASuccessorAdoptsTheNodesWhoseWorkersWait) {
-    rdzv::Legacy legacy;
-    legacy.ranks = 7;
-    JobState job = inherited(legacy, kDawn);
+    rdzv::JobSnapshot snapshot;
+    snapshot.ranks = 7;
+    JobState job = inherited(snapshot, kDawn);
     EXPECT_EQ(adopt(job, {{0, 2}, {4, 3}}), 1U) << "the lost head had ranks 2 and 3";
     ASSERT_EQ(job.nodes.size(), 3U);
     EXPECT_EQ(job.nodes[0].workers, 2);
@@ -255,9 +255,9 @@ TEST(Succession, ASuccessorAdoptsTheNodesWhoseWorkersWait) {
 }
 
 TEST(Succession, ALostHeadMayHaveHadTheLastRanks) {
-    rdzv::Legacy legacy;
-    legacy.ranks = 6;
-    JobState job = inherited(legacy, kDawn);
+    rdzv::JobSnapshot snapshot;
+    snapshot.ranks = 6;
+    JobState job = inherited(snapshot, kDawn);
     EXPECT_EQ(adopt(job, {{0, 2}, {2, 2}}), 2U) << "whatever gaps there were between the places";
 }
 

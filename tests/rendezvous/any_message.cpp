@@ -30,8 +30,9 @@ using AllMessages =
     Messages<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone, Done,
              Value, Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationEnded,
              StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceEntered,
-             FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor, JobMoved, OutputPiece,
-             OutputShown, StepsDone, StopProposal, WorkersReady, Release, SuspendGeneration, WorkerScalars>;
+             FenceOver, ModexRequest, ModexReply, JobSnapshot, StandbyListens, Successor, JobMoved,
+             OutputPiece, OutputShown, StepsDone, StopProposal, WorkersReady, Release, SuspendGeneration,
+             WorkerScalars>;
 
 struct Encode {
     std::uint32_t request;

@@ -78,7 +78,7 @@ TEST(Strangers, HaveRoomUpToTheLimit) {
     EXPECT_EQ(strangers.room_at(), TimePoint::min());
     strangers.arrived(2, kStart);
     EXPECT_TRUE(strangers.is_crowded());
-    EXPECT_EQ(strangers.room_at(), kStart + Strangers::kPatience);
+    EXPECT_EQ(strangers.room_at(), kStart + Strangers::kHandshakeSilence);
 }
 
 TEST(Strangers, ThatSentBytesAMomentAgoAreKept) {
@@ -87,7 +87,7 @@ TEST(Strangers, ThatSentBytesAMomentAgoAreKept) {
     strangers.arrived(2, kStart + 10ms);
     strangers.spoke(1, kStart + 50ms);
     EXPECT_EQ(strangers.next_to_go(), 2U);
-    EXPECT_EQ(strangers.room_at(), kStart + 10ms + Strangers::kPatience);
+    EXPECT_EQ(strangers.room_at(), kStart + 10ms + Strangers::kHandshakeSilence);
     strangers.spoke(2, kStart + 60ms);
     EXPECT_EQ(strangers.next_to_go(), 1U);
 }

@@ -97,7 +97,7 @@ std::vector<Message> one_of_each() {
         FenceOver{3, "0-7", "rank 5 has ended", {}},
         ModexRequest{3, 9, 5},
         ModexReply{3, 9, true, Blob("card")},
-        Legacy{3, 1, {"812000000000"}, 0, 2000000000, 5, 812, 4, "ab12", 8, 3, 41'000'000'000},
+        JobSnapshot{3, 1, {"812000000000"}, 0, 2000000000, 5, 812, 4, "ab12", 8, 3, 41'000'000'000},
         StandbyListens{40123},
         Successor{"node01", {"10.0.0.2", "fd00::2"}, 40123},
         JobMoved{"node01", {"10.0.0.2", "fd00::2"}, 40123, "ab12"},

@@ -267,7 +267,7 @@ class SimulatedJob {
         state.is_head = agents_.size() == 1;
         state.own_host = agent.hello.host;
         state.has_restarts = spec_.restart.max_restarts > 0 || nodes_.min < nodes_.max;
-        state.patience = kFailureGrace + kHeartbeatTimeout;
+        state.arrival_timeout = kFailureGrace + kHeartbeatTimeout;
         state.head_notices = head_notices_within({kHeartbeatTimeout});
         state.return_timeout = 10 * kHeartbeatTimeout;
         return state;
@@ -1240,9 +1240,9 @@ class SimulatedJob {
         const pid_t pid = agent.state.workers[static_cast<std::size_t>(local_rank)].pid;
         exits(pid, {pid, true, SIGKILL, false}, true);
     }
-    void obey(Agent& agent, const rdzv::Legacy& legacy) {
+    void obey(Agent& agent, const rdzv::JobSnapshot& snapshot) {
         if (agent.own == nullptr) add_head(agent);
-        follow(agent, follower_event::Appointed{legacy, agent.port});
+        follow(agent, follower_event::Appointed{snapshot, agent.port});
     }
     void obey(Agent& agent, const rdzv::Successor& successor) { follow(agent, successor); }
     template <class Message>
