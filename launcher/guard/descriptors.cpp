@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "env/text.h"
-#include "launcher/output/log_files.h"
+#include "launcher/output/kept_output.h"
 
 namespace ddprun {
 namespace {

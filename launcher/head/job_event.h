@@ -34,7 +34,7 @@ struct WorkerEnded {
     bool is_late = false;       ///< it ended before its node knew of this generation
     bool never_joined = false;  ///< it ended with 0 before it had joined a group
 };
-/// All workers of a node have started, or come to this stage of recovery in place (rdzv::WorkersReady).
+/// All workers of a node have started, or have reached this stage of recovery in place (rdzv::WorkersReady).
 struct NodeReady {
     enum class Stage : std::uint8_t {
         Started,
@@ -49,7 +49,7 @@ struct NodeReady {
     };
     int node;
     Stage stage;
-    std::string why = {};     ///< of a refusal, or why a worker has let go
+    std::string why = {};     ///< of a refusal, or why a worker has left its group
     std::int64_t steps = -1;  ///< the most steps done by a worker of the node
 };
 struct NodeEnded {
@@ -67,7 +67,7 @@ struct NodeLost {
 struct NodesWaiting {
     int nodes;
 };
-/// The silent nodes are so many that they may go on without this controller: its workers are killed without a
+/// So many nodes are silent that they may go on without this controller. Its workers are killed without a
 /// grace, so that they do not run beside the others' next generation.
 struct Outnumbered {
     std::string why;

@@ -15,7 +15,8 @@ namespace ddprun {
 /// in place.
 inline constexpr Duration kJoinTimeout = std::chrono::seconds(10);
 
-/// When workers have left their generation although nobody has ended, an end may still be reported this long.
+/// How long the head waits for the report of a worker's end when workers have left their generation although
+/// nobody has ended.
 inline constexpr Duration kEndReportTimeout = std::chrono::milliseconds(100);
 
 /// The pause before a worker is started again in place that could not be started at all: processes or memory
@@ -110,7 +111,7 @@ struct Recovery {
         std::vector<int> failed{};   ///< ranks that start again, in the numbers of the current world
         TimePoint give_up = kNever;  ///< when the wait for ranks that join, or for nodes that suspend, ends
         TimePoint losses_until{};    ///< Suspended: more nodes may be noticed as lost till then; {}: none
-        std::int64_t steps = -1;     ///< the most steps told by suspended nodes
+        std::int64_t steps = -1;     ///< the most steps reported by suspended nodes
         std::int64_t began_at = -1;  ///< the step with which this generation has begun
 
         [[nodiscard]] bool is_rehearsal() const { return cause.empty(); }

@@ -2,7 +2,7 @@
 
 #include "env/hmac.h"
 #include "env/nodes/exchange.h"
-#include "launcher/output/log_files.h"
+#include "launcher/output/kept_output.h"
 #include "launcher/questions/hang_watch.h"
 
 namespace ddprun {

@@ -110,7 +110,7 @@ struct AgentState {
         bool stop_is_due = false;  ///< it gets the stop signal when it has joined
         std::uint64_t moves = 0;   ///< Progress::moves at the last look
     };
-    /// What a worker's shared memory tells of it.
+    /// The progress of a worker, as its shared memory shows it.
     struct Progress {
         bool has_mapped = false;  ///< the segment of this generation
         bool is_stopped = false;  ///< by SIGSTOP or a debugger
@@ -133,7 +133,7 @@ struct AgentState {
     TimePoint waits_since{};       ///< when workers were told to leave a generation, or to join one
     Duration longest_wait{};       ///< since then, for any worker
     Stage reported = Stage::None;  ///< the stage that all workers have reached, as the head knows
-    bool refuses = false;          ///< a worker has said that it does not survive the end of a generation
+    bool refuses = false;          ///< a worker has reported that it does not survive the end of a generation
     bool is_recovering = false;    ///< a generation in place has begun, and not all have joined it
     bool is_released = false;      ///< workers that have finished may end
     bool awaits_head = false;      ///< a worker has failed, and the head has not said what follows
@@ -182,13 +182,13 @@ struct RecoverRequested {
     std::uint64_t generation;
     Duration start_limit{};
 };
-/// A worker says how far it is; `generation` is the one that it has joined or finished.
+/// A worker reports its stage. `generation` is the one that it has joined or finished.
 struct StageReached {
     int local_rank;
     AgentState::Stage stage;
     std::uint64_t generation = 0;
 };
-/// A worker says that it waits for the other ranks of a generation.
+/// A worker reports that it waits for the other ranks of a generation.
 struct Came {
     int local_rank;
     std::uint64_t generation;
@@ -226,9 +226,9 @@ struct StopRequested {
     Duration grace;
     bool is_last = true;  ///< no generation in place follows, whatever happens to the workers meanwhile
 };
-/// While the workers stop one has died, and none starts again in its place.
+/// A worker has died while the workers stop, and none starts again in its place.
 struct NoneFollows {};
-/// The second Ctrl-C or a lost controller: no grace.
+/// The workers are killed without a grace: after the second Ctrl-C, or when the controller is lost.
 struct KillRequested {};
 struct DeadlinePassed {
     std::vector<AgentState::Progress> workers = {};  ///< by local rank; empty: not known

@@ -10,8 +10,8 @@
 #include "env/clock.h"
 #include "env/os/event_loop.h"
 #include "env/unique_fd.h"
+#include "launcher/output/kept_output.h"
 #include "launcher/output/lines.h"
-#include "launcher/output/log_files.h"
 #include "launcher/spec/job_spec.h"
 
 namespace ddprun {

@@ -9,11 +9,10 @@
 
 #include "env/text.h"
 #include "launcher/output/console.h"
+#include "launcher/output/kept_output.h"
 #include "launcher/output/lines.h"
-#include "launcher/output/log_files.h"
 #include "launcher/output/log_writer.h"
 #include "launcher/output/pipes.h"
-#include "launcher/output/rank_memory.h"
 
 namespace ddprun {
 namespace {

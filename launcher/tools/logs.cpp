@@ -12,7 +12,7 @@
 
 #include "env/print.h"
 #include "env/text.h"
-#include "launcher/output/log_files.h"
+#include "launcher/output/kept_output.h"
 #include "launcher/tools/commands.h"
 
 namespace ddprun {

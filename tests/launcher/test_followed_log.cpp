@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "launcher/output/log_files.h"
+#include "launcher/output/kept_output.h"
 #include "launcher/tools/logs.h"
 #include "tests/support/temporary_directory.h"
 

@@ -14,8 +14,8 @@
 
 #include "env/io/file.h"
 #include "env/os/log.h"
+#include "launcher/output/kept_output.h"
 #include "launcher/output/lines.h"
-#include "launcher/output/log_files.h"
 #include "launcher/output/output.h"
 #include "launcher/output/output_sender.h"
 #include "tests/support/small_disk.h"
