@@ -116,6 +116,7 @@ class PlainObject {
 
     std::optional<Json> read() {
         constexpr std::size_t kMostMembers = 16;  // each name is compared with all others
+        if (text_ == "{}") return Json::object();
         Members members;
         if (!take('{')) return std::nullopt;
         do {

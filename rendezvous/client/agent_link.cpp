@@ -16,8 +16,7 @@ constexpr Duration kAddressTimeout = std::chrono::seconds(5);
 
 /// Behind these the head ends, or is stopped, when it hears that they have come.
 bool is_waited_for(std::uint8_t type) {
-    return type == static_cast<std::uint8_t>(MessageType::Shutdown) ||
-           type == static_cast<std::uint8_t>(MessageType::Notice);
+    return type == Shutdown::kType.number || type == Notice::kType.number;
 }
 
 }  // namespace

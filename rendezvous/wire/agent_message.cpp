@@ -2,188 +2,188 @@
 
 #include <utility>
 
-#include "rendezvous/wire/message_fields.h"
+#include "rendezvous/wire/message_codec.h"
 
 namespace ddprun::rdzv {
 
-// The fields are in the order of their names, as in the first release.
+// The members are in the order of their names, as in the first release.
 
-static void fields(Fields& f, AgentHello& m) {
-    f("addresses", m.addresses);
-    f.usually("command", m.command, {});
-    f.usually("fabric", m.fabric, {});
-    f("host", m.host);
-    f.usually("instance", m.instance, {});
-    f.usually("keeps_workers", m.keeps_workers, false);
-    f.usually("kept_first", m.kept_first, std::uint64_t{0});
-    f.usually("kept_first_rank", m.kept_first_rank, 0);
-    f.usually("kept_generation", m.kept_generation, std::uint64_t{0});
-    f("kept_place", m.kept_place);
-    f.usually("kept_restarts", m.kept_restarts, 0);
-    f("node_rank", m.node_rank);
-    f("pid", m.pid);
-    f.usually("rejoins", m.rejoins, {});
-    f.defaulted("role", m.role);
-    f.usually("seats", m.seats, {});
-    f("slots", m.slots);
-    f.usually("terms", m.terms, {});
-    f("version", m.version);
+static void describe(Visitor& v, AgentHello& m) {
+    v("addresses", m.addresses);
+    v.usually("command", m.command);
+    v.usually("fabric", m.fabric);
+    v("host", m.host);
+    v.usually("instance", m.instance);
+    v.usually("keeps_workers", m.keeps_workers);
+    v.usually("kept_first", m.kept_first);
+    v.usually("kept_first_rank", m.kept_first_rank);
+    v.usually("kept_generation", m.kept_generation);
+    v("kept_place", m.kept_place);
+    v.usually("kept_restarts", m.kept_restarts);
+    v("node_rank", m.node_rank);
+    v("pid", m.pid);
+    v.usually("rejoins", m.rejoins);
+    v.defaulted("role", m.role);
+    v.usually("seats", m.seats);
+    v("slots", m.slots);
+    v.usually("terms", m.terms);
+    v("version", m.version);
 }
-static void fields(Fields& f, WorkersStarted& m) { f("generation", m.generation); }
-static void fields(Fields& f, WorkerExited& m) {
-    f("after_start_ns", m.after_start_ns);
-    f.usually("by_us", m.by_us, false);
-    f.usually("dumped_core", m.dumped_core, false);
-    f.usually("error_age_ns", m.error_age_ns, std::int64_t{-1});
-    f.usually("error_file", m.error_file, {});
-    f.usually("exec_failure", m.exec_failure, {});
-    f("generation", m.generation);
-    f.usually("last_collective", m.last_collective, {});
-    f.usually("last_stderr", m.last_stderr, {});
-    f("local_rank", m.local_rank);
-    f.usually("meaning", m.meaning, {});
-    f.usually("never_joined", m.never_joined, false);
-    f("pid", m.pid);
-    f("rank", m.rank);
-    f.usually("signaled", m.signaled, false);
-    f("status", m.status);
-    f.usually("steps", m.steps, std::int64_t{-1});
-    f.usually("stopped_failing", m.stopped_failing, false);
-    f.usually("commits", m.commits, std::int64_t{-1});
-    f.usually("useful_ns", m.useful_ns, std::int64_t{-1});
+static void describe(Visitor& v, WorkersStarted& m) { v("generation", m.generation); }
+static void describe(Visitor& v, WorkerExited& m) {
+    v("after_start_ns", m.after_start_ns);
+    v.usually("by_us", m.by_us);
+    v.usually("dumped_core", m.dumped_core);
+    v.usually("error_age_ns", m.error_age_ns, -1);
+    v.usually("error_file", m.error_file);
+    v.usually("exec_failure", m.exec_failure);
+    v("generation", m.generation);
+    v.usually("last_collective", m.last_collective);
+    v.usually("last_stderr", m.last_stderr);
+    v("local_rank", m.local_rank);
+    v.usually("meaning", m.meaning);
+    v.usually("never_joined", m.never_joined);
+    v("pid", m.pid);
+    v("rank", m.rank);
+    v.usually("signaled", m.signaled);
+    v("status", m.status);
+    v.usually("steps", m.steps, -1);
+    v.usually("stopped_failing", m.stopped_failing);
+    v.usually("commits", m.commits, -1);
+    v.usually("useful_ns", m.useful_ns, -1);
 }
-static void fields(Fields& f, GenerationEnded& m) {
-    f("generation", m.generation);
-    f("notes", m.notes);
+static void describe(Visitor& v, GenerationEnded& m) {
+    v("generation", m.generation);
+    v("notes", m.notes);
 }
-static void fields(Fields& f, StepsDone& m) {
-    f("generation", m.generation);
-    f("highest", m.highest);
-    f("listens", m.listens);
-    f("step", m.step);
+static void describe(Visitor& v, StepsDone& m) {
+    v("generation", m.generation);
+    v("highest", m.highest);
+    v("listens", m.listens);
+    v("step", m.step);
 }
-static void fields(Fields& f, WorkersReady& m) {
-    f("generation", m.generation);
-    f("stage", m.stage);
-    f.usually("steps", m.steps, std::int64_t{-1});
-    f.usually("why", m.why, {});
+static void describe(Visitor& v, WorkersReady& m) {
+    v("generation", m.generation);
+    v("stage", m.stage);
+    v.usually("steps", m.steps, -1);
+    v.usually("why", m.why);
 }
-static void fields(Fields& f, StartGeneration& m) {
-    f.usually("agent_store", m.agent_store, false);
-    f.usually("failed_rank", m.failed_rank, -1);
-    f.usually("first_generation", m.first_generation, std::uint64_t{0});
-    f("first_rank", m.first_rank);
-    f("generation", m.generation);
-    f("group_rank", m.group_rank);
-    f("group_world_size", m.group_world_size);
-    f.usually("in_place", m.in_place, false);
-    f("local_world_size", m.local_world_size);
-    f("master_addr", m.master_addr);
-    f("master_port", m.master_port);
-    f.defaulted("place", m.place);
-    f("restart_count", m.restart_count);
-    f.usually("start_limit_ns", m.start_limit_ns, std::int64_t{0});
-    f.defaulted("role_first_rank", m.role_first_rank);
-    f.defaulted("role_world_size", m.role_world_size);
-    f("world_size", m.world_size);
+static void describe(Visitor& v, StartGeneration& m) {
+    v.usually("agent_store", m.agent_store);
+    v.usually("failed_rank", m.failed_rank, -1);
+    v.usually("first_generation", m.first_generation);
+    v("first_rank", m.first_rank);
+    v("generation", m.generation);
+    v("group_rank", m.group_rank);
+    v("group_world_size", m.group_world_size);
+    v.usually("in_place", m.in_place);
+    v("local_world_size", m.local_world_size);
+    v("master_addr", m.master_addr);
+    v("master_port", m.master_port);
+    v.defaulted("place", m.place);
+    v("restart_count", m.restart_count);
+    v.usually("start_limit_ns", m.start_limit_ns);
+    v.defaulted("role_first_rank", m.role_first_rank);
+    v.defaulted("role_world_size", m.role_world_size);
+    v("world_size", m.world_size);
 }
-static void fields(Fields& f, StopGeneration& m) {
-    f.defaulted("failed_rank", m.failed_rank);
-    f("generation", m.generation);
-    f("grace_ns", m.grace_ns);
-    f("signal", m.signal);
-    f.usually("stop_at", m.stop_at, std::uint64_t{0});
-    f("why", m.why);
+static void describe(Visitor& v, StopGeneration& m) {
+    v.defaulted("failed_rank", m.failed_rank);
+    v("generation", m.generation);
+    v("grace_ns", m.grace_ns);
+    v("signal", m.signal);
+    v.usually("stop_at", m.stop_at);
+    v("why", m.why);
 }
-static void fields(Fields& f, SuspendGeneration& m) {
-    f("failed_rank", m.failed_rank);
-    f("generation", m.generation);
-    f("why", m.why);
+static void describe(Visitor& v, SuspendGeneration& m) {
+    v("failed_rank", m.failed_rank);
+    v("generation", m.generation);
+    v("why", m.why);
 }
-static void fields(Fields& f, Release& m) { f("generation", m.generation); }
-static void fields(Fields& f, StopProposal& m) {
-    f("generation", m.generation);
-    f("step", m.step);
-    f("why", m.why);
+static void describe(Visitor& v, Release& m) { v("generation", m.generation); }
+static void describe(Visitor& v, StopProposal& m) {
+    v("generation", m.generation);
+    v("step", m.step);
+    v("why", m.why);
 }
-static void fields(Fields& f, Shutdown& m) {
-    f("exit_code", m.exit_code);
-    f("why", m.why);
+static void describe(Visitor& v, Shutdown& m) {
+    v("exit_code", m.exit_code);
+    v("why", m.why);
 }
-static void fields(Fields& f, Notice& m) {
-    f("kind", m.kind);
-    f("text", m.text);
+static void describe(Visitor& v, Notice& m) {
+    v("kind", m.kind);
+    v("text", m.text);
 }
-static void fields(Fields& f, Question& m) {
-    f("number", m.number);
-    f("request", m.request);
+static void describe(Visitor& v, Question& m) {
+    v("number", m.number);
+    v("request", m.request);
 }
-static void fields(Fields& f, Answer& m) {
-    f("number", m.number);
-    f.blob(m.value);
+static void describe(Visitor& v, Answer& m) {
+    v("number", m.number);
+    v.blob(m.value);
 }
 
-static void fields(Fields& f, JobSnapshot& m) {
-    f("age_ns", m.age_ns);
-    f("agents", m.agents);
-    f("generation", m.generation);
-    f.usually("longest_start_ns", m.longest_start_ns, std::int64_t{0});
-    f.usually("lost", m.lost, {});
-    f.usually("ranks", m.ranks, 1);
-    f.usually("recoveries", m.recoveries, 0);
-    f("restart_ages_ns", m.restart_ages_ns);
-    f("restarts_used", m.restarts_used);
-    f.usually("running", m.running, 0);
-    f("steps", m.steps);
-    f("without_progress", m.without_progress);
+static void describe(Visitor& v, JobSnapshot& m) {
+    v("age_ns", m.age_ns);
+    v("agents", m.agents);
+    v("generation", m.generation);
+    v.usually("longest_start_ns", m.longest_start_ns);
+    v.usually("lost", m.lost);
+    v.usually("ranks", m.ranks, 1);
+    v.usually("recoveries", m.recoveries);
+    v("restart_ages_ns", m.restart_ages_ns);
+    v("restarts_used", m.restarts_used);
+    v.usually("running", m.running);
+    v("steps", m.steps);
+    v("without_progress", m.without_progress);
 }
-static void fields(Fields& f, StandbyListens& m) { f("port", m.port); }
-static void fields(Fields& f, JobMoved& m) {
-    f("addresses", m.addresses);
-    f("host", m.host);
-    f("instance", m.instance);
-    f("port", m.port);
+static void describe(Visitor& v, StandbyListens& m) { v("port", m.port); }
+static void describe(Visitor& v, JobMoved& m) {
+    v("addresses", m.addresses);
+    v("host", m.host);
+    v("instance", m.instance);
+    v("port", m.port);
 }
-static void fields(Fields& f, Successor& m) {
-    f("addresses", m.addresses);
-    f("host", m.host);
-    f("port", m.port);
+static void describe(Visitor& v, Successor& m) {
+    v("addresses", m.addresses);
+    v("host", m.host);
+    v("port", m.port);
 }
-static void fields(Fields& f, OutputPiece& m) {
-    f("stream", m.stream);
-    f.blob(m.bytes);
+static void describe(Visitor& v, OutputPiece& m) {
+    v("stream", m.stream);
+    v.blob(m.bytes);
 }
-static void fields(Fields& f, WorkerScalars& m) {
-    f("generation", m.generation);
-    f.blob(m.lines);
+static void describe(Visitor& v, WorkerScalars& m) {
+    v("generation", m.generation);
+    v.blob(m.lines);
 }
-static void fields(Fields& f, OutputShown& m) { f("bytes", m.bytes); }
-static void fields(Fields& f, World& m) {
-    f("generation", m.generation);
-    f("job", m.job);
-    f.blob(m.nodes);
+static void describe(Visitor& v, OutputShown& m) { v("bytes", m.bytes); }
+static void describe(Visitor& v, World& m) {
+    v("generation", m.generation);
+    v("job", m.job);
+    v.blob(m.nodes);
 }
-static void fields(Fields& f, FenceEntered& m) {
-    f("generation", m.generation);
-    f("ranks", m.ranks);
-    f.blob(m.data);
+static void describe(Visitor& v, FenceEntered& m) {
+    v("generation", m.generation);
+    v("ranks", m.ranks);
+    v.blob(m.data);
 }
-static void fields(Fields& f, FenceOver& m) {
-    f.usually("failure", m.failure, {});
-    f("generation", m.generation);
-    f("ranks", m.ranks);
-    f.blob(m.data);
+static void describe(Visitor& v, FenceOver& m) {
+    v.usually("failure", m.failure);
+    v("generation", m.generation);
+    v("ranks", m.ranks);
+    v.blob(m.data);
 }
-static void fields(Fields& f, ModexRequest& m) {
-    f("generation", m.generation);
-    f("number", m.number);
-    f("rank", m.rank);
+static void describe(Visitor& v, ModexRequest& m) {
+    v("generation", m.generation);
+    v("number", m.number);
+    v("rank", m.rank);
 }
-static void fields(Fields& f, ModexReply& m) {
-    f("found", m.found);
-    f("generation", m.generation);
-    f("number", m.number);
-    f.blob(m.data);
+static void describe(Visitor& v, ModexReply& m) {
+    v("found", m.found);
+    v("generation", m.generation);
+    v("number", m.number);
+    v.blob(m.data);
 }
 
 static void cut_to_limits(WorkerExited& message) {

@@ -14,7 +14,7 @@ namespace ddprun::rdzv {
 
 /// An agent's first message: it wants to be part of the job.
 struct AgentHello {
-    static constexpr MessageType kType = MessageType::AgentHello;
+    static constexpr MessageType kType{64, "AgentHello"};
     std::string host;
     std::optional<int> node_rank;  ///< nullopt: any
     int slots = 0;                 ///< workers this node runs
@@ -41,12 +41,12 @@ struct AgentHello {
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {
-    static constexpr MessageType kType = MessageType::WorkersStarted;
+    static constexpr MessageType kType{65, "WorkersStarted"};
     std::uint64_t generation = 0;
     bool operator==(const WorkersStarted&) const = default;
 };
 struct WorkerExited {
-    static constexpr MessageType kType = MessageType::WorkerExited;
+    static constexpr MessageType kType{66, "WorkerExited"};
     std::uint64_t generation = 0;
     int local_rank = 0;
     int rank = 0;
@@ -72,14 +72,14 @@ struct WorkerExited {
 };
 /// No worker of the generation is left on this node.
 struct GenerationEnded {
-    static constexpr MessageType kType = MessageType::GenerationEnded;
+    static constexpr MessageType kType{67, "GenerationEnded"};
     std::uint64_t generation = 0;
     std::vector<std::string> notes;  ///< for the report: "process 4171 could not be killed"
     bool operator==(const GenerationEnded&) const = default;
 };
 /// The answer to a StopProposal.
 struct StepsDone {
-    static constexpr MessageType kType = MessageType::StepsDone;
+    static constexpr MessageType kType{72, "StepsDone"};
     std::uint64_t generation = 0;
     std::uint64_t step = 0;     ///< of the proposal
     bool listens = false;       ///< all running workers of this node ask whether to stop
@@ -88,7 +88,7 @@ struct StepsDone {
 };
 /// All workers of this node have come so far in recovery in place (docs/elastic.md), or one refuses it.
 struct WorkersReady {
-    static constexpr MessageType kType = MessageType::WorkersReady;
+    static constexpr MessageType kType{74, "WorkersReady"};
     std::uint64_t generation = 0;
     std::string
         stage;  ///< "announced", "joined" (this generation), "finished", "suspended", "let-go", "refused",
@@ -99,7 +99,7 @@ struct WorkersReady {
 };
 /// Numbers that rank 0 told, for the job's curves (--tensorboard).
 struct WorkerScalars {
-    static constexpr MessageType kType = MessageType::WorkerScalars;
+    static constexpr MessageType kType{73, "WorkerScalars"};
     std::uint64_t generation = 0;
     Blob lines;  ///< one line for each number: "step seconds value name"
     bool operator==(const WorkerScalars&) const = default;
@@ -107,7 +107,7 @@ struct WorkerScalars {
 
 /// Tells an agent to start its workers. Its size does not depend on the number of nodes.
 struct StartGeneration {
-    static constexpr MessageType kType = MessageType::StartGeneration;
+    static constexpr MessageType kType{80, "StartGeneration"};
     std::uint64_t generation = 0;
     int group_rank = 0;
     int group_world_size = 1;
@@ -129,7 +129,7 @@ struct StartGeneration {
     bool operator==(const StartGeneration&) const = default;
 };
 struct StopGeneration {
-    static constexpr MessageType kType = MessageType::StopGeneration;
+    static constexpr MessageType kType{81, "StopGeneration"};
     std::uint64_t generation = 0;
     int signal = 15;
     std::int64_t grace_ns = 0;  ///< the time until SIGKILL
@@ -141,7 +141,7 @@ struct StopGeneration {
 /// Ends the collectives of a generation, but none of its workers: they wait for the next one, which begins in
 /// place, or for a StopGeneration. Answered by WorkersReady.
 struct SuspendGeneration {
-    static constexpr MessageType kType = MessageType::SuspendGeneration;
+    static constexpr MessageType kType{90, "SuspendGeneration"};
     std::uint64_t generation = 0;
     int failed_rank = -1;  ///< the rank whose loss is the cause; -1: none
     std::string why;
@@ -149,13 +149,13 @@ struct SuspendGeneration {
 };
 /// Workers that have finished may end, now and later: all have, or no failure is recovered any more.
 struct Release {
-    static constexpr MessageType kType = MessageType::Release;
+    static constexpr MessageType kType{89, "Release"};
     std::uint64_t generation = 0;
     bool operator==(const Release&) const = default;
 };
 /// Proposes the step after which all workers stop (launcher/head/stop_agreement.h).
 struct StopProposal {
-    static constexpr MessageType kType = MessageType::StopProposal;
+    static constexpr MessageType kType{88, "StopProposal"};
     std::uint64_t generation = 0;
     std::uint64_t step = 0;  ///< 0: only asks how far the workers are
     std::string why;         ///< the reason of the stop, for the workers
@@ -163,7 +163,7 @@ struct StopProposal {
 };
 /// The job is over.
 struct Shutdown {
-    static constexpr MessageType kType = MessageType::Shutdown;
+    static constexpr MessageType kType{82, "Shutdown"};
     int exit_code = 0;
     std::string why;
     bool operator==(const Shutdown&) const = default;
@@ -171,7 +171,7 @@ struct Shutdown {
 
 /// Information for workers or for the controller, in either direction. Kind "preempt": save and stop soon.
 struct Notice {
-    static constexpr MessageType kType = MessageType::Notice;
+    static constexpr MessageType kType{96, "Notice"};
     std::string kind;
     std::string text;
     bool operator==(const Notice&) const = default;
@@ -179,13 +179,13 @@ struct Notice {
 
 /// A question about the running job, in either direction. Answered at most once, with the same number.
 struct Question {
-    static constexpr MessageType kType = MessageType::Question;
+    static constexpr MessageType kType{97, "Question"};
     std::uint64_t number = 0;  ///< chosen by the sender
     std::string request;       ///< a line as a job's control socket takes it (docs/events.md)
     bool operator==(const Question&) const = default;
 };
 struct Answer {
-    static constexpr MessageType kType = MessageType::Answer;
+    static constexpr MessageType kType{98, "Answer"};
     std::uint64_t number = 0;
     Blob value;  ///< a line as a job's control socket answers it
     bool operator==(const Answer&) const = default;
@@ -196,7 +196,7 @@ struct Answer {
 /// Tells the standby what it needs to become the controller. Until the standby is named as the successor, it
 /// answers with StandbyListens.
 struct JobSnapshot {
-    static constexpr MessageType kType = MessageType::JobSnapshot;
+    static constexpr MessageType kType{85, "JobSnapshot"};
     std::uint64_t generation = 0;
     int restarts_used = 0;
     std::vector<std::string> restart_ages_ns;  ///< the age of each restart, oldest first, decimal
@@ -212,13 +212,13 @@ struct JobSnapshot {
     bool operator==(const JobSnapshot&) const = default;
 };
 struct StandbyListens {
-    static constexpr MessageType kType = MessageType::StandbyListens;
+    static constexpr MessageType kType{69, "StandbyListens"};
     int port = 0;  ///< 0: confirms that it is not the standby any more
     bool operator==(const StandbyListens&) const = default;
 };
 /// Tells an agent where to connect when this controller is lost.
 struct Successor {
-    static constexpr MessageType kType = MessageType::Successor;
+    static constexpr MessageType kType{86, "Successor"};
     std::string host;                    ///< the standby's name; "" there is no standby
     std::vector<std::string> addresses;  ///< the standby's addresses, the best first
     int port = 0;
@@ -228,7 +228,7 @@ struct Successor {
 /// A controller that succeeded a lost one sends it, as a tool, to the lost one's address: the job goes on at
 /// the sender.
 struct JobMoved {
-    static constexpr MessageType kType = MessageType::JobMoved;
+    static constexpr MessageType kType{70, "JobMoved"};
     std::string host;
     std::vector<std::string> addresses;  ///< the sender's addresses, the best first
     int port = 0;
@@ -241,14 +241,14 @@ struct JobMoved {
 
 /// A piece of the agent's console output.
 struct OutputPiece {
-    static constexpr MessageType kType = MessageType::OutputPiece;
+    static constexpr MessageType kType{71, "OutputPiece"};
     int stream = 1;  ///< 1 standard output, 2 standard error
     Blob bytes;
     bool operator==(const OutputPiece&) const = default;
 };
 /// Tells how many more bytes of OutputPieces have been shown. At most kOutputWindow bytes are under way.
 struct OutputShown {
-    static constexpr MessageType kType = MessageType::OutputShown;
+    static constexpr MessageType kType{87, "OutputShown"};
     std::uint64_t bytes = 0;
     bool operator==(const OutputShown&) const = default;
 };
@@ -258,7 +258,7 @@ struct OutputShown {
 
 /// The nodes of a generation; sent before its StartGeneration.
 struct World {
-    static constexpr MessageType kType = MessageType::World;
+    static constexpr MessageType kType{83, "World"};
     std::uint64_t generation = 0;
     std::string job;  ///< unique to the job, the same on all nodes
     Blob nodes;       ///< one line for each node, by group rank: "host workers"
@@ -266,7 +266,7 @@ struct World {
 };
 /// All workers of this node that take part in a fence have entered it.
 struct FenceEntered {
-    static constexpr MessageType kType = MessageType::FenceEntered;
+    static constexpr MessageType kType{68, "FenceEntered"};
     std::uint64_t generation = 0;
     std::string ranks;  ///< the participants on all nodes: "0-3, 5". They name the fence: the same ranks have
                         ///< at most one open
@@ -275,7 +275,7 @@ struct FenceEntered {
 };
 /// A fence is complete, or never will be.
 struct FenceOver {
-    static constexpr MessageType kType = MessageType::FenceOver;
+    static constexpr MessageType kType{84, "FenceOver"};
     std::uint64_t generation = 0;
     std::string ranks;
     std::string failure;  ///< "" it is complete
@@ -285,14 +285,14 @@ struct FenceOver {
 /// Asks for the data that a rank has put, in either direction. Answered once with the same number, when the
 /// rank has put something.
 struct ModexRequest {
-    static constexpr MessageType kType = MessageType::ModexRequest;
+    static constexpr MessageType kType{99, "ModexRequest"};
     std::uint64_t generation = 0;
     std::uint64_t number = 0;  ///< chosen by the sender
     int rank = 0;
     bool operator==(const ModexRequest&) const = default;
 };
 struct ModexReply {
-    static constexpr MessageType kType = MessageType::ModexReply;
+    static constexpr MessageType kType{100, "ModexReply"};
     std::uint64_t generation = 0;
     std::uint64_t number = 0;
     bool found = false;  ///< false: the rank has no data, or has ended

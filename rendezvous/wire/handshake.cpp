@@ -8,7 +8,7 @@
 
 #include "env/hmac.h"
 #include "env/text.h"
-#include "rendezvous/wire/message_fields.h"
+#include "rendezvous/wire/message_codec.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -55,22 +55,17 @@ bool is_nonce(std::string_view nonce) {
 
 }  // namespace
 
-// The fields are in the order of their names, as in the first release.
-static void fields(Fields& f, Hello& m) {
-    f("job_id", m.job_id);
-    f("name", m.name);
-    f("nonce", m.nonce);
-    std::string role = role_name(m.role);
-    f("role", role);
-    for (const Role one : {Role::Agent, Role::Worker, Role::Tool}) {
-        if (role == role_name(one)) m.role = one;
-    }
-    if (role != role_name(m.role)) f.fail(fmt::format("'role' is '{}'", excerpt(role)));
-    f.usually("session", m.session, {});
+// The members are in the order of their names, as in the first release.
+static void describe(Visitor& v, Hello& m) {
+    v("job_id", m.job_id);
+    v("name", m.name);
+    v("nonce", m.nonce);
+    v.choice("role", m.role, kRoleNames);
+    v.usually("session", m.session);
 }
-static void fields(Fields& f, Challenge& m) { f("nonce", m.nonce); }
-static void fields(Fields& f, Proof& m) { f("mac", m.mac); }
-static void fields(Fields& f, Welcome& m) { f("mac", m.mac); }
+static void describe(Visitor& v, Challenge& m) { v("nonce", m.nonce); }
+static void describe(Visitor& v, Proof& m) { v("mac", m.mac); }
+static void describe(Visitor& v, Welcome& m) { v("mac", m.mac); }
 
 Result<HandshakeMessage> decode_handshake(Frame frame) {
     const MessageKind kind = kind_of(frame.type);

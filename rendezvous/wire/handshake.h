@@ -29,7 +29,7 @@ namespace ddprun::rdzv {
 inline constexpr std::size_t kNonceBytes = 16;
 
 struct Hello {
-    static constexpr MessageType kType = MessageType::Hello;
+    static constexpr MessageType kType{1, "Hello"};
     Role role = Role::Worker;
     std::string name;  ///< for people: "rank 3 on node02"
     std::string job_id;
@@ -39,17 +39,17 @@ struct Hello {
     bool operator==(const Hello&) const = default;
 };
 struct Challenge {
-    static constexpr MessageType kType = MessageType::Challenge;
+    static constexpr MessageType kType{2, "Challenge"};
     std::string nonce;
     bool operator==(const Challenge&) const = default;
 };
 struct Proof {
-    static constexpr MessageType kType = MessageType::Proof;
+    static constexpr MessageType kType{3, "Proof"};
     std::string mac;
     bool operator==(const Proof&) const = default;
 };
 struct Welcome {
-    static constexpr MessageType kType = MessageType::Welcome;
+    static constexpr MessageType kType{4, "Welcome"};
     std::string mac;
     bool operator==(const Welcome&) const = default;
 };

@@ -1,19 +1,16 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace ddprun::rdzv {
 
 /// What kind of program the client of a connection is. The handshake authenticates it.
 enum class Role : std::uint8_t { Agent, Worker, Tool };
 
-constexpr const char* role_name(Role role) {
-    switch (role) {
-        case Role::Agent: return "agent";
-        case Role::Worker: return "worker";
-        case Role::Tool: return "tool";
-    }
-    return "unknown";
-}
+/// In the order of Role.
+inline constexpr std::array<std::string_view, 3> kRoleNames{"agent", "worker", "tool"};
+constexpr std::string_view role_name(Role role) { return kRoleNames[static_cast<std::size_t>(role)]; }
 
 }  // namespace ddprun::rdzv

@@ -2,87 +2,86 @@
 
 #include <fmt/core.h>
 
-#include "rendezvous/wire/message_fields.h"
+#include "rendezvous/wire/message_codec.h"
 
 namespace ddprun::rdzv {
 
-// The fields of each operation; the common fields stand before them.
+// The members of each operation; the common members stand before them.
 namespace store_op {
 
-static void fields(Fields& f, Set& m) {
-    f("key", m.key);
-    f.blob(m.value);
+static void describe(Visitor& v, Set& m) {
+    v("key", m.key);
+    v.blob(m.value);
 }
-static void fields(Fields& f, Get& m) { f("key", m.key); }
-static void fields(Fields& f, TryGet& m) { f("key", m.key); }
-static void fields(Fields& f, Add& m) {
-    f("key", m.key);
-    f("delta", m.delta);
+static void describe(Visitor& v, Get& m) { v("key", m.key); }
+static void describe(Visitor& v, TryGet& m) { v("key", m.key); }
+static void describe(Visitor& v, Add& m) {
+    v("key", m.key);
+    v("delta", m.delta);
 }
 /// The blob of CompareSet holds both values, the expected one first.
-static void fields(Fields& f, CompareSet& m) {
-    f("key", m.key);
+static void describe(Visitor& v, CompareSet& m) {
+    v("key", m.key);
     std::optional<std::uint32_t> expected_bytes;
     Blob both = m.desired;
     if (m.expected) {
         expected_bytes = static_cast<std::uint32_t>(m.expected->size());
         both = Blob(m.expected->append(m.desired.view()));
     }
-    f("expected_bytes", expected_bytes);
-    f.blob(both);
-    if (expected_bytes > both.size()) return f.fail("'expected_bytes' is beyond the blob");
+    v("expected_bytes", expected_bytes);
+    v.blob(both);
+    if (expected_bytes > both.size()) return v.fail("'expected_bytes' is beyond the blob");
     m.desired = both;
     if (!expected_bytes) return;
     m.expected = both.view().substr(0, *expected_bytes);
     m.desired = Blob(std::string(both.view().substr(*expected_bytes)));
 }
-static void fields(Fields& f, Erase& m) { f("key", m.key); }
-static void fields(Fields& f, Wait& m) { f("keys", m.keys); }
-static void fields(Fields& f, Barrier& m) {
-    f("name", m.name);
-    f("participants", m.participants);
+static void describe(Visitor& v, Erase& m) { v("key", m.key); }
+static void describe(Visitor& v, Wait& m) { v("keys", m.keys); }
+static void describe(Visitor& v, Barrier& m) {
+    v("name", m.name);
+    v("participants", m.participants);
 }
 
 }  // namespace store_op
 
-static void fields(Fields&, Done&) {}
-static void fields(Fields&, Absent&) {}
-static void fields(Fields& f, Value& m) { f.blob(m.value); }
-static void fields(Fields& f, Sum& m) { f("sum", m.sum); }
-static void fields(Fields& f, Exchanged& m) {
-    f("swapped", m.swapped);
-    f.blob(m.value);
+static void describe(Visitor&, Done&) {}
+static void describe(Visitor&, Absent&) {}
+static void describe(Visitor& v, Value& m) { v.blob(m.value); }
+static void describe(Visitor& v, Sum& m) { v("sum", m.sum); }
+static void describe(Visitor& v, Exchanged& m) {
+    v("swapped", m.swapped);
+    v.blob(m.value);
 }
-static void fields(Fields& f, Erased& m) { f("existed", m.existed); }
+static void describe(Visitor& v, Erased& m) { v("existed", m.existed); }
 
-static void common_fields(Fields& f, StoreRequest& m) {
-    f("generation", m.generation);
-    f("timeout_ns", m.timeout);
-    f.usually("client", m.client, std::uint64_t{0});
-    f.usually("waited_ns", m.waited, Duration::zero());
+static void describe_common(Visitor& v, StoreRequest& m) {
+    v("generation", m.generation);
+    v("timeout_ns", m.timeout);
+    v.usually("client", m.client);
+    v.usually("waited_ns", m.waited);
 }
 
 Result<StoreRequest> decode_store_request(Frame frame) {
-    FieldReader reader(std::move(frame));
-    StoreRequest request;
-    common_fields(reader, request);
-    read_one_of(request.op, reader);
-    if (const Status read = reader.end(); !read) return read.error();
-    return request;
+    const std::uint8_t type = frame.type;
+    return decode_by<StoreRequest>(std::move(frame), [type](JsonReader& reader, StoreRequest& request) {
+        describe_common(reader, request);
+        read_one_of(request.op, type, reader);
+    });
 }
 
 Result<EncodedMessage> encode_message(StoreRequest request, std::uint32_t number) {
-    FieldWriter writer;
-    common_fields(writer, request);
+    JsonWriter writer;
+    describe_common(writer, request);
     return std::visit(
         [&](auto& op) {
-            fields(writer, op);
-            return std::move(writer).seal(op.kType, number);
+            describe(writer, op);
+            return seal(std::move(writer), op.kType, number);
         },
         request.op);
 }
 
-static void fields(Fields& f, ClientGone& m) { f("client", m.client); }
+static void describe(Visitor& v, ClientGone& m) { v("client", m.client); }
 Result<ClientGone> decode_client_gone(Frame frame) { return decode_one<ClientGone>(std::move(frame)); }
 Result<EncodedMessage> encode_message(ClientGone gone) { return encode_one(gone, 0); }
 

@@ -17,47 +17,47 @@ namespace ddprun::rdzv {
 
 namespace store_op {
 struct Set {
-    static constexpr MessageType kType = MessageType::Set;
+    static constexpr MessageType kType{16, "Set"};
     std::string key;
     Blob value;
     bool operator==(const Set&) const = default;
 };
 /// Waits until the key exists.
 struct Get {
-    static constexpr MessageType kType = MessageType::Get;
+    static constexpr MessageType kType{17, "Get"};
     std::string key;
     bool operator==(const Get&) const = default;
 };
 struct TryGet {
-    static constexpr MessageType kType = MessageType::TryGet;
+    static constexpr MessageType kType{18, "TryGet"};
     std::string key;
     bool operator==(const TryGet&) const = default;
 };
 struct Add {
-    static constexpr MessageType kType = MessageType::Add;
+    static constexpr MessageType kType{19, "Add"};
     std::string key;
     std::int64_t delta = 0;
     bool operator==(const Add&) const = default;
 };
 struct CompareSet {
-    static constexpr MessageType kType = MessageType::CompareSet;
+    static constexpr MessageType kType{20, "CompareSet"};
     std::string key;
     std::optional<std::string> expected;  ///< nullopt: "absent"
     Blob desired;
     bool operator==(const CompareSet&) const = default;
 };
 struct Erase {
-    static constexpr MessageType kType = MessageType::Erase;
+    static constexpr MessageType kType{21, "Erase"};
     std::string key;
     bool operator==(const Erase&) const = default;
 };
 struct Wait {
-    static constexpr MessageType kType = MessageType::Wait;
+    static constexpr MessageType kType{22, "Wait"};
     std::vector<std::string> keys;
     bool operator==(const Wait&) const = default;
 };
 struct Barrier {
-    static constexpr MessageType kType = MessageType::Barrier;
+    static constexpr MessageType kType{23, "Barrier"};
     std::string name;
     int participants = 0;
     bool operator==(const Barrier&) const = default;
@@ -79,37 +79,37 @@ struct StoreRequest {
 };
 /// An agent's message that one of its workers is gone, so that its requests are dropped. Not answered.
 struct ClientGone {
-    static constexpr MessageType kType = MessageType::ClientGone;
+    static constexpr MessageType kType{24, "ClientGone"};
     std::uint64_t client = 0;
     bool operator==(const ClientGone&) const = default;
 };
 
 struct Done {
-    static constexpr MessageType kType = MessageType::Done;
+    static constexpr MessageType kType{32, "Done"};
     bool operator==(const Done&) const = default;
 };
 struct Value {
-    static constexpr MessageType kType = MessageType::Value;
+    static constexpr MessageType kType{33, "Value"};
     Blob value;
     bool operator==(const Value&) const = default;
 };
 struct Absent {
-    static constexpr MessageType kType = MessageType::Absent;
+    static constexpr MessageType kType{34, "Absent"};
     bool operator==(const Absent&) const = default;
 };
 struct Sum {
-    static constexpr MessageType kType = MessageType::Sum;
+    static constexpr MessageType kType{35, "Sum"};
     std::int64_t sum = 0;
     bool operator==(const Sum&) const = default;
 };
 struct Exchanged {
-    static constexpr MessageType kType = MessageType::Exchanged;
+    static constexpr MessageType kType{36, "Exchanged"};
     bool swapped = false;
     Blob value;  ///< the present value; empty when the key is absent
     bool operator==(const Exchanged&) const = default;
 };
 struct Erased {
-    static constexpr MessageType kType = MessageType::Erased;
+    static constexpr MessageType kType{37, "Erased"};
     bool existed = false;
     bool operator==(const Erased&) const = default;
 };

@@ -350,8 +350,7 @@ class Crowd {
                 Result<std::optional<Frame>> frame = member.decoder.next();
                 if (!frame) give_up(frame.error().what);
                 if (!*frame) break;
-                if ((*frame)->type == static_cast<std::uint8_t>(MessageType::Failure))
-                    give_up((*frame)->json);
+                if ((*frame)->type == Failure::kType.number) give_up((*frame)->json);
                 heard(member);
             }
         }

@@ -65,7 +65,7 @@ struct Encode {
 
 std::string_view message_name(const Message& message) {
     const auto name = []<class M>(const M& one) {
-        if constexpr (requires { one.kType; }) return message_name(static_cast<std::uint8_t>(one.kType));
+        if constexpr (requires { one.kType; }) return one.kType.name;
         else if constexpr (std::is_same_v<M, StoreRequest>) return message_name(one.op);
         else return std::string_view("unknown");
     };

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "rendezvous/wire/handshake.h"
+#include "rendezvous/wire/store_message.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -112,7 +113,7 @@ TEST(Handshake, RefusesMessagesOutOfOrder) {
     ServerHandshake s = server();
     ASSERT_TRUE(s.receive(client().hello()));
     EXPECT_FALSE(s.receive(client().hello()));
-    EXPECT_FALSE(decode_handshake(Frame{static_cast<std::uint8_t>(MessageType::Set), 0, "", ""}));
+    EXPECT_FALSE(decode_handshake(Frame{store_op::Set::kType.number, 0, "", ""}));
     ClientHandshake c = client();
     EXPECT_FALSE(c.receive(Welcome{}));
     EXPECT_FALSE(c.receive(Challenge{kServerNonce}));

@@ -1,8 +1,13 @@
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <map>
 #include <set>
 
+#include "env/json.h"
+#include "env/text.h"
 #include "tests/rendezvous/any_message.h"
 
 namespace ddprun::rdzv {
@@ -158,6 +163,45 @@ TEST(Message, KeepsTheBytesOfReleasedVersions) {
         "{\"after_start_ns\":0,\"generation\":0,\"local_rank\":0,\"meaning\":\"caf\xef\xbf\xbd\",\"pid\":0,"
         "\"rank\":5,\"status\":0}");
     EXPECT_EQ(json_of(Heartbeat{}), "");
+}
+
+/// The rows of PROTOCOL.md about our messages, by number and name: "98 Answer".
+std::map<std::string, std::string> rows_of_the_document() {
+    std::map<std::string, std::string> rows;
+    std::ifstream document(PROTOCOL_MD);
+    bool has_messages = false;
+    for (std::string line; std::getline(document, line);) {
+        if (line.starts_with("## "))
+            has_messages = line == "## Handshake" || line == "## Store" || line == "## Control messages";
+        const std::vector<std::string_view> cells = split(line, '|');
+        if (has_messages && cells.size() > 3 && parse_uint(trim(cells[1])))
+            rows[fmt::format("{} {}", trim(cells[1]), trim(cells[2]))] = line;
+    }
+    return rows;
+}
+
+TEST(Message, HasARowWithItsMembersInTheDocument) {
+    const std::map<std::string, std::string> rows = rows_of_the_document();
+    for (const Message& message : one_of_each()) {
+        const Frame frame = frame_of(message);
+        if (holds_alternative<Unknown>(message)) continue;
+        const auto row = rows.find(fmt::format("{} {}", frame.type, message_name(message)));
+        ASSERT_NE(row, rows.end()) << message_name(message);
+        const Json json =
+            frame.json.empty() ? Json::object() : parse_json_object(frame.json).value_or(Json());
+        for (const auto& [name, value] : members(json)) {
+            const bool is_of_all = name == "generation" || name == "client" || name == "waited_ns";
+            EXPECT_TRUE(is_of_all || row->second.find('`' + name + '`') != std::string::npos)
+                << row->first << " lacks " << name;
+        }
+    }
+}
+
+TEST(Message, OfTheDocumentIsKnown) {
+    for (const auto& [number_and_name, row] : rows_of_the_document()) {
+        const auto type = static_cast<std::uint8_t>(std::stoi(number_and_name));
+        EXPECT_EQ(fmt::format("{} {}", type, message_name(type)), number_and_name);
+    }
 }
 
 TEST(Message, IgnoresUnknownKeys) {
