@@ -14,7 +14,8 @@
 
 namespace ddprun {
 
-/// A JSON value whose objects keep the order of their members. Read foreign values with as() and the
+/// A JSON value of no fixed shape, whose objects keep the order of their members; describe.h is for values of
+/// ours. Read foreign values with as() and the
 /// functions beside it: unlike the library's own, they do not throw and change nothing.
 using Json = nlohmann::ordered_json;
 
@@ -64,15 +65,6 @@ inline std::string text_of(const Json& object, std::string_view name) {
 template <class T>
 void take(const Json& object, std::string_view name, T& into) {
     if (Result<T> value = as<T>(object, name)) into = *std::move(value);
-}
-
-/// A function each_member(struct, field) names the members of a struct once for both directions: it calls
-/// field("rank", struct.rank) and so on, and `field` is one of these.
-inline auto member_writer(Json& json) {
-    return [&json](std::string_view name, const auto& value) { json[name] = value; };
-}
-inline auto member_reader(const Json& json) {
-    return [&json](std::string_view name, auto& value) { take(json, name, value); };
 }
 
 /// A list of to_json(element) for each element.

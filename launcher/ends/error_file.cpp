@@ -13,6 +13,7 @@
 #include <optional>
 #include <string_view>
 
+#include "env/describe.h"
 #include "env/io/file.h"
 #include "env/json.h"
 #include "env/text.h"
@@ -136,9 +137,16 @@ std::string readable_error_file(std::string_view content) {
 
 std::string render_launcher_error_file(const LauncherFailure& failure) {
     if (const Result<Json> json = with_code(failure.report, failure.error_code)) return to_text(*json) + "\n";
-    const Json extra{{"py_callstack", failure.trace}, {"timestamp", fmt::format("{}", failure.unix_seconds)}};
-    const Json message{{"message", failure.message}, {"errorCode", failure.error_code}, {"extraInfo", extra}};
-    return to_text(Json{{"message", message}}) + "\n";
+    JsonWriter json;
+    json.object("message", [&] {
+        json("message", failure.message);
+        json("errorCode", failure.error_code);
+        json.object("extraInfo", [&] {
+            json("py_callstack", failure.trace);
+            json("timestamp", std::to_string(failure.unix_seconds));
+        });
+    });
+    return std::move(json).text() + '\n';
 }
 
 Status leave_error_file(const EnvironmentLookup& env, const LauncherFailure& failure) {

@@ -7,8 +7,8 @@
 #include <cctype>
 #include <map>
 
+#include "env/describe.h"
 #include "env/io/file.h"
-#include "env/json.h"
 #include "env/text.h"
 #include "launcher/ends/explain.h"
 #include "launcher/spec/exit_codes.h"
@@ -205,26 +205,42 @@ std::string describe_job(const JobEnd& end) {
     return text;
 }
 
-Json to_json(const WorkerEnd& end) {
-    Json json = {{"rank", end.rank},
-                 {"local_rank", end.local_rank},
-                 {"node", end.node},
-                 {"host", end.host},
-                 {"pid", end.pid}};
-    if (!end.exec_failure.empty()) json["exec_failure"] = end.exec_failure;
-    else if (end.signaled) json["signal"] = {{"number", end.status}, {"name", signal_name(end.status)}};
-    else json["exit_code"] = end.status;
-    json["dumped_core"] = end.dumped_core;
-    json["stopped_by_ddprun"] = end.by_us || end.stopped_failing;
+void describe(JsonWriter& json, const WorkerEnd& end) {
+    json("rank", end.rank);
+    json("local_rank", end.local_rank);
+    json("node", end.node);
+    json("host", end.host);
+    json("pid", end.pid);
+    if (!end.exec_failure.empty()) json("exec_failure", end.exec_failure);
+    else if (!end.signaled) json("exit_code", end.status);
+    else
+        json.object("signal", [&] {
+            json("number", end.status);
+            json("name", signal_name(end.status));
+        });
+    json("dumped_core", end.dumped_core);
+    json("stopped_by_ddprun", end.by_us || end.stopped_failing);
     if (end.error_reported)
-        json["seconds_from_error_report_to_end"] = in_seconds(end.ended - *end.error_reported);
-    json["seconds_after_start"] = in_seconds(Duration(end.after_start_ns));
-    json["order"] = end.order;
-    if (!end.meaning.empty()) json["meaning"] = end.meaning;
-    if (!end.last_collective.empty()) json["last_collective"] = end.last_collective;
-    if (!end.last_stderr.empty()) json["last_stderr"] = end.last_stderr;
-    if (!end.error_file.empty()) json["error_report"] = end.error_file;
-    return json;
+        json("seconds_from_error_report_to_end", in_seconds(end.ended - *end.error_reported));
+    json("seconds_after_start", in_seconds(Duration(end.after_start_ns)));
+    json("order", end.order);
+    if (!end.meaning.empty()) json("meaning", end.meaning);
+    if (!end.last_collective.empty()) json("last_collective", end.last_collective);
+    if (!end.last_stderr.empty()) json("last_stderr", end.last_stderr);
+    if (!end.error_file.empty()) json("error_report", end.error_file);
+}
+
+/// The time that was not useful, by cause; null where no rank commits any step.
+void describe_lost_time(JsonWriter& json, const JobEnd& end) {
+    if (!end.time.useful) return json.null("lost_seconds");
+    const LostTime& lost = end.time.lost;
+    const Duration other = end.wall - *end.time.useful - lost.failures - lost.restarts - lost.rehearsals;
+    json.object("lost_seconds", [&] {
+        json("failures", in_seconds(lost.failures));
+        json("restarts", in_seconds(lost.restarts));
+        json("rehearsals", in_seconds(lost.rehearsals));
+        json("other", in_seconds(std::max(other, Duration::zero())));
+    });
 }
 
 }  // namespace
@@ -316,17 +332,6 @@ Status check_places(const JobSpec& spec) {
     return {};
 }
 
-/// The time that was not useful, by cause; null where no rank commits any step.
-static Json lost_seconds(const JobEnd& end) {
-    if (!end.time.useful) return {};
-    const LostTime& lost = end.time.lost;
-    const Duration other = end.wall - *end.time.useful - lost.failures - lost.restarts - lost.rehearsals;
-    return {{"failures", in_seconds(lost.failures)},
-            {"restarts", in_seconds(lost.restarts)},
-            {"rehearsals", in_seconds(lost.rehearsals)},
-            {"other", in_seconds(std::max(other, Duration::zero()))}};
-}
-
 std::string note_of_returned_host(const JobEnd& end) {
     if (end.stopped_by_signal != SIGTERM || end.lost_hosts.empty()) return "";
     return fmt::format(
@@ -335,36 +340,41 @@ std::string note_of_returned_host(const JobEnd& end) {
 }
 
 std::string render_report_json(const JobEnd& end) {
-    Json first_cause;
-    if (const WorkerEnd* cause = root_cause(end)) {
-        first_cause = to_json(*cause);
-        first_cause["meaning"] = cause->meaning.empty() ? explain_end(*cause) : cause->meaning;
-    }
-    const Json json = {
-        {"version", 1},
-        {"run_id", end.run_id},
-        {"program", end.program},
-        {"exit_code", exit_code(end)},
-        {"first_cause", first_cause},
-        {"failure", end.failure},
-        {"generation", end.generation},
-        {"restarts_used", end.restarts_used},
-        {"max_restarts", end.max_restarts},
-        {"recoveries", end.recoveries},
-        {"useful_seconds", end.time.useful ? Json(in_seconds(*end.time.useful)) : Json()},
-        {"lost_seconds", lost_seconds(end)},
-        {"world_size", end.world_size},
-        {"seconds", in_seconds(end.wall)},
-        {"preempted", end.preempted},
-        {"out_of_time", end.out_of_time},
-        {"hung", end.hung},
-        {"stopped_by_signal", end.stopped_by_signal ? Json(signal_name(*end.stopped_by_signal)) : Json()},
-        {"workers", json_list(end.workers, [](const WorkerEnd& worker) { return to_json(worker); })},
-        {"notes", end.notes},
-        {"lost_output", {{"bytes", end.loss.bytes}, {"why", end.loss.why}}},
-        {"log_directory", end.log_directory}};
-    // A worker may write anything, also what is no UTF-8.
-    return to_text(json, 2) + '\n';
+    JsonWriter json(2);
+    json("version", 1);
+    json("run_id", end.run_id);
+    json("program", end.program);
+    json("exit_code", exit_code(end));
+    const WorkerEnd* const cause = root_cause(end);
+    if (cause == nullptr) json.null("first_cause");
+    else
+        json.object("first_cause", [&] {
+            describe(json, *cause);
+            if (cause->meaning.empty()) json("meaning", explain_end(*cause));
+        });
+    json("failure", end.failure);
+    json("generation", end.generation);
+    json("restarts_used", end.restarts_used);
+    json("max_restarts", end.max_restarts);
+    json("recoveries", end.recoveries);
+    json.or_null("useful_seconds",
+                 end.time.useful ? std::optional(in_seconds(*end.time.useful)) : std::nullopt);
+    describe_lost_time(json, end);
+    json("world_size", end.world_size);
+    json("seconds", in_seconds(end.wall));
+    json("preempted", end.preempted);
+    json("out_of_time", end.out_of_time);
+    json("hung", end.hung);
+    json.or_null("stopped_by_signal",
+                 end.stopped_by_signal ? std::optional(signal_name(*end.stopped_by_signal)) : std::nullopt);
+    json.objects("workers", end.workers, [&](const WorkerEnd& worker) { describe(json, worker); });
+    json("notes", end.notes);
+    json.object("lost_output", [&] {
+        json("bytes", end.loss.bytes);
+        json("why", end.loss.why);
+    });
+    json("log_directory", end.log_directory);
+    return std::move(json).text() + '\n';
 }
 
 }  // namespace ddprun

@@ -5,9 +5,9 @@
 
 #include <vector>
 
+#include "env/describe.h"
 #include "env/io/file.h"
 #include "env/io/proc.h"
-#include "env/json.h"
 #include "env/os/process_tree.h"
 #include "env/text.h"
 #include "launcher/ends/explain.h"
@@ -40,54 +40,6 @@ void read_segment(HangSample& sample, const RankLine& line) {
     sample.bytes = line.bytes.load(std::memory_order_relaxed);
 }
 
-/// The values of a rank's array in their order: names would be most of the text.
-template <class Sample, class Field>
-void each_value(Sample& sample, std::int64_t& cpu_ns, std::int64_t& slowest_ns, std::uint32_t& operation,
-                const Field& field) {
-    field(sample.rank);
-    field(sample.alive);
-    field(sample.stopped);
-    field(cpu_ns);
-    field(sample.io_bytes);
-    field(sample.progress_ns);
-    field(sample.joined);
-    field(sample.started_seq);
-    field(sample.finished_seq);
-    field(operation);
-    field(sample.bytes);
-    field(sample.step);
-    field(sample.awaited);
-    field(slowest_ns);
-}
-
-Json json_of(const HangSample& sample) {
-    Json list = Json::array();
-    std::int64_t cpu_ns = sample.cpu.count(), slowest_ns = sample.slowest_unit.count();
-    auto operation = static_cast<std::uint32_t>(sample.operation);
-    each_value(sample, cpu_ns, slowest_ns, operation, [&](const auto& value) { list.push_back(value); });
-    return list;
-}
-
-/// nullopt where a value is absent, of another kind, or does not fit.
-std::optional<HangSample> sample_from(const Json& json) {
-    HangSample sample;
-    std::int64_t cpu_ns = 0, slowest_ns = 0;
-    std::uint32_t operation = 0;
-    const Json::array_t& values = elements(json);
-    std::size_t at = 0, taken = 0;
-    each_value(sample, cpu_ns, slowest_ns, operation, [&]<class T>(T& into) {
-        const Result<T> value = as<T>(at < values.size() ? values[at] : Json());
-        if (value) into = *value;
-        taken += value ? 1 : 0;
-        ++at;
-    });
-    if (taken != at) return std::nullopt;
-    sample.cpu = Duration(cpu_ns);
-    sample.slowest_unit = Duration(slowest_ns);
-    sample.operation = static_cast<SegmentOp>(operation);
-    return sample;
-}
-
 }  // namespace
 
 HangSample sample_rank(int rank, pid_t pid, const RankLine& line) {
@@ -112,28 +64,30 @@ HangSample sample_rank(int rank, pid_t pid, const RankLine& line) {
     return sample;
 }
 
-std::string to_json(const NodeLook& look) {
-    Json json = {{"ok", true}, {"generation", look.generation}, {"is_running", look.is_running}};
-    if (!look.ranks.empty()) json["host"] = look.ranks.front().host;
-    json["ranks"] = json_list(look.ranks, [](const HangSample& sample) { return json_of(sample); });
-    return to_text(json) + '\n';
+static void describe(Visitor& v, HangSample& sample) {
+    auto operation = static_cast<unsigned>(sample.operation);
+    v("rank", sample.rank);
+    v("alive", sample.alive);
+    v("stopped", sample.stopped);
+    v("cpu_ns", sample.cpu);
+    v("io_bytes", sample.io_bytes);
+    v("progress_ns", sample.progress_ns);
+    v("joined", sample.joined);
+    v("started_seq", sample.started_seq);
+    v("finished_seq", sample.finished_seq);
+    v("operation", operation);
+    v("bytes", sample.bytes);
+    v("step", sample.step);
+    v("awaited", sample.awaited);
+    v("slowest_unit_ns", sample.slowest_unit);
+    sample.operation = static_cast<SegmentOp>(operation);
 }
 
-Result<NodeLook> node_look_from_json(std::string_view line) {
-    const Error malformed{Errc::Protocol, "its look at the workers makes no sense", 0};
-    const Result<Json> json = parse_json_object(line);
-    if (!json) return malformed;
-    const Result<std::uint64_t> generation = as<std::uint64_t>(*json, "generation");
-    const Result<bool> is_running = as<bool>(*json, "is_running");
-    if (!generation || !is_running || !member(*json, "ranks").is_array()) return malformed;
-    NodeLook look{*generation, *is_running, {}};
-    for (const Json& rank : elements(member(*json, "ranks"))) {
-        std::optional<HangSample> sample = sample_from(rank);
-        if (!sample) return malformed;
-        take(*json, "host", sample->host);
-        look.ranks.push_back(*std::move(sample));
-    }
-    return look;
+void describe(Visitor& v, NodeLook& look) {
+    v("generation", look.generation);
+    v("is_running", look.is_running);
+    v.usually("host", look.host);
+    v.rows("ranks", look.ranks);
 }
 
 }  // namespace ddprun

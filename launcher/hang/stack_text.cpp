@@ -5,7 +5,7 @@
 #include <cctype>
 #include <map>
 
-#include "env/json.h"
+#include "env/describe.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -66,54 +66,20 @@ bool is_heading(std::string_view line) {
 }
 
 std::string stack_key(const RankStack& stack) {
-    std::string key = describe(stack.method);
+    std::string key(describe(stack.method));
     for (const std::string_view line : lines_of(stack))
         key += '\n' + (is_heading(line) ? "thread" : frame_key(without_place(line)));
     return key;
 }
 
-StackMethod method_named(const std::string& name) {
-    for (const StackMethod method :
-         {StackMethod::Handler, StackMethod::PySpy, StackMethod::Gdb, StackMethod::EuStack}) {
-        if (name == describe(method)) return method;
-    }
-    return StackMethod::Kernel;
-}
-
 }  // namespace
 
-std::string to_json(const std::vector<RankStack>& stacks) {
-    const auto json_of = [](const RankStack& stack) {
-        return Json{{"rank", stack.rank},
-                    {"host", stack.host},
-                    {"pid", stack.pid},
-                    {"method", describe(stack.method)},
-                    {"text", stack.text}};
-    };
-    return to_text(Json{{"ok", true}, {"stacks", json_list(stacks, json_of)}}) + '\n';
-}
-
-Result<std::vector<RankStack>> stacks_from_json(std::string_view line) {
-    const Result<Json> json = parse_json_object(line);
-    if (!json) return Error{Errc::Protocol, "its answer makes no sense", 0};
-    if (!json->contains("stacks")) {
-        std::string why = "the answer has no stacks";
-        take(*json, "error", why);
-        return Error{Errc::Refused, why, 0};
-    }
-    std::vector<RankStack> found;
-    for (const Json& one : elements(member(*json, "stacks"))) {
-        if (!one.is_object()) continue;
-        RankStack stack;
-        stack.rank = -1;
-        take(one, "rank", stack.rank);
-        take(one, "host", stack.host);
-        take(one, "pid", stack.pid);
-        stack.method = method_named(text_of(one, "method"));
-        take(one, "text", stack.text);
-        found.push_back(std::move(stack));
-    }
-    return found;
+void describe(Visitor& v, RankStack& stack) {
+    v("rank", stack.rank);
+    v("host", stack.host);
+    v("pid", stack.pid);
+    v.choice("method", stack.method, kStackMethods);
+    v("text", stack.text);
 }
 
 std::string render_stacks(const std::vector<RankStack>& stacks) {

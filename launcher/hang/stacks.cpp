@@ -325,17 +325,6 @@ class Collection : public std::enable_shared_from_this<Collection> {
 
 }  // namespace
 
-const char* describe(StackMethod method) {
-    switch (method) {
-        case StackMethod::Handler: return "its own handler";
-        case StackMethod::PySpy: return "py-spy";
-        case StackMethod::Gdb: return "gdb";
-        case StackMethod::EuStack: return "eu-stack";
-        case StackMethod::Kernel: return "the kernel";
-    }
-    return "?";
-}
-
 StackMethod choose_stack_method(const StackFacts& facts, const StackTools& tools) {
     if (facts.has_handler && !facts.stopped) return StackMethod::Handler;
     if (facts.python && !tools.py_spy.empty()) return StackMethod::PySpy;

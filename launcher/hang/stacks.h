@@ -2,9 +2,11 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "env/os/event_loop.h"
@@ -21,8 +23,12 @@ enum class StackMethod : std::uint8_t {
     EuStack,
     Kernel,  ///< no stack, but the system call in which the process waits
 };
-/// "its own handler", "gdb".
-const char* describe(StackMethod method);
+/// In the order of StackMethod.
+inline constexpr std::array<std::string_view, 5> kStackMethods{"its own handler", "py-spy", "gdb", "eu-stack",
+                                                               "the kernel"};
+constexpr std::string_view describe(StackMethod method) {
+    return kStackMethods[static_cast<std::size_t>(method)];
+}
 
 struct StackFacts {
     bool has_handler = false;

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "env/describe.h"
 #include "env/io/file.h"
-#include "env/json.h"
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/head/job_state.h"
@@ -76,35 +76,35 @@ std::optional<RunState> read_state(const std::string& path, const RequeueRun::Sa
 
 }  // namespace
 
-/// All members of the file besides its version.
-template <class State, class Field>
-static void each_member(State& state, const Field& field) {
-    field("job", state.job);
-    field("first_job", state.first_job);
-    field("run", state.run);
-    field("generation", state.generation);
-    field("restarts_used", state.restarts_used);
-    field("last_step", state.last_step);
-    field("runs_without_progress", state.runs_without_progress);
-    field("phase", state.phase);
-    field("why", state.why);
+static void describe(Visitor& v, RunState& state) {
+    v("job", state.job);
+    v("first_job", state.first_job);
+    v("run", state.run);
+    v("generation", state.generation);
+    v("restarts_used", state.restarts_used);
+    v("last_step", state.last_step);
+    v("runs_without_progress", state.runs_without_progress);
+    v("phase", state.phase);
+    v("why", state.why);
 }
 
-std::string render_run_state(const RunState& state) {
-    Json json = {{"version", 1}};
-    each_member(state, member_writer(json));
-    return to_text(json, 2) + '\n';
+std::string render_run_state(RunState state) {
+    JsonWriter json(2);
+    json("version", 1);
+    describe(json, state);
+    return std::move(json).text() + '\n';
 }
 
 Result<RunState> parse_run_state(std::string_view text) {
-    const Result<Json> json = parse_json(text);
-    if (!json) return json.error();
-    if (as<int>(*json, "version").value_or(0) != 1)
-        return Error{Errc::InvalidArgument, "not a state of version 1", 0};
+    JsonReader json(text, Strictness::Tolerant);
     RunState state;
-    each_member(state, member_reader(*json));
+    int version = 0;
+    json("version", version);
+    describe(json, state);
+    if (const Status read = json.end(); !read) return read.error();
+    if (version != 1) return Error::invalid("not a state of version 1");
     if (state.run < 1 || state.run >= 1'000'000)
-        return Error{Errc::InvalidArgument, fmt::format("run {} is out of range", state.run), 0};
+        return Error::invalid(fmt::format("run {} is out of range", state.run));
     return state;
 }
 

@@ -30,8 +30,8 @@ struct RunState {
     bool operator==(const RunState&) const = default;
 };
 
-std::string render_run_state(const RunState& state);
-/// Error: InvalidArgument, in one line.
+std::string render_run_state(RunState state);
+/// Error: Protocol, InvalidArgument; in one line.
 Result<RunState> parse_run_state(std::string_view text);
 
 /// "DIR/ddprun-12.pbs01.json"; each element of an array has its own file.

@@ -9,6 +9,7 @@
 #include "env/os/run_tool.h"
 #include "env/text.h"
 #include "launcher/machine/gpu/nvml.h"
+#include "launcher/talk/control_message.h"
 
 namespace ddprun {
 
@@ -76,7 +77,8 @@ void GpuWatch::measure(Answer answer) {
 }
 
 void GpuWatch::measured(Result<std::string> line) {
-    Result<std::vector<GpuUsage>> gpus = line ? gpu_usage_from_json(*line) : line.error();
+    Result<std::vector<GpuUsage>> gpus =
+        line ? answer_from<std::vector<GpuUsage>>(*line, "gpus") : line.error();
     // When the driver does not answer, the next call tries again.
     if (gpus) {
         gpus_ = *std::move(gpus);

@@ -17,6 +17,7 @@ constexpr const char* kLook = "hang_look";
 NodeLook sample_node(const Agent& agent, const std::string& host) {
     const AgentState& state = agent.state();
     NodeLook look;
+    look.host = host;
     look.generation = state.generation;
     look.is_running = state.phase == AgentState::Phase::Running && agent.segment() != nullptr;
     if (!look.is_running) return look;
@@ -24,7 +25,6 @@ NodeLook sample_node(const Agent& agent, const std::string& host) {
         const int local_rank = static_cast<int>(i);
         look.ranks.push_back(sample_rank(agent.first_rank() + local_rank, state.workers[i].pid,
                                          agent.segment()->line(local_rank)));
-        look.ranks.back().host = host;
         look.ranks.back().slowest_unit = agent.slowest_unit(local_rank);
         // The pid of a process that has ended may be another's by now.
         if (state.workers[i].state == WorkerState::Ended) look.ranks.back().alive = false;
@@ -74,11 +74,12 @@ void HangWatch::sample() {
 
 /// False when nothing is known about the node's workers yet.
 bool HangWatch::take(const NodeAnswer& answer) {
-    const Result<NodeLook> look =
-        answer.trouble.empty() ? node_look_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
+    Result<NodeLook> look =
+        answer.trouble.empty() ? answer_from<NodeLook>(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
     if (look) {
         if (!look->is_running || look->generation != generation_) return false;
-        last_[answer.node.first_rank] = look->ranks;
+        for (HangSample& sample : look->ranks) sample.host = look->host;
+        last_[answer.node.first_rank] = std::move(look->ranks);
         return true;
     }
     // A silent node shows no progress: its last samples stay.
@@ -147,7 +148,7 @@ void HangWatch::finish(const HangVerdict& verdict) {
 
 void answer_hang_looks(Inquiry& inquiry, Agent& agent, const std::string& host) {
     inquiry.on_node(kLook, [&agent, host](const ControlRequest&, const Inquiry::Answer& answer) {
-        answer(to_json(sample_node(agent, host)));
+        answer(answer_of(sample_node(agent, host)));
     });
 }
 
@@ -171,7 +172,8 @@ std::string render_node_stacks(const std::vector<NodeAnswer>& answers, bool show
     std::string troubles;
     for (const NodeAnswer& answer : answers) {
         const Result<std::vector<RankStack>> stacks =
-            answer.trouble.empty() ? stacks_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
+            answer.trouble.empty() ? answer_from<std::vector<RankStack>>(answer.line, "stacks")
+                                   : Error{Errc::Timeout, answer.trouble, 0};
         if (!stacks) troubles += fmt::format("{}: {}\n", describe_node(answer.node), stacks.error().what);
         else all.insert(all.end(), stacks->begin(), stacks->end());
     }

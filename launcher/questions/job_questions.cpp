@@ -132,7 +132,7 @@ void NodeQuestions::stacks(const ControlRequest& request, const Inquiry::Answer&
                            if (stack.text.size() > share)
                                stack.text = stack.text.substr(0, share) + "\n(the rest is left out)\n";
                        }
-                       answer(to_json(stacks));
+                       answer(answer_of("stacks", stacks));
                    });
 }
 

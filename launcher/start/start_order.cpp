@@ -8,9 +8,9 @@
 #include <optional>
 #include <set>
 
+#include "env/describe.h"
 #include "env/hmac.h"
 #include "env/io/file.h"
-#include "env/json.h"
 #include "env/nodes/allocation.h"
 #include "env/nodes/launcher_env.h"
 #include "env/text.h"
@@ -34,14 +34,6 @@ Result<std::string> beginning_of(const std::string& path) {
     }
     bytes.resize(have);
     return bytes;
-}
-
-Json to_json(const FileIdentity& file) {
-    return {{"path", file.path}, {"bytes", file.bytes}, {"id", file.id}};
-}
-
-FileIdentity file_from(const Json& json) {
-    return {text_of(json, "path"), as<std::uint64_t>(json, "bytes").value_or(0), text_of(json, "id")};
 }
 
 std::string_view name_in(std::string_view variable) { return variable.substr(0, variable.find('=')); }
@@ -108,21 +100,34 @@ std::string describe(const FileIdentity& file) {
     return fmt::format("{} ({} bytes, {})", file.path, file.bytes, file.id);
 }
 
-std::string encode(const StartOrder& order) {
-    const Json json{{"directory", order.directory},
-                    {"head", order.head},
-                    {"head_is_apart", order.head_is_apart},
-                    {"hosts", order.hosts},
-                    {"slots", order.slots},
-                    {"run_id", order.run_id},
-                    {"sends_output", order.sends_output},
-                    {"ddprun", to_json(order.ddprun)},
-                    {"environment_is_whole", order.environment_is_whole},
-                    {"program", to_json(order.program)},
-                    {"arguments", order.arguments.size()},
-                    {"environment", order.environment.size()}};
-    // Arguments and variables may be any bytes, which JSON's text cannot hold.
-    std::string text = to_text(json);
+static void describe(Visitor& v, FileIdentity& file) {
+    v("path", file.path);
+    v("bytes", file.bytes);
+    v("id", file.id);
+}
+
+/// `arguments` and `variables` are their numbers: they may be any bytes, which JSON's text cannot hold, and
+/// follow it, each behind a zero byte.
+static void describe(Visitor& v, StartOrder& order, std::size_t& arguments, std::size_t& variables) {
+    v("directory", order.directory);
+    v("head", order.head);
+    v("head_is_apart", order.head_is_apart);
+    v("hosts", order.hosts);
+    v("slots", order.slots);
+    v("run_id", order.run_id);
+    v("sends_output", order.sends_output);
+    v("ddprun", order.ddprun);
+    v("environment_is_whole", order.environment_is_whole);
+    v("program", order.program);
+    v("arguments", arguments);
+    v("environment", variables);
+}
+
+std::string encode(StartOrder order) {
+    JsonWriter json;
+    std::size_t arguments = order.arguments.size(), variables = order.environment.size();
+    describe(json, order, arguments, variables);
+    std::string text = std::move(json).text();
     for (const std::vector<std::string>* list : {&order.arguments, &order.environment}) {
         for (const std::string& one : *list) text.append(1, '\0').append(one);
     }
@@ -131,26 +136,12 @@ std::string encode(const StartOrder& order) {
 
 Result<StartOrder> decode_start_order(std::string_view text) {
     const std::vector<std::string_view> pieces = split(text, '\0');
-    const Result<Json> json = parse_json_object(pieces.front());
-    std::uint64_t arguments = 0, variables = 0;
-    if (json) take(*json, "arguments", arguments);
-    if (json) take(*json, "environment", variables);
-    if (!json || arguments > pieces.size() - 1 || variables != pieces.size() - 1 - arguments) {
-        return Error{Errc::Protocol, "the order of the head makes no sense (another version of ddprun?)", 0};
-    }
+    JsonReader json(pieces.front(), Strictness::Tolerant);
     StartOrder order;
-    take(*json, "directory", order.directory);
-    take(*json, "head", order.head);
-    take(*json, "head_is_apart", order.head_is_apart);
-    take(*json, "environment_is_whole", order.environment_is_whole);
-    take(*json, "run_id", order.run_id);
-    take(*json, "sends_output", order.sends_output);
-    order.ddprun = file_from(member(*json, "ddprun"));
-    order.program = file_from(member(*json, "program"));
-    for (const Json& host : elements(member(*json, "hosts")))
-        order.hosts.push_back(as<std::string>(host).value_or(""));
-    for (const Json& count : elements(member(*json, "slots")))
-        order.slots.push_back(as<int>(count).value_or(0));
+    std::size_t arguments = 0, variables = 0;
+    describe(json, order, arguments, variables);
+    if (!json.end() || arguments > pieces.size() - 1 || variables != pieces.size() - 1 - arguments)
+        return Error::protocol("the order of the head makes no sense (another version of ddprun?)");
     order.slots.resize(order.hosts.size());
     for (std::size_t i = 1; i < pieces.size(); ++i)
         (i <= arguments ? order.arguments : order.environment).emplace_back(pieces[i]);

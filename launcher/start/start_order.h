@@ -38,7 +38,7 @@ struct StartOrder {
     FileIdentity program;
     bool operator==(const StartOrder&) const = default;
 };
-std::string encode(const StartOrder& order);
+std::string encode(StartOrder order);
 /// Error: Protocol.
 Result<StartOrder> decode_start_order(std::string_view text);
 

@@ -4,11 +4,6 @@
 #include "env/text.h"
 
 namespace ddprun {
-namespace {
-
-std::string line_of(const Json& json) { return to_text(json) + '\n'; }
-
-}  // namespace
 
 std::string ControlRequest::argument(const std::string& key) const {
     const auto found = arguments.find(key);
@@ -16,9 +11,10 @@ std::string ControlRequest::argument(const std::string& key) const {
 }
 
 std::string encode(const ControlRequest& request) {
-    Json json{{"request", request.name}};
-    for (const auto& [key, value] : request.arguments) json[key] = value;
-    return line_of(json);
+    JsonWriter json;
+    json("request", request.name);
+    for (const auto& [key, value] : request.arguments) json(key, value);
+    return std::move(json).text() + '\n';
 }
 
 Result<ControlRequest> decode_control_request(std::string_view line) {
@@ -34,17 +30,20 @@ Result<ControlRequest> decode_control_request(std::string_view line) {
     return request;
 }
 
-std::string control_text(std::string_view text) { return line_of(Json{{"ok", true}, {"text", text}}); }
-std::string control_error(std::string_view why) { return line_of(Json{{"ok", false}, {"error", why}}); }
+std::string control_error(std::string_view why) {
+    JsonWriter json;
+    json("ok", false);
+    json("error", why);
+    return std::move(json).text() + '\n';
+}
 
-Result<std::string> decode_control_text(std::string_view line) {
-    const Result<Json> json = parse_json_object(line);
-    const Result<bool> ok = json ? as<bool>(*json, "ok") : json.error();
-    if (!ok) return Error::protocol("the answer makes no sense");
-    Result<std::string> text = as<std::string>(*json, *ok ? "text" : "error");
-    if (!text) return Error::protocol(std::string("the answer has no ") + (*ok ? "text" : "error"));
-    if (*ok) return text;
-    return Error{Errc::Refused, *text, 0};
+Status check_answer(JsonReader& reader) {
+    bool ok = false;
+    std::string why = "the job gave no reason";
+    reader.defaulted("ok", ok);
+    reader.defaulted("error", why);
+    if (const Status read = reader.end(); !read) return read.error().with("the answer makes no sense");
+    return ok ? Status() : Error{Errc::Refused, why, 0};
 }
 
 }  // namespace ddprun

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "env/clock.h"
+#include "env/describe.h"
 #include "env/result.h"
 
 namespace ddprun {
@@ -27,10 +28,51 @@ std::string encode(const ControlRequest& request);
 /// Error: Protocol (no JSON, no object, no "request", a value that is no text).
 Result<ControlRequest> decode_control_request(std::string_view line);
 
-/// Answers, each one line with its newline: {"ok":true,"text":...} and {"ok":false,"error":...}.
-std::string control_text(std::string_view text);
+// Answers, each one line with its newline: {"ok":true,...} and {"ok":false,"error":...}.
+
 std::string control_error(std::string_view why);
-/// The text of an answer. Error: Refused with the job's reason; Protocol.
-Result<std::string> decode_control_text(std::string_view line);
+/// The answer that has the members of a described value.
+template <class T>
+std::string answer_of(const T& value) {
+    JsonWriter json;
+    json("ok", true);
+    describe(json, const_cast<T&>(value));
+    return std::move(json).text() + '\n';
+}
+/// The answer with one member.
+template <class T>
+std::string answer_of(std::string_view name, const T& value) {
+    JsonWriter json;
+    json("ok", true);
+    json(name, value);
+    return std::move(json).text() + '\n';
+}
+inline std::string control_text(std::string_view text) { return answer_of("text", text); }
+
+/// Error: Refused with the job's reason; Protocol.
+Status check_answer(JsonReader& reader);
+/// Reads the "ok" of an answer, then by `read_members` what follows. Error: Refused with the job's reason;
+/// Protocol.
+template <class T, class ReadMembers>
+Result<T> read_answer(std::string_view line, Strictness strictness, const ReadMembers& read_members) {
+    JsonReader reader(line, strictness);
+    Status status = check_answer(reader);
+    T value{};
+    if (status) read_members(reader, value);
+    if (status) status = reader.end();
+    return status ? Result<T>(std::move(value)) : status.error();
+}
+template <class T>
+Result<T> answer_from(std::string_view line, Strictness strictness = Strictness::Exact) {
+    return read_answer<T>(line, strictness, [](JsonReader& reader, T& value) { describe(reader, value); });
+}
+template <class T>
+Result<T> answer_from(std::string_view line, std::string_view name) {
+    return read_answer<T>(line, Strictness::Exact,
+                          [name](JsonReader& reader, T& value) { reader(name, value); });
+}
+inline Result<std::string> decode_control_text(std::string_view line) {
+    return answer_from<std::string>(line, "text");
+}
 
 }  // namespace ddprun

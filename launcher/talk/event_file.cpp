@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "env/clock.h"
-#include "env/json.h"
+#include "env/describe.h"
 
 namespace ddprun {
 
@@ -22,12 +22,16 @@ std::string format_utc(double seconds) {
 }
 
 std::string to_json(const EventOrigin& origin, const JobEventLine& line, double seconds) {
-    Json json = {{"time", format_utc(seconds)}, {"event", line.event}, {"job", origin.job},
-                 {"run_id", origin.run_id},     {"host", origin.host}, {"generation", line.generation}};
-    for (const auto& [key, value] : line.fields) {
-        std::visit([&json, &name = key](const auto& one) { json[name] = one; }, value);
-    }
-    return to_text(json) + '\n';
+    JsonWriter json;
+    json("time", format_utc(seconds));
+    json("event", line.event);
+    json("job", origin.job);
+    json("run_id", origin.run_id);
+    json("host", origin.host);
+    json("generation", line.generation);
+    for (const auto& [key, value] : line.fields)
+        std::visit([&json, &name = key](const auto& one) { json(name, one); }, value);
+    return std::move(json).text() + '\n';
 }
 
 Result<std::unique_ptr<EventFile>> EventFile::open(const std::string& path, EventOrigin origin,

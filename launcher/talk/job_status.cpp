@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <array>
 
-#include "env/json.h"
+#include "env/describe.h"
 #include "env/text.h"
+#include "launcher/talk/control_message.h"
 
 namespace ddprun {
 namespace {
@@ -81,112 +82,6 @@ class Metrics {
     std::string job_;
     std::string text_;
 };
-
-/// Appends what `read` makes of each object of a list.
-template <class T>
-void take_list(const Json& json, const char* name, std::vector<T>& into, T (*read)(const Json&)) {
-    for (const Json& entry : elements(member(json, name))) {
-        if (entry.is_object()) into.push_back(read(entry));
-    }
-}
-
-/// Visits the members of a worker.
-template <class Worker, class Field>
-void each_worker_member(Worker& worker, const Field& field) {
-    field("node", worker.node);
-    field("rank", worker.rank);
-    field("local_rank", worker.local_rank);
-    field("pid", worker.pid);
-    field("state", worker.state);
-    field("seconds", worker.seconds);
-    field("cpu_seconds", worker.cpu_seconds);
-    field("rss_bytes", worker.rss_bytes);
-    field("quiet_seconds", worker.quiet_seconds);
-}
-
-/// Visits the members of a job.
-template <class Status, class Field>
-void each_job_member(Status& status, const Field& field) {
-    field("job", status.job);
-    field("run_id", status.run_id);
-    field("program", status.program);
-    field("host", status.host);
-    field("pid", status.pid);
-    field("is_head", status.is_head);
-    field("phase", status.phase);
-    field("generation", status.generation);
-    field("restarts_used", status.restarts_used);
-    field("max_restarts", status.max_restarts);
-    field("recoveries", status.recoveries);
-    field("useful_before", status.useful_before);
-    field("lost_to_failures", status.lost_to_failures);
-    field("lost_to_restarts", status.lost_to_restarts);
-    field("lost_to_rehearsals", status.lost_to_rehearsals);
-    field("recovery", status.recovery);
-    field("world_size", status.world_size);
-    field("nodes", status.nodes);
-    field("seconds", status.seconds);
-    field("log_directory", status.log_directory);
-    field("lost_output_bytes", status.lost_output_bytes);
-}
-
-Json json_of(const WorkerStatus& worker) {
-    Json json;
-    each_worker_member(worker, member_writer(json));
-    if (!worker.gpus.indices.empty()) {
-        json["gpus"] = worker.gpus.indices;
-        json["gpus_presumed"] = worker.gpus.is_presumed;
-        json["gpu_bytes"] = worker.gpus.used_bytes;
-    }
-    if (worker.reports_steps) json["step"] = worker.step;
-    if (worker.useful_seconds) json["useful_seconds"] = *worker.useful_seconds;
-    if (!worker.uses_libddp) return json;
-    json["comm_seconds"] = worker.comm_seconds;
-    json["collective"] = worker.collective;
-    return json;
-}
-
-Json json_of(const HostStatus& host) {
-    Json json = {{"host", host.host}};
-    if (!host.trouble.empty()) {
-        json["trouble"] = host.trouble;
-        return json;
-    }
-    json["pid"] = host.pid;
-    json["phase"] = host.phase;
-    json["log_directory"] = host.log_directory;
-    if (!host.gpus.empty()) json["gpus"] = json_of(host.gpus);
-    return json;
-}
-
-HostStatus host_from(const Json& json) {
-    HostStatus host;
-    take(json, "host", host.host);
-    take(json, "pid", host.pid);
-    take(json, "phase", host.phase);
-    take(json, "log_directory", host.log_directory);
-    take(json, "trouble", host.trouble);
-    host.gpus = gpu_usage_from(member(json, "gpus"));
-    return host;
-}
-
-WorkerStatus worker_from(const Json& json) {
-    WorkerStatus worker;
-    each_worker_member(worker, member_reader(json));
-    for (const Json& index : elements(member(json, "gpus"))) {
-        const Result<int> number = as<int>(index);
-        if (number && *number >= 0) worker.gpus.indices.push_back(static_cast<unsigned>(*number));
-    }
-    take(json, "gpus_presumed", worker.gpus.is_presumed);
-    take(json, "gpu_bytes", worker.gpus.used_bytes);
-    worker.reports_steps = json.contains("step");
-    take(json, "step", worker.step);
-    if (json.contains("useful_seconds")) take(json, "useful_seconds", worker.useful_seconds.emplace());
-    worker.uses_libddp = json.contains("comm_seconds");
-    take(json, "comm_seconds", worker.comm_seconds);
-    take(json, "collective", worker.collective);
-    return worker;
-}
 
 std::string span(double seconds) {
     return format_duration(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
@@ -437,33 +332,72 @@ std::string render_metrics(const JobStatus& status) {
     return metrics.take();
 }
 
-std::string to_json(const JobStatus& status) {
-    Json json = {{"ok", true}};
-    each_job_member(status, member_writer(json));
-    if (status.uid) json["uid"] = *status.uid;
-    json["hosts"] = json_list(status.hosts, [](const HostStatus& host) { return json_of(host); });
-    json["workers"] = json_list(status.workers, [](const WorkerStatus& worker) { return json_of(worker); });
-    return to_text(json) + '\n';
+static void describe(Visitor& v, HostStatus& host) {
+    v("host", host.host);
+    v.usually("trouble", host.trouble);
+    if (!host.trouble.empty()) return;
+    v("pid", host.pid);
+    v("phase", host.phase);
+    v("log_directory", host.log_directory);
+    v.usually("gpus", host.gpus);
 }
 
-Result<JobStatus> job_status_from_json(std::string_view line) {
-    const Result<Json> object = parse_json_object(line);
-    if (!object) return Error{Errc::Protocol, "the answer is not a JSON object", 0};
-    const Json& json = *object;
-    bool ok = false;
-    take(json, "ok", ok);
-    if (!ok) {
-        std::string why = "the job gave no reason";
-        take(json, "error", why);
-        return Error{Errc::Refused, why, 0};
+static void describe(Visitor& v, WorkerStatus& worker) {
+    v("node", worker.node);
+    v("rank", worker.rank);
+    v("local_rank", worker.local_rank);
+    v("pid", worker.pid);
+    v("state", worker.state);
+    v("seconds", worker.seconds);
+    v("cpu_seconds", worker.cpu_seconds);
+    v("rss_bytes", worker.rss_bytes);
+    v("quiet_seconds", worker.quiet_seconds);
+    v.usually("gpus", worker.gpus.indices);
+    if (!worker.gpus.indices.empty()) {
+        v("gpus_presumed", worker.gpus.is_presumed);
+        v("gpu_bytes", worker.gpus.used_bytes);
     }
-    JobStatus status;
-    each_job_member(status, member_reader(json));
-    take_list(json, "hosts", status.hosts, host_from);
-    take_list(json, "workers", status.workers, worker_from);
+    v.only_if(worker.reports_steps, "step", worker.step);
+    v("useful_seconds", worker.useful_seconds);
+    v.only_if(worker.uses_libddp, "comm_seconds", worker.comm_seconds);
+    v.only_if(worker.uses_libddp, "collective", worker.collective);
+}
+
+static void describe(Visitor& v, JobStatus& status) {
+    v("job", status.job);
+    v("run_id", status.run_id);
+    v("program", status.program);
+    v("host", status.host);
+    v("pid", status.pid);
+    v("is_head", status.is_head);
+    v("phase", status.phase);
+    v("generation", status.generation);
+    v("restarts_used", status.restarts_used);
+    v("max_restarts", status.max_restarts);
+    v("recoveries", status.recoveries);
+    v("useful_before", status.useful_before);
+    v("lost_to_failures", status.lost_to_failures);
+    v("lost_to_restarts", status.lost_to_restarts);
+    v("lost_to_rehearsals", status.lost_to_rehearsals);
+    v("recovery", status.recovery);
+    v("world_size", status.world_size);
+    v("nodes", status.nodes);
+    v("seconds", status.seconds);
+    v("log_directory", status.log_directory);
+    v("lost_output_bytes", status.lost_output_bytes);
+    v("uid", status.uid);
+    v("hosts", status.hosts);
+    v("workers", status.workers);
+}
+
+std::string to_json(const JobStatus& status) { return answer_of(status); }
+
+Result<JobStatus> job_status_from_json(std::string_view line) {
+    Result<JobStatus> status = answer_from<JobStatus>(line, Strictness::Tolerant);
+    if (!status) return status;
     // `node` is an index into the hosts and comes from a peer: check it.
-    for (WorkerStatus& worker : status.workers) {
-        if (worker.node < 0 || worker.node >= static_cast<int>(status.hosts.size())) worker.node = 0;
+    for (WorkerStatus& worker : status->workers) {
+        if (worker.node < 0 || worker.node >= static_cast<int>(status->hosts.size())) worker.node = 0;
     }
     return status;
 }

@@ -306,7 +306,7 @@ int show_jobs(const AskOptions& options) {
 int show_gpus(const AskOptions& options) {
     const std::vector<GpuUsage> gpus = measure_gpus();
     if (gpus.empty() && !options.json) ddprun::print(stderr, "no NVIDIA GPU can be asked on this host\n");
-    ddprun::print("{}", options.json ? to_json(gpus) : render_gpu_usage(gpus));
+    ddprun::print("{}", options.json ? answer_of("gpus", gpus) : render_gpu_usage(gpus));
     return 0;
 }
 

@@ -51,14 +51,14 @@ void take(const std::string& text) {
     check_json(text);
     check(parse_config(text, "job.json"));
     check(decode_control_request(text));
-    check(gpu_usage_from_json(text));
-    check(node_look_from_json(text));
     check(pbs::parse_qstat(text));
     (void)readable_error_file(text);
     // Their errors may be another ddprun's own words.
     (void)decode_control_text(text);
     (void)job_status_from_json(text);
-    if (const Result<std::vector<RankStack>> stacks = stacks_from_json(text)) (void)render_stacks(*stacks);
+    (void)answer_from<std::vector<GpuUsage>>(text, "gpus");
+    (void)answer_from<NodeLook>(text);
+    if (const auto stacks = answer_from<std::vector<RankStack>>(text, "stacks")) (void)render_stacks(*stacks);
 }
 
 /// The whole way of --config: every option meets values that nobody types.

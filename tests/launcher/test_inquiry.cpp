@@ -178,24 +178,24 @@ TEST_F(NodeInquiry, ALateAnswerToTheLostHeadDoesNotReachTheNext) {
 TEST(NodeLook, IsDecodedAsItWasSent) {
     HangSample sample;
     sample.rank = 5;
-    sample.host = "node02";
     sample.stopped = true;
     sample.cpu = 17ms;
     sample.started_seq = UINT64_MAX;
     sample.operation = SegmentOp::AllReduce;
     sample.awaited = true;
-    const NodeLook look{3, true, {sample, sample}};
-    EXPECT_EQ(node_look_from_json(to_json(look)).value_or(NodeLook{}), look);
+    const NodeLook look{3, true, "node02", {sample, sample}};
+    EXPECT_EQ(answer_from<NodeLook>(answer_of(look)).value_or(NodeLook{}), look);
 }
 
 TEST(NodeLook, MalformedTextIsAnError) {
-    for (const char* line :
-         {"", "[]", "{}", R"({"generation":-1,"is_running":true,"ranks":[]})",
-          R"({"generation":1,"is_running":1,"ranks":[]})",
-          R"({"generation":1,"is_running":true,"ranks":[[1]]})",
-          R"({"generation":1,"is_running":true,"ranks":[[1,1,1,1,1,1,1,1,1,1,1]]})",
-          R"({"generation":1,"is_running":true,"ranks":[[4294967296,true,false,1,1,1,true,1,1,1,1]]})"}) {
-        EXPECT_FALSE(node_look_from_json(line)) << line;
+    for (
+        const char* line :
+        {"", "[]", "{}", R"({"ok":true,"generation":-1,"is_running":true,"ranks":[]})",
+         R"({"ok":true,"generation":1,"is_running":1,"ranks":[]})",
+         R"({"ok":true,"generation":1,"is_running":true,"ranks":[[1]]})",
+         R"({"ok":true,"generation":1,"is_running":true,"ranks":[[1,1,1,1,1,1,1,1,1,1,1]]})",
+         R"({"ok":true,"generation":1,"is_running":true,"ranks":[[4294967296,true,false,1,1,1,true,1,1,1,1]]})"}) {
+        EXPECT_FALSE(answer_from<NodeLook>(line)) << line;
     }
 }
 

@@ -6,6 +6,7 @@
 #include "launcher/machine/gpu/nvidia.h"
 #include "launcher/machine/gpu/nvml.h"
 #include "launcher/node/gpus.h"
+#include "launcher/talk/control_message.h"
 #include "tests/support/fake_system.h"
 #include "tests/support/temporary_directory.h"
 
@@ -77,9 +78,11 @@ TEST_F(Nvidia, UsageNamesTheProcessesOfAGpuAndIsReadBackAsSent) {
     const std::vector<GpuUsage> gpus = measure_gpus();
     ASSERT_EQ(gpus.size(), 1u);
     EXPECT_EQ(gpus[0].processes, (std::vector<GpuProcessUsage>{{7, 4}, {8, 0}}));
-    EXPECT_EQ(gpu_usage_from_json(to_json(gpus)).value_or(std::vector<GpuUsage>{}), gpus);
-    for (const char* line : {"", "[]", "{}", R"({"gpus":7})"})
-        EXPECT_FALSE(gpu_usage_from_json(line)) << line;
+    const auto read = [](const std::string& line) {
+        return answer_from<std::vector<GpuUsage>>(line, "gpus");
+    };
+    EXPECT_EQ(read(answer_of("gpus", gpus)).value_or(std::vector<GpuUsage>{}), gpus);
+    for (const char* line : {"", "[]", "{}", R"({"gpus":7})"}) EXPECT_FALSE(read(line)) << line;
 }
 
 std::vector<GpuUsage> two_gpus() {

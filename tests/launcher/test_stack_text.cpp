@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "launcher/hang/stack_text.h"
+#include "launcher/talk/control_message.h"
 
 namespace ddprun::test {
 namespace {
@@ -73,10 +74,13 @@ TEST(StackText, IsDecodedAsItWasSent) {
     std::vector<RankStack> stacks = {stack(3, StackMethod::EuStack, "#0 \"x\"\n"),
                                      stack(4, StackMethod::Kernel, "")};
     stacks[0].host = "node01";
-    EXPECT_EQ(stacks_from_json(to_json(stacks)).value_or(std::vector<RankStack>{}), stacks);
-    EXPECT_EQ(stacks_from_json(R"({"ok":false,"error":"none runs"})").error().what, "none runs");
-    for (const char* line : {"", "[]", "{}", R"({"stacks":[3]})"}) (void)stacks_from_json(line);
-    EXPECT_FALSE(stacks_from_json("no json"));
+    const auto read = [](std::string_view line) {
+        return answer_from<std::vector<RankStack>>(line, "stacks");
+    };
+    EXPECT_EQ(read(answer_of("stacks", stacks)).value_or(std::vector<RankStack>{}), stacks);
+    EXPECT_EQ(read(R"({"ok":false,"error":"none runs"})").error().what, "none runs");
+    for (const char* line : {"", "[]", "{}", R"({"stacks":[3]})"}) EXPECT_FALSE(read(line)) << line;
+    EXPECT_FALSE(read("no json"));
 }
 
 }  // namespace

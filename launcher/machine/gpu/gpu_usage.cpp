@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "env/json.h"
+#include "env/describe.h"
 #include "env/text.h"
 #include "launcher/machine/gpu/nvidia.h"
 #include "launcher/machine/gpu/nvml.h"
@@ -86,38 +86,6 @@ WorkerGpus presumed(const std::vector<GpuUsage>& gpus, const WorkerProcesses& wo
     return result;
 }
 
-GpuProcessUsage process_from(const Json& json) {
-    GpuProcessUsage process;
-    take(json, "pid", process.pid);
-    take(json, "used_bytes", process.used_bytes);
-    return process;
-}
-
-GpuUsage gpu_from(const Json& json) {
-    GpuUsage gpu;
-    take(json, "index", gpu.index);
-    take(json, "busy_percent", gpu.busy_percent);
-    take(json, "used_bytes", gpu.used_bytes);
-    take(json, "total_bytes", gpu.total_bytes);
-    take(json, "uuid", gpu.uuid);
-    for (const Json& process : elements(member(json, "processes"))) {
-        if (process.is_object()) gpu.processes.push_back(process_from(process));
-    }
-    return gpu;
-}
-
-Json json_of(const GpuUsage& gpu) {
-    const auto process_json = [](const GpuProcessUsage& process) {
-        return Json{{"pid", process.pid}, {"used_bytes", process.used_bytes}};
-    };
-    return {{"index", gpu.index},
-            {"uuid", gpu.uuid},
-            {"busy_percent", gpu.busy_percent},
-            {"used_bytes", gpu.used_bytes},
-            {"total_bytes", gpu.total_bytes},
-            {"processes", json_list(gpu.processes, process_json)}};
-}
-
 }  // namespace
 
 std::vector<GpuUsage> measure_gpus() {
@@ -154,26 +122,18 @@ std::vector<WorkerGpus> assign_gpu_usage(const std::vector<GpuUsage>& gpus,
     return result;
 }
 
-Json json_of(const std::vector<GpuUsage>& gpus) {
-    return json_list(gpus, [](const GpuUsage& gpu) { return json_of(gpu); });
+static void describe(Visitor& v, GpuProcessUsage& process) {
+    v("pid", process.pid);
+    v("used_bytes", process.used_bytes);
 }
 
-std::vector<GpuUsage> gpu_usage_from(const Json& list) {
-    std::vector<GpuUsage> found;
-    for (const Json& gpu : elements(list)) {
-        if (gpu.is_object()) found.push_back(gpu_from(gpu));
-    }
-    return found;
-}
-
-std::string to_json(const std::vector<GpuUsage>& gpus) {
-    return to_text(Json{{"ok", true}, {"gpus", json_of(gpus)}}) + '\n';
-}
-
-Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line) {
-    const Result<Json> json = parse_json_object(line);
-    if (!json || !member(*json, "gpus").is_array()) return Error::protocol("no list of GPUs");
-    return gpu_usage_from(member(*json, "gpus"));
+void describe(Visitor& v, GpuUsage& gpu) {
+    v("index", gpu.index);
+    v("uuid", gpu.uuid);
+    v("busy_percent", gpu.busy_percent);
+    v("used_bytes", gpu.used_bytes);
+    v("total_bytes", gpu.total_bytes);
+    v("processes", gpu.processes);
 }
 
 }  // namespace ddprun

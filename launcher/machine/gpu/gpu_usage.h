@@ -3,14 +3,12 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "env/result.h"
-
 namespace ddprun {
+
+class Visitor;
 
 /// A process with a CUDA context on a GPU. In a container the driver may number it as the host does, or hide
 /// it.
@@ -38,12 +36,7 @@ std::vector<GpuUsage> measure_gpus();
 /// "GPU 0: 87 % busy, 12 GiB of 80 GiB" lines; "" for none. Pure.
 std::string render_gpu_usage(const std::vector<GpuUsage>& gpus);
 
-/// A list of objects; and back, what is no object left out.
-nlohmann::ordered_json json_of(const std::vector<GpuUsage>& gpus);
-std::vector<GpuUsage> gpu_usage_from(const nlohmann::ordered_json& list);
-/// One line of JSON, with newline; and back. Error: Protocol.
-std::string to_json(const std::vector<GpuUsage>& gpus);
-Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line);
+void describe(Visitor& v, GpuUsage& gpu);
 
 /// A worker and the processes below it.
 struct WorkerProcesses {

@@ -4,7 +4,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "env/json.h"
+#include "env/describe.h"
 #include "env/print.h"
 #include "env/text.h"
 #include "env/worker_env.h"
@@ -48,82 +48,75 @@ std::string count_line(const std::vector<Finding>& findings) {
                        some(counts[1], "note"));
 }
 
-template <class T>
-Json optional(const std::optional<T>& value) {
-    return value ? Json(*value) : Json();
+void describe(JsonWriter& json, const Finding& finding) {
+    json("section", finding.section);
+    json("subject", finding.subject);
+    json("severity", name_of(finding.severity));
+    json("what", finding.what);
+    json("remedy", finding.remedy);
 }
 
-Json to_json(const Finding& finding) {
-    return {{"section", finding.section},
-            {"subject", finding.subject},
-            {"severity", name_of(finding.severity)},
-            {"what", finding.what},
-            {"remedy", finding.remedy}};
+void describe(JsonWriter& json, const GpuFacts& gpu) {
+    json("index", gpu.index);
+    json("name", gpu.name);
+    json("uuid", gpu.uuid);
+    json("bus_id", gpu.bus_id);
+    json("numa_node", gpu.numa_node);
+    json("lost", gpu.lost);
+    json.or_null("memory_bytes", gpu.total_bytes);
+    json.or_null("used_bytes", gpu.used_bytes);
+    json("compute_capability", gpu.capability);
+    json.or_null("ecc", gpu.ecc);
+    json.or_null("uncorrected_ecc_errors", gpu.uncorrected_now);
+    json.or_null("row_remap_pending", gpu.remap_pending);
+    json.or_null("row_remap_failed", gpu.remap_failed);
+    json.or_null("mig", gpu.mig);
+    json.or_null("persistence", gpu.persistence);
+    json.or_null("celsius", gpu.celsius);
+    json("nvlinks", gpu.links);
+    json("nvlinks_up", gpu.links_up);
+    json.objects("processes", gpu.processes, [&](const GpuProcess& process) {
+        json("pid", process.pid);
+        json("program", process.program);
+        json.or_null("used_bytes", process.used_bytes);
+    });
+    json.objects("xids", gpu.xids, [&](const Xid& xid) {
+        json("xid", xid.number);
+        json("text", xid.text);
+    });
 }
 
-Json to_json(const GpuFacts& gpu) {
-    const auto process_json = [](const GpuProcess& process) {
-        return Json{
-            {"pid", process.pid}, {"program", process.program}, {"used_bytes", optional(process.used_bytes)}};
-    };
-    const auto xid_json = [](const Xid& xid) { return Json{{"xid", xid.number}, {"text", xid.text}}; };
-    return {{"index", gpu.index},
-            {"name", gpu.name},
-            {"uuid", gpu.uuid},
-            {"bus_id", gpu.bus_id},
-            {"numa_node", gpu.numa_node},
-            {"lost", gpu.lost},
-            {"memory_bytes", optional(gpu.total_bytes)},
-            {"used_bytes", optional(gpu.used_bytes)},
-            {"compute_capability", gpu.capability},
-            {"ecc", optional(gpu.ecc)},
-            {"uncorrected_ecc_errors", optional(gpu.uncorrected_now)},
-            {"row_remap_pending", optional(gpu.remap_pending)},
-            {"row_remap_failed", optional(gpu.remap_failed)},
-            {"mig", optional(gpu.mig)},
-            {"persistence", optional(gpu.persistence)},
-            {"celsius", optional(gpu.celsius)},
-            {"nvlinks", gpu.links},
-            {"nvlinks_up", gpu.links_up},
-            {"processes", json_list(gpu.processes, process_json)},
-            {"xids", json_list(gpu.xids, xid_json)}};
-}
-
-Json to_json(const TrialFacts& trial) {
-    switch (trial.state) {
-        case TrialFacts::State::NotAsked: return nullptr;
-        case TrialFacts::State::Failed:
-            return {{"ran", true},
-                    {"exit_code", trial.exit_code},
-                    {"problem", trial.problem},
-                    {"command", trial.command}};
-        case TrialFacts::State::Done: break;
+void describe(JsonWriter& json, const TrialFacts& trial) {
+    json("ran", true);
+    if (trial.state == TrialFacts::State::Failed) {
+        json("exit_code", trial.exit_code);
+        json("problem", trial.problem);
+    } else {
+        json("exit_code", 0);
+        json("workers", trial.workers);
+        json("backend", trial.backend);
+        json("bytes", trial.bytes);
+        json("rounds", trial.rounds);
+        json("seconds", trial.seconds);
+        json("bus_gigabytes_per_second", trial.bus_gigabytes_per_second);
+        json("start_seconds", in_seconds(trial.start));
+        json("why_not_gpus", trial.why_cpus);
     }
-    return {{"ran", true},
-            {"exit_code", 0},
-            {"workers", trial.workers},
-            {"backend", trial.backend},
-            {"bytes", trial.bytes},
-            {"rounds", trial.rounds},
-            {"seconds", trial.seconds},
-            {"bus_gigabytes_per_second", trial.bus_gigabytes_per_second},
-            {"start_seconds", in_seconds(trial.start)},
-            {"why_not_gpus", trial.why_cpus},
-            {"command", trial.command}};
+    json("command", trial.command);
 }
 
-Json host_json(const HostFacts& host) {
-    return {{"name", host.name},
-            {"kernel", host.kernel},
-            {"cpu", host.cpu_model},
-            {"cpus", host.machine.cpus},
-            {"cgroup_cpus", optional(host.machine.quota)},
-            {"memory_bytes", host.memory_total},
-            {"memory_available_bytes", host.memory_available},
-            {"cgroup_memory_bytes", optional(host.cgroup.memory_limit)},
-            {"shm_bytes", optional(host.shm_size)},
-            {"memlock_bytes", optional(host.memlock.soft)},
-            {"open_files", optional(host.open_files.soft)}};
+void describe(JsonWriter& json, const HostFacts& host) {
+    json("name", host.name);
+    json("kernel", host.kernel);
+    json("cpu", host.cpu_model);
+    json("cpus", host.machine.cpus);
+    json.or_null("cgroup_cpus", host.machine.quota);
+    json("memory_bytes", host.memory_total);
+    json("memory_available_bytes", host.memory_available);
+    json.or_null("cgroup_memory_bytes", host.cgroup.memory_limit);
+    json.or_null("shm_bytes", host.shm_size);
+    json.or_null("memlock_bytes", host.memlock.soft);
+    json.or_null("open_files", host.open_files.soft);
 }
 
 constexpr int kSomethingWrong = 1;
@@ -189,22 +182,24 @@ std::string render_text(const std::vector<Finding>& findings, const TextStyle& s
 }
 
 std::string render_json(const Facts& facts, const std::vector<Finding>& findings) {
-    Json variables = Json::object();
-    for (const auto& [name, value] : facts.variables) variables[name] = value;
-    const Json json = {
-        {"version", 1},
-        {"ddprun", DDPRUN_VERSION},
-        {"worst", name_of(worst(findings))},
-        {"findings", json_list(findings, [](const Finding& finding) { return to_json(finding); })},
-        {"host", host_json(facts.host)},
-        {"driver",
-         {{"version", facts.nvidia.driver},
-          {"cuda_version", facts.nvidia.cuda_version},
-          {"problem", facts.nvidia.problem}}},
-        {"gpus", json_list(facts.nvidia.gpus, [](const GpuFacts& gpu) { return to_json(gpu); })},
-        {"variables", variables},
-        {"all_reduce", to_json(facts.trial)}};
-    return to_text(json, 2) + '\n';
+    JsonWriter json(2);
+    json("version", 1);
+    json("ddprun", DDPRUN_VERSION);
+    json("worst", name_of(worst(findings)));
+    json.objects("findings", findings, [&](const Finding& finding) { describe(json, finding); });
+    json.object("host", [&] { describe(json, facts.host); });
+    json.object("driver", [&] {
+        json("version", facts.nvidia.driver);
+        json("cuda_version", facts.nvidia.cuda_version);
+        json("problem", facts.nvidia.problem);
+    });
+    json.objects("gpus", facts.nvidia.gpus, [&](const GpuFacts& gpu) { describe(json, gpu); });
+    json.object("variables", [&] {
+        for (const auto& [name, value] : facts.variables) json(name, value);
+    });
+    if (facts.trial.state == TrialFacts::State::NotAsked) json.null("all_reduce");
+    else json.object("all_reduce", [&] { describe(json, facts.trial); });
+    return std::move(json).text() + '\n';
 }
 
 int run(const Options& options) {

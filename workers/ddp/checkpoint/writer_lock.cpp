@@ -15,10 +15,10 @@
 
 #include "ddp/checkpoint/save.h"
 #include "ddp/types.h"
+#include "env/describe.h"
 #include "env/hmac.h"
 #include "env/io/file.h"
 #include "env/io/socket.h"
-#include "env/json.h"
 #include "env/nodes/batch_job.h"
 #include "env/print.h"
 #include "env/text.h"
@@ -75,16 +75,11 @@ struct WriterLock::Writer {
         std::string text(kWriterBytesLimit, '\0');
         const ssize_t bytes = ::pread(fd, text.data(), text.size(), 0);
         text.resize(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
-        Writer writer;
-        if (const auto json = ddprun::parse_json_object(text))
-            each_member(writer, ddprun::member_reader(*json));
-        return writer;
+        return ddprun::from_json<Writer>(text, ddprun::Strictness::Tolerant).value_or(Writer());
     }
     /// A file without a content locks as well: a full disk is the error of what is written next.
     void write(int fd) const {
-        ddprun::Json json;
-        each_member(*this, ddprun::member_writer(json));
-        const std::string text = ddprun::to_text(json) + "\n";
+        const std::string text = ddprun::to_json(*this) + "\n";
         if (::ftruncate(fd, 0) == 0) (void)!::pwrite(fd, text.data(), text.size(), 0);
     }
 
@@ -99,11 +94,11 @@ struct WriterLock::Writer {
         return ddprun::printable(fmt::format("another run ({}on {}, pid {})", name, host, pid));
     }
 
-  private:
-    template <class Self, class Field>
-    static void each_member(Self& writer, Field field) {
-        field("run", writer.run), field("job", writer.job), field("host", writer.host);
-        field("pid", writer.pid);
+    friend void describe(ddprun::Visitor& v, Writer& writer) {
+        v("run", writer.run);
+        v("job", writer.job);
+        v("host", writer.host);
+        v("pid", writer.pid);
     }
 };
 
