@@ -352,7 +352,8 @@ void reap_failed(pid_t pid) {
 
 Error explain(const SpawnSpec& spec, const Launch& launch) {
     const std::string_view stage = launch.failed_stage;
-    if (stage == "exec") return Error::system("exec " + spec.program, launch.error);
+    if (stage == "exec")
+        return {Errc::Refused, Error::system("exec " + spec.program, launch.error).what, launch.error};
     std::string attempt = fmt::format("start {}: {}", spec.program, stage);
     if (stage == "chdir") attempt += " " + spec.directory;
     return Error::system(attempt, launch.error);

@@ -68,9 +68,9 @@ class System {
     /// where we ignore them, and TTIN and TTOU are ignored unless it has the terminal. vfork class: returns
     /// after the child's exec or failure.
     /// A script without "#!" runs under /bin/sh.
-    /// Error: System naming program and stage ("exec ./trian: No such file or directory", "start ./train:
-    /// chdir /data: Permission denied"), InvalidArgument for two descriptors under one number. Nothing is
-    /// left behind: a child that failed before exec has been reaped.
+    /// Error: Refused, with its errno, when exec fails ("exec ./trian: No such file or directory"); System
+    /// before that ("start ./train: chdir /data: Permission denied"); InvalidArgument for two descriptors
+    /// under one number. Nothing is left behind: a child that failed has been reaped.
     [[nodiscard]] virtual Result<pid_t> spawn(const SpawnSpec& spec) = 0;
 
     /// kill(-group). ESRCH (no process left) is success. Error: System.

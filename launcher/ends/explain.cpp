@@ -109,18 +109,18 @@ std::string explain_messages(const std::vector<std::string>& lines) {
     return "";
 }
 
-std::string explain_exec_failure(const std::string& failure) {
-    const auto says = [&](std::string_view text) { return failure.find(text) != std::string::npos; };
-    if (says("No such file")) {
-        return "the program does not exist on this node, or the interpreter in its first line (#!) or its dynamic loader does not";
+std::string explain_exec_failure(const WorkerEnd& end) {
+    const bool is_explained = end.failed_at_exec || end.start_errno == EAGAIN;
+    switch (is_explained ? end.start_errno : 0) {
+        case ENOENT:
+            return "the program does not exist on this node, or the interpreter in its first line (#!) or its dynamic loader does not";
+        case ENOEXEC:
+            return "not a program for this machine: built for another architecture, or a script without #!";
+        case EACCES: return "not executable, or on a file system mounted with noexec";
+        case E2BIG: return "the arguments and the environment together are too long";
+        case EAGAIN: return "the limit on processes is reached (ulimit -u, or the cgroup's pids.max)";
+        default: return "";
     }
-    if (says("Exec format error"))
-        return "not a program for this machine: built for another architecture, or a script without #!";
-    if (says("Permission denied")) return "not executable, or on a file system mounted with noexec";
-    if (says("Argument list too long")) return "the arguments and the environment together are too long";
-    if (says("Resource temporarily unavailable"))
-        return "the limit on processes is reached (ulimit -u, or the cgroup's pids.max)";
-    return "";
 }
 
 bool stderr_has(const WorkerEnd& end, std::string_view text) {
@@ -165,7 +165,7 @@ std::string explain_code(int code) {
 
 /// The last lines of stderr take precedence over the signal, unless it came from outside.
 std::string explain_cause(const WorkerEnd& end) {
-    if (!end.exec_failure.empty()) return explain_exec_failure(end.exec_failure);
+    if (!end.exec_failure.empty()) return explain_exec_failure(end);
     if (end.signaled && end.status == SIGBUS && stderr_has(end, "/dev/shm")) return explain_signal(SIGBUS);
     // A signal from outside has nothing to do with the worker's last lines.
     const bool from_outside = end.signaled && (end.status == SIGKILL || end.status == SIGTERM);

@@ -50,9 +50,8 @@ int code_of(const WorkerEnd& end) {
     if (end.stopped_failing) return 1;  // the code of an uncaught error: the signal was ours
     if (!end.exec_failure.empty()) {
         // A failure before exec ("pipe2: Too many open files") is the launcher's, not the program's.
-        if (!end.exec_failure.starts_with("exec ")) return static_cast<int>(ExitCode::Internal);
-        const bool absent = end.exec_failure.find("No such file") != std::string::npos;
-        return static_cast<int>(absent ? ExitCode::NotFound : ExitCode::NotExecutable);
+        if (!end.failed_at_exec) return static_cast<int>(ExitCode::Internal);
+        return static_cast<int>(end.start_errno == ENOENT ? ExitCode::NotFound : ExitCode::NotExecutable);
     }
     return end.signaled ? 128 + end.status : end.status;
 }

@@ -196,7 +196,7 @@ void Controller::inform_newcomers() {
         const rdzv::AgentHello* const agent = world_.find(peer);
         if (agent == nullptr) continue;
         log_.info("{} has come: {}", printable(agent->host), why);
-        world_.send(peer, rdzv::Notice{"waiting", why});
+        world_.send(peer, rdzv::Waiting{why});
     }
 }
 
@@ -258,13 +258,17 @@ std::optional<int> Controller::node_rank_of(rdzv::AgentId peer) const {
 
 // ---- messages of agents
 
-void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
-    const int signal = static_cast<int>(parse_int(notice.text).value_or(15));
-    if (notice.kind == "preempt") preempt(signal, signal_name(signal));
-    else if (notice.kind == "stop") stop(signal, peer);
-    else if (notice.kind == "rehearse" && notice.text == std::to_string(state_.generation))
-        feed(job_event::RehearsalDue{});
-    else if (notice.kind == "remark") log_.info("{}: {}", printable(host_of(peer)), printable(notice.text));
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::StopRequest& request) {
+    if (request.preempts) preempt(request.signal, signal_name(request.signal));
+    else stop(request.signal, peer);
+}
+
+void Controller::agent_message(rdzv::AgentId, const rdzv::RehearsalRequest& request) {
+    if (request.generation == state_.generation) feed(job_event::RehearsalDue{});
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::Remark& remark) {
+    log_.info("{}: {}", printable(host_of(peer)), printable(remark.text));
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited) {
@@ -274,16 +278,9 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exi
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& ready) {
-    using Stage = job_event::NodeReady::Stage;
     const int node = world_.node_of(peer);
-    if (node < 0 || ready.generation != state_.generation) return;
-    for (const auto& [name, stage] :
-         {std::pair{"announced", Stage::Announced}, std::pair{"joined", Stage::Joined},
-          std::pair{"finished", Stage::Finished}, std::pair{"suspended", Stage::Suspended},
-          std::pair{"let-go", Stage::LetGo}, std::pair{"failing", Stage::Failing},
-          std::pair{"slow", Stage::Slow}, std::pair{"refused", Stage::Refused}}) {
-        if (ready.stage == name) feed(job_event::NodeReady{node, stage, printable(ready.why), ready.steps});
-    }
+    if (node >= 0 && ready.generation == state_.generation)
+        feed(job_event::NodeReady{node, ready.stage, printable(ready.why), ready.steps});
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended) {
@@ -378,7 +375,7 @@ bool Controller::can_replace_hanging_rank() const {
 }
 void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
 
-void Controller::forward(int signal) { world_.broadcast(rdzv::Notice{"signal", std::to_string(signal)}); }
+void Controller::forward(int signal) { world_.broadcast(rdzv::ForwardSignal{signal}); }
 
 // ---- actions
 
@@ -451,7 +448,7 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& s
     const int node = world_.node_of(peer);
     if (node < 0 || started.generation != state_.generation) return;
     feed(succession_event::Confirmed{});
-    feed(job_event::NodeReady{node, job_event::NodeReady::Stage::Started});
+    feed(job_event::NodeReady{node, rdzv::WorkerStage::Started});
 }
 
 std::vector<std::pair<rdzv::AgentId, Error>> Controller::succeed(

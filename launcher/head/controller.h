@@ -60,7 +60,9 @@ class Controller {
     // Messages and events from the server.
     /// Error: why this agent may not join; the agent is told.
     Status agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello);
-    void agent_message(rdzv::AgentId peer, const rdzv::Notice& notice);
+    void agent_message(rdzv::AgentId peer, const rdzv::StopRequest& request);
+    void agent_message(rdzv::AgentId peer, const rdzv::RehearsalRequest& request);
+    void agent_message(rdzv::AgentId peer, const rdzv::Remark& remark);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkersReady& ready);
@@ -85,7 +87,7 @@ class Controller {
     void stood_still() { feed(succession_event::StoodStill{}); }
 
     // Requests of the operator and the host.
-    /// Handles a signal to this process. (Agents send theirs as a Notice.)
+    /// Handles a signal to this process. (Agents send theirs as a StopRequest.)
     void stop(int signal) { stop(signal, kThisProcess); }
     /// `left`: the time until the scheduler ends the job itself; nullopt: not known.
     void preempt(int signal, const std::string& why, std::optional<Duration> left = {});

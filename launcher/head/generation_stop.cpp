@@ -63,7 +63,7 @@ void GenerationStop::decide(const StopActions::Decision& decision) {
         log_.warning("the workers have not agreed on the step after which they stop: {}", decision.why);
     agreed_step_ = decision.step;
     if (decision.step > 0) log_.info("all workers stop after step {}", decision.step);
-    else world_.broadcast(rdzv::Notice{"preempt", why_});
+    else world_.broadcast(rdzv::Preempt{why_});
     const auto held = std::exchange(held_, std::nullopt);
     if (!held) return;
     job_action::StopGeneration action = held->first;

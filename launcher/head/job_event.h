@@ -7,6 +7,7 @@
 
 #include "env/clock.h"
 #include "launcher/head/restart_policy.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 
@@ -36,17 +37,7 @@ struct WorkerEnded {
 };
 /// All workers of a node have started, or have reached this stage of recovery in place (rdzv::WorkersReady).
 struct NodeReady {
-    enum class Stage : std::uint8_t {
-        Started,
-        Announced,
-        Joined,
-        Finished,
-        Suspended,
-        LetGo,
-        Failing,
-        Slow,
-        Refused
-    };
+    using Stage = rdzv::WorkerStage;
     int node;
     Stage stage;
     std::string why = {};     ///< of a refusal, or why a worker has left its group

@@ -232,7 +232,7 @@ struct AgentGone {
 /// This node is asked to end. The head decides. A node without a head leaves, and so does a node that loses
 /// its head before the answer: no other node knows of the request.
 struct EndAsked {
-    rdzv::Notice how;
+    rdzv::StopRequest how;
     bool is_connected;
 };
 struct TimerFired {};

@@ -131,11 +131,11 @@ void World::perform(const job_action::StopNode& action, const JobState& state) c
 }
 
 void World::perform(const job_action::EndCollectives& action, const JobState& /*state*/) const {
-    broadcast(rdzv::Notice{"lost", std::to_string(action.lost_rank)});
+    broadcast(rdzv::EndCollectives{action.lost_rank});
 }
 
 void World::perform(const job_action::EndJoining& action, const JobState& /*state*/) const {
-    broadcast(rdzv::Notice{"absent", std::to_string(action.absent_rank)});
+    broadcast(rdzv::EndJoining{action.absent_rank});
 }
 
 void World::perform(const job_action::Release&, const JobState& state) const {
@@ -146,7 +146,7 @@ void World::perform(const job_action::KillRank& action, const JobState& /*state*
     for (const WorldNode& node : describe()) {
         if (action.rank >= node.first_rank && action.rank < node.first_rank + node.workers &&
             node.is_connected)
-            send_(node.agent, rdzv::Notice{"kill", fmt::format("{} {}", action.rank, action.why)});
+            send_(node.agent, rdzv::KillRank{action.rank, action.why});
     }
 }
 

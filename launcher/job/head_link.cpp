@@ -151,8 +151,8 @@ void HeadLink::join(std::vector<Endpoint> controllers, TimePoint by, bool is_our
     link_ = std::make_unique<rdzv::AgentLink>(*node_.loop, std::move(options), handler_);
 }
 
-void HeadLink::ask_to_end(const char* how, int signal) {
-    feed(follower_event::EndAsked{{how, std::to_string(signal)}, is_connected()});
+void HeadLink::ask_to_end(const rdzv::StopRequest& how) {
+    feed(follower_event::EndAsked{how, is_connected()});
 }
 
 void HeadLink::keep_alive() {

@@ -83,7 +83,7 @@ class HeadLink {
     bool send(rdzv::FromAgent message) { return link_ && link_->send(std::move(message)); }
     [[nodiscard]] bool is_connected() const { return link_ && link_->is_connected(); }
     /// Asks the controller to end the job. Without a controller the node leaves.
-    void ask_to_end(const char* how, int signal);
+    void ask_to_end(const rdzv::StopRequest& how);
     /// Sends a heartbeat, on a Keepalive's thread.
     void keep_alive();
     /// Call it only while connected.

@@ -162,8 +162,8 @@ Status Node::watch_starter() {
             return leave(ExitCode::Unavailable);
         }
         parts_.log.info("the program that started this ddprun has exited: stopping");
-        link_->send(rdzv::Notice{
-            "remark", "the program that started this ddprun has exited"});  // the starter carried our lines
+        // The starter carried our lines.
+        link_->send(rdzv::Remark{"the program that started this ddprun has exited"});
         act_on(SIGTERM, SignalAction::Stop);
     });
 }
@@ -271,7 +271,7 @@ void Node::act_on(int signal, SignalAction action) {
     if (head_ && head_->moved()) return leave(ExitCode::TryAgain);
     if (head_ && is_stop) return head_->controller().stop(signal);
     if (head_) return head_->controller().preempt(signal, signal_name(signal));
-    link_->ask_to_end(is_stop ? "stop" : "preempt", signal);
+    link_->ask_to_end({signal, !is_stop});
 }
 
 /// Ctrl-Z: stops the workers, then ourselves, as a shell expects, once the other nodes have been told. The

@@ -70,12 +70,7 @@ class Node final : public rdzv::AgentLinkHandler {
     void on_detail(const std::string& line) override { parts_.log.debug("{}", line); }
     void obey(const rdzv::StartGeneration& start);
     void name_network();
-    void obey(const rdzv::StopGeneration& stop) { parts_.agent->handle(stop); }
-    void obey(const rdzv::SuspendGeneration& order) { parts_.agent->handle(order); }
-    void obey(const rdzv::Release& release) { parts_.agent->handle(release); }
     void obey(const rdzv::Shutdown& shutdown) { link_->obey(shutdown); }
-    void obey(const rdzv::Notice& notice) { parts_.agent->handle(notice); }
-    void obey(const rdzv::StopProposal& proposal) { parts_.agent->handle(proposal); }
     void obey(const rdzv::JobSnapshot& snapshot) { link_->obey(snapshot); }
     void obey(const rdzv::Successor& successor) { link_->obey(successor); }
     void obey(const rdzv::Question& question) { parts_.inquiry->from_head(question); }
@@ -83,8 +78,9 @@ class Node final : public rdzv::AgentLinkHandler {
     void obey(const rdzv::OutputShown& shown) {
         if (parts_.sender) parts_.sender->shown(shown.bytes);
     }
-    void obey(const auto& of_pmix) {
-        if (parts_.pmix) parts_.pmix->handle(of_pmix);
+    void obey(const auto& message) {
+        if constexpr (requires { parts_.agent->handle(message); }) parts_.agent->handle(message);
+        else if (parts_.pmix) parts_.pmix->handle(message);
     }
 
     void end(const rdzv::Shutdown& shutdown);

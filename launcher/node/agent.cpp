@@ -26,16 +26,6 @@ constexpr Duration kSpawnSliceTime = std::chrono::milliseconds(100);
 /// How often --rehearse looks at the number of steps.
 constexpr Duration kRehearsalPause = std::chrono::milliseconds(5);
 
-const char* name_of(Stage stage) {
-    switch (stage) {
-        case Stage::None: return "none";
-        case Stage::Announced: return "announced";
-        case Stage::Joined: return "joined";
-        case Stage::Finished: return "finished";
-    }
-    return "none";
-}
-
 }  // namespace
 
 Agent::Agent(os::EventLoop& loop, os::System& system, Output& output, Warden* warden, os::Log& log,
@@ -146,22 +136,27 @@ void Agent::handle(const rdzv::StopProposal& proposal) {
     send_(done);
 }
 
-void Agent::handle(const rdzv::Notice& notice) {
-    if (notice.kind == "signal") {
-        if (const Result<std::int64_t> signal = parse_int(notice.text))
-            forward_signal(static_cast<int>(*signal), SignalFrom::Head);
-        return;
-    }
-    if (notice.kind == "waiting") return log_.info("{}", printable(notice.text));
-    if (notice.kind == "kill") return kill_failed(notice.text);
-    if (notice.kind == "lost" && workers_.segment) {
-        workers_.segment->abort(static_cast<int>(parse_int(notice.text).value_or(0)));
-        return feed(agent_event::NoneFollows{});
-    }
-    if (notice.kind == "absent" && workers_.segment)
-        return workers_.end_joining(static_cast<int>(parse_int(notice.text).value_or(0)));
-    if (notice.kind != "preempt") return;
-    const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
+void Agent::handle(const rdzv::Waiting& waiting) { log_.info("{}", printable(waiting.why)); }
+
+void Agent::handle(const rdzv::ForwardSignal& order) { forward_signal(order.signal, SignalFrom::Head); }
+
+void Agent::handle(const rdzv::EndCollectives& order) {
+    if (!workers_.segment) return;
+    workers_.segment->abort(order.lost_rank);
+    feed(agent_event::NoneFollows{});
+}
+
+void Agent::handle(const rdzv::EndJoining& order) {
+    if (workers_.segment) workers_.end_joining(order.absent_rank);
+}
+
+void Agent::handle(const rdzv::KillRank& order) {
+    const int local_rank = order.rank - workers_.order.first_rank;
+    if (local_rank >= 0 && local_rank < workers_.size()) kill_failed(local_rank, printable(order.why));
+}
+
+void Agent::handle(const rdzv::Preempt& order) {
+    const std::string packet = lifeline::kPreempt + order.why.substr(0, lifeline::kMaxPacket - 1);
     for (int i = 0; i < workers_.size(); ++i) lifelines_.tell(i, packet);
 }
 
@@ -308,7 +303,7 @@ void Agent::spawn_slice() {
         const Result<pid_t> pid = starter_.start(local_rank);
         if (pid) lifelines_.listen(local_rank);
         if (pid) feed(agent_event::Spawned{local_rank, *pid});
-        else feed(agent_event::SpawnFailed{local_rank, pid.error().what});
+        else feed(agent_event::SpawnFailed{local_rank, pid.error()});
     }
     slice_posted_ = pending_spawn_ >= 0 && state_.phase == AgentState::Phase::Starting;
     if (slice_posted_) loop_.post([this] { spawn_slice(); });
@@ -382,17 +377,17 @@ void Agent::perform(const agent_action::TellLast& action) {
 }
 
 void Agent::perform(const agent_action::ReportStage& action) {
-    if (action.stage != Stage::Joined) return report_stage(name_of(action.stage), workers_.most_steps());
+    if (action.stage != Stage::Joined) return report_stage(action.stage, workers_.most_steps());
     const std::int64_t begin = std::ranges::max_element(workers_.all, {}, &Worker::began_at)->began_at;
-    report_stage(name_of(action.stage), begin < 0 ? workers_.most_steps() : begin);
+    report_stage(action.stage, begin < 0 ? workers_.most_steps() : begin);
     begin_rehearsing();
 }
 void Agent::perform(const agent_action::ReportSuspended&) {
-    report_stage("suspended", workers_.most_steps());
+    report_stage(Stage::Suspended, workers_.most_steps());
 }
-void Agent::perform(const agent_action::ReportSlow&) { report_stage("slow", workers_.most_steps()); }
+void Agent::perform(const agent_action::ReportSlow&) { report_stage(Stage::Slow, workers_.most_steps()); }
 
-void Agent::report_stage(const char* stage, std::int64_t steps) {
+void Agent::report_stage(Stage stage, std::int64_t steps) {
     send_(rdzv::WorkersReady{workers_.order.generation, stage, "", steps});
 }
 
@@ -407,7 +402,7 @@ void Agent::begin_rehearsing() {
 void Agent::ask_for_rehearsal() {
     if (state_.phase != AgentState::Phase::Running || !workers_.kept) return;
     if (workers_.kept->commits(0) >= rehearse_at_) {
-        send_(rdzv::Notice{"rehearse", std::to_string(workers_.order.generation)});
+        send_(rdzv::RehearsalRequest{workers_.order.generation});
         return begin_rehearsing();  // in case that the head cannot have it now
     }
     rehearsal_timer_ = loop_.call_after(kRehearsalPause, [this] { ask_for_rehearsal(); });
@@ -415,13 +410,14 @@ void Agent::ask_for_rehearsal() {
 
 void Agent::perform(const agent_action::ReportRefusal& action) {
     const std::string why = fmt::format("rank {}: {}", workers_.rank_of(action.local_rank), action.why);
-    send_(rdzv::WorkersReady{workers_.order.generation, "refused", why, -1});
+    send_(rdzv::WorkersReady{workers_.order.generation, Stage::Refused, why, -1});
 }
 
 void Agent::perform(const agent_action::ReportLetGo& action) {
     const std::string why =
         fmt::format("rank {} has left its group ({})", workers_.rank_of(action.local_rank), action.why);
-    send_(rdzv::WorkersReady{workers_.order.generation, "let-go", why, workers_.steps_of(action.local_rank)});
+    send_(rdzv::WorkersReady{workers_.order.generation, Stage::LetGo, why,
+                             workers_.steps_of(action.local_rank)});
 }
 
 void Agent::perform(const agent_action::KillLate& action) {
@@ -431,14 +427,6 @@ void Agent::perform(const agent_action::KillLate& action) {
                           workers_.order.generation, format_duration(config_.spec.recover.within))
             : fmt::format("it has not left generation {}, which is over", workers_.order.generation);
     for (const int local_rank : action.local_ranks) kill_failed(local_rank, why);
-}
-
-/// Kills a worker at the head's request: "RANK WHY".
-void Agent::kill_failed(std::string_view rank_and_why) {
-    const Result<std::uint64_t> rank = take_number(rank_and_why);
-    const auto first = static_cast<std::uint64_t>(workers_.order.first_rank);
-    if (rank && *rank >= first && *rank - first < workers_.all.size())
-        kill_failed(static_cast<int>(*rank - first), printable(rank_and_why));
 }
 
 void Agent::kill_failed(int local_rank, const std::string& why) {
@@ -510,7 +498,7 @@ void Agent::note_reported_error(int local_rank) {
     if (!state_.may_be_left()) return;
     const int rank = workers_.rank_of(local_rank);
     const std::string why = fmt::format("rank {} has reported an error", rank);
-    send_(rdzv::WorkersReady{workers_.order.generation, "failing", why, workers_.steps_of(local_rank)});
+    send_(rdzv::WorkersReady{workers_.order.generation, Stage::Failing, why, workers_.steps_of(local_rank)});
     feed(agent_event::ErrorReported{});
     workers_.segment->abort(rank);
 }

@@ -38,7 +38,12 @@ class Agent {
     void handle(const rdzv::StopGeneration& order);
     void handle(const rdzv::SuspendGeneration& order);
     void handle(const rdzv::Release& release);
-    void handle(const rdzv::Notice& notice);
+    void handle(const rdzv::Waiting& waiting);
+    void handle(const rdzv::ForwardSignal& order);
+    void handle(const rdzv::EndCollectives& order);
+    void handle(const rdzv::EndJoining& order);
+    void handle(const rdzv::KillRank& order);
+    void handle(const rdzv::Preempt& order);
     void handle(const rdzv::StopProposal& proposal);
     /// Ends the collectives of the generation; the workers wait for the next one. Call it only where they
     /// can: state().can_recover(). `failed_rank`: whose loss is the cause; -1 none. A worker that has not
@@ -128,10 +133,9 @@ class Agent {
     void fail_start(const std::string& why);
     void recover(const rdzv::StartGeneration& order);
     Status begin_in_place(const rdzv::StartGeneration& order);
-    void report_stage(const char* stage, std::int64_t steps);
+    void report_stage(rdzv::WorkerStage stage, std::int64_t steps);
     void begin_rehearsing();
     void ask_for_rehearsal();
-    void kill_failed(std::string_view rank_and_why);
     void kill_failed(int local_rank, const std::string& why);
     void begin_stop();
     void end_waiting_for_agreement();

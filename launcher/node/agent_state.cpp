@@ -288,7 +288,7 @@ AgentActions on(AgentState& state, const agent_event::SpawnFailed& event, TimePo
     worker.state = WorkerState::Ended;
     state.phase = AgentPhase::Running;
     state.awaits_head = state.can_recover();
-    AgentActions actions{agent_action::ReportExit{event.local_rank, {}, false, event.what}};
+    AgentActions actions{agent_action::ReportExit{event.local_rank, {}, false, event.why}};
     stop_if_due(state, now, actions);
     sweep_if_all_ended(state, now, actions);
     return actions;
@@ -489,9 +489,9 @@ bool AgentState::is_left() const {
 }
 
 bool AgentState::is_announcing() const {
-    return reported == Stage::None && std::any_of(workers.begin(), workers.end(), [](const Worker& worker) {
-               return worker.stage != Stage::None;
-           });
+    return reported == Stage::Started &&
+           std::any_of(workers.begin(), workers.end(),
+                       [](const Worker& worker) { return worker.stage != Stage::Started; });
 }
 
 int AgentState::local_rank_of(pid_t pid) const {

@@ -10,6 +10,8 @@
 
 #include "env/clock.h"
 #include "env/os/system.h"
+#include "env/result.h"
+#include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {
 
@@ -98,12 +100,12 @@ struct AgentState {
         Sweeping
     };
     /// How far a worker is in recovery in place (env/lifeline.h).
-    enum class Stage : std::uint8_t { None, Announced, Joined, Finished };
+    using Stage = rdzv::WorkerStage;  ///< here up to Finished
     struct Worker {
         pid_t pid = 0;  ///< 0: not spawned
         WorkerState state = WorkerState::Running;
         bool asked_to_stop = false;  ///< we signalled it before it ended, so its end is ours
-        Stage stage = Stage::None;
+        Stage stage = Stage::Started;
         bool has_let_go = false;   ///< it has left the group of this generation
         bool has_come = false;     ///< it has said that it waits for the others of this generation
         bool is_new = false;       ///< it replaces another one, and has not joined yet
@@ -127,18 +129,18 @@ struct AgentState {
     std::uint64_t generation = 0;
     std::vector<Worker> workers;  ///< by local rank
     int stop_signal = 0;
-    TimePoint deadline = kNever;   ///< of the grace, of the sweep, or of a recovery
-    Duration recover_within{};     ///< zero: no recovery in place
-    Duration start_limit{};        ///< the time that workers which start have to join, where it is longer
-    TimePoint waits_since{};       ///< when workers were told to leave a generation, or to join one
-    Duration longest_wait{};       ///< since then, for any worker
-    Stage reported = Stage::None;  ///< the stage that all workers have reached, as the head knows
-    bool refuses = false;          ///< a worker has reported that it does not survive the end of a generation
-    bool is_recovering = false;    ///< a generation in place has begun, and not all have joined it
-    bool is_released = false;      ///< workers that have finished may end
-    bool awaits_head = false;      ///< a worker has failed, and the head has not said what follows
-    bool told_let_go = false;      ///< the head knows that a worker has left this generation by itself
-    bool is_last = false;          ///< Stopping: no generation in place follows
+    TimePoint deadline = kNever;      ///< of the grace, of the sweep, or of a recovery
+    Duration recover_within{};        ///< zero: no recovery in place
+    Duration start_limit{};           ///< the time that workers which start have to join, where it is longer
+    TimePoint waits_since{};          ///< when workers were told to leave a generation, or to join one
+    Duration longest_wait{};          ///< since then, for any worker
+    Stage reported = Stage::Started;  ///< the stage that all workers have reached, as the head knows
+    bool refuses = false;        ///< a worker has reported that it does not survive the end of a generation
+    bool is_recovering = false;  ///< a generation in place has begun, and not all have joined it
+    bool is_released = false;    ///< workers that have finished may end
+    bool awaits_head = false;    ///< a worker has failed, and the head has not said what follows
+    bool told_let_go = false;    ///< the head knows that a worker has left this generation by itself
+    bool is_last = false;        ///< Stopping: no generation in place follows
     /// A stop that came while workers of a generation in place were being started: they have to meet first.
     struct DueStop {
         int signal = 0;
@@ -216,7 +218,7 @@ struct Spawned {
 /// The worker never ran. No more workers are started; the controller decides about the rest.
 struct SpawnFailed {
     int local_rank;
-    std::string what;
+    Error why;
 };
 struct Exited {
     os::ChildExit exit;
@@ -303,7 +305,7 @@ struct ReportExit {
     int local_rank;
     os::ChildExit exit;
     bool by_us;
-    std::string exec_failure;
+    std::optional<Error> start_failure = {};  ///< nullopt: it ran
 };
 /// Find descendants, send them the signal, feed Swept. SIGTERM goes only to those that no earlier search has
 /// signalled.

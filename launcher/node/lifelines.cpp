@@ -18,14 +18,15 @@ constexpr int kPacketsAtOnce = 64;              ///< a worker that floods us mus
 
 bool is_of_one_process(std::string_view name) { return name == "DDPRUN_TOKEN" || name.ends_with("_FD"); }
 
-}  // namespace
-
+/// Takes the number at the beginning of `text`, and the space after it.
 Result<std::uint64_t> take_number(std::string_view& text) {
     const std::size_t end = std::min(text.find(' '), text.size());
     const Result<std::uint64_t> number = parse_uint(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
     return number;
 }
+
+}  // namespace
 
 void Lifelines::tell(int local_rank, std::string_view packet) const {
     const Worker& worker = workers_.at(local_rank);

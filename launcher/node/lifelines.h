@@ -48,7 +48,4 @@ class Lifelines {
     Feed feed_;
 };
 
-/// Takes the number at the beginning of `text`, and the space after it.
-Result<std::uint64_t> take_number(std::string_view& text);
-
 }  // namespace ddprun

@@ -180,7 +180,11 @@ rdzv::WorkerExited WorkerEnds::facts_of(const agent_action::ReportExit& end) con
     report.status = end.exit.status;
     report.dumped_core = end.exit.dumped_core;
     report.by_us = end.by_us;
-    report.exec_failure = end.exec_failure;
+    if (end.start_failure) {
+        report.exec_failure = end.start_failure->what;
+        report.failed_at_exec = end.start_failure->code == Errc::Refused;
+        report.start_errno = end.start_failure->sys;
+    }
     const TimePoint started = workers_.at(end.local_rank).started;
     if (started != TimePoint{}) report.after_start_ns = (MonotonicClock::now() - started).count();
     if (workers_.segment) report.steps = workers_.steps_of(end.local_rank);

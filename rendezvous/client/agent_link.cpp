@@ -16,7 +16,8 @@ constexpr Duration kAddressTimeout = std::chrono::seconds(5);
 
 /// Behind these the head ends, or is stopped, when it hears that they have come.
 bool is_waited_for(std::uint8_t type) {
-    return type == Shutdown::kType.number || type == Notice::kType.number;
+    return type == Shutdown::kType.number || type == ForwardSignal::kType.number ||
+           type == Preempt::kType.number;
 }
 
 }  // namespace

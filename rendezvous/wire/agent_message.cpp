@@ -37,6 +37,7 @@ static void describe(Visitor& v, WorkerExited& m) {
     v.usually("error_age_ns", m.error_age_ns, -1);
     v.usually("error_file", m.error_file);
     v.usually("exec_failure", m.exec_failure);
+    v.usually("failed_at_exec", m.failed_at_exec);
     v("generation", m.generation);
     v.usually("last_collective", m.last_collective);
     v.usually("last_stderr", m.last_stderr);
@@ -46,6 +47,7 @@ static void describe(Visitor& v, WorkerExited& m) {
     v("pid", m.pid);
     v("rank", m.rank);
     v.usually("signaled", m.signaled);
+    v.usually("start_errno", m.start_errno);
     v("status", m.status);
     v.usually("steps", m.steps, -1);
     v.usually("stopped_failing", m.stopped_failing);
@@ -62,9 +64,12 @@ static void describe(Visitor& v, StepsDone& m) {
     v("listens", m.listens);
     v("step", m.step);
 }
+/// In the order of WorkerStage.
+static constexpr std::string_view kStages[] = {"started", "announced", "joined", "finished", "suspended",
+                                               "let-go",  "failing",   "slow",   "refused"};
 static void describe(Visitor& v, WorkersReady& m) {
     v("generation", m.generation);
-    v("stage", m.stage);
+    v.choice("stage", m.stage, kStages);
     v.usually("steps", m.steps, -1);
     v.usually("why", m.why);
 }
@@ -110,10 +115,21 @@ static void describe(Visitor& v, Shutdown& m) {
     v("exit_code", m.exit_code);
     v("why", m.why);
 }
-static void describe(Visitor& v, Notice& m) {
-    v("kind", m.kind);
-    v("text", m.text);
+static void describe(Visitor& v, StopRequest& m) {
+    v.usually("preempts", m.preempts);
+    v("signal", m.signal);
 }
+static void describe(Visitor& v, RehearsalRequest& m) { v("generation", m.generation); }
+static void describe(Visitor& v, Remark& m) { v("text", m.text); }
+static void describe(Visitor& v, Waiting& m) { v("why", m.why); }
+static void describe(Visitor& v, ForwardSignal& m) { v("signal", m.signal); }
+static void describe(Visitor& v, EndCollectives& m) { v("lost_rank", m.lost_rank); }
+static void describe(Visitor& v, EndJoining& m) { v("absent_rank", m.absent_rank); }
+static void describe(Visitor& v, KillRank& m) {
+    v("rank", m.rank);
+    v("why", m.why);
+}
+static void describe(Visitor& v, Preempt& m) { v("why", m.why); }
 static void describe(Visitor& v, Question& m) {
     v("number", m.number);
     v("request", m.request);

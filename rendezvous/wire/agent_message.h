@@ -56,7 +56,7 @@ struct WorkerExited {
     bool dumped_core = false;
     bool by_us = false;  ///< ddprun stopped it: never the cause of a failure
     std::int64_t after_start_ns = 0;
-    std::string exec_failure;              ///< why it could not be executed; "" it ran
+    std::string exec_failure;              ///< why it could not be started; "" it ran
     std::vector<std::string> last_stderr;  ///< the last kReportLines lines, cut to kReportLineBytes each
     std::string error_file;                ///< cut to kReportErrorBytes
     std::string meaning;  ///< the probable cause; kReportTextBytes at most, like the next and exec_failure
@@ -66,6 +66,8 @@ struct WorkerExited {
     std::int64_t error_age_ns = -1;  ///< the age of its error report; -1 it wrote none
     std::int64_t commits = -1;       ///< units that its rank has committed; -1: it commits none
     std::int64_t useful_ns = -1;     ///< their time
+    bool failed_at_exec = false;     ///< exec refused the program, so `exec_failure` is not ddprun's own
+    int start_errno = 0;             ///< the errno of `exec_failure`; 0: not known
     bool never_joined = false;  ///< it ended with 0 before it had joined: a group of all ranks cannot form
     [[nodiscard]] bool failed() const { return signaled || status != 0 || !exec_failure.empty(); }
     bool operator==(const WorkerExited&) const = default;
@@ -86,16 +88,46 @@ struct StepsDone {
     std::uint64_t highest = 0;  ///< the highest step for which a worker has asked
     bool operator==(const StepsDone&) const = default;
 };
-/// All workers of this node have come so far in recovery in place (docs/elastic.md), or one refuses it.
+/// How far a worker has come: Announced to Finished one after the other, the rest as it happens. Recovery in
+/// place (docs/elastic.md) knows all but Started.
+enum class WorkerStage : std::uint8_t {
+    Started,
+    Announced,  ///< survives the end of a generation
+    Joined,     ///< has joined the generation
+    Finished,
+    Suspended,  ///< has left its generation at a SuspendGeneration
+    LetGo,      ///< has left its generation by itself
+    Failing,    ///< has reported its error, and not ended
+    Slow,       ///< has not joined yet, but may still do so
+    Refused,    ///< does not survive the end of a generation
+};
+/// All workers of this node have come to a stage; of the stages from LetGo on, one worker is there.
 struct WorkersReady {
     static constexpr MessageType kType{74, "WorkersReady"};
     std::uint64_t generation = 0;
-    std::string
-        stage;  ///< "announced", "joined" (this generation), "finished", "suspended", "let-go", "refused",
-                ///< "slow" (not all have joined, but those that are missing may still do so)
+    WorkerStage stage = WorkerStage::Started;
     std::string why;          ///< of a refusal: "rank 3: backend mpi", or why a worker has let go
     std::int64_t steps = -1;  ///< the most steps done by a worker of this node; -1: none counts them
     bool operator==(const WorkersReady&) const = default;
+};
+/// A signal asks this node's ddprun to end the job.
+struct StopRequest {
+    static constexpr MessageType kType{75, "StopRequest"};
+    int signal = 15;
+    bool preempts = false;  ///< the workers get time to save
+    bool operator==(const StopRequest&) const = default;
+};
+/// Rank 0 has done the steps between two rehearsals (--rehearse): a new generation in place is due.
+struct RehearsalRequest {
+    static constexpr MessageType kType{76, "RehearsalRequest"};
+    std::uint64_t generation = 0;
+    bool operator==(const RehearsalRequest&) const = default;
+};
+/// A line for the head's log.
+struct Remark {
+    static constexpr MessageType kType{77, "Remark"};
+    std::string text;
+    bool operator==(const Remark&) const = default;
 };
 /// Numbers that rank 0 told, for the job's curves (--tensorboard).
 struct WorkerScalars {
@@ -169,12 +201,42 @@ struct Shutdown {
     bool operator==(const Shutdown&) const = default;
 };
 
-/// Information for workers or for the controller, in either direction. Kind "preempt": save and stop soon.
-struct Notice {
-    static constexpr MessageType kType{96, "Notice"};
-    std::string kind;
-    std::string text;
-    bool operator==(const Notice&) const = default;
+/// Tells a node that has joined what it waits for.
+struct Waiting {
+    static constexpr MessageType kType{91, "Waiting"};
+    std::string why;
+    bool operator==(const Waiting&) const = default;
+};
+/// Sends a signal to all workers.
+struct ForwardSignal {
+    static constexpr MessageType kType{92, "ForwardSignal"};
+    int signal = 0;
+    bool operator==(const ForwardSignal&) const = default;
+};
+/// Ends the collectives of a generation that is being stopped; none follows in place.
+struct EndCollectives {
+    static constexpr MessageType kType{93, "EndCollectives"};
+    int lost_rank = 0;
+    bool operator==(const EndCollectives&) const = default;
+};
+/// Ends the wait of workers that join a group: this rank has ended with 0 and will not come.
+struct EndJoining {
+    static constexpr MessageType kType{94, "EndJoining"};
+    int absent_rank = 0;
+    bool operator==(const EndJoining&) const = default;
+};
+/// Kills a worker that hangs; its end counts as a failure.
+struct KillRank {
+    static constexpr MessageType kType{95, "KillRank"};
+    int rank = 0;
+    std::string why;
+    bool operator==(const KillRank&) const = default;
+};
+/// Tells workers that listen to save and stop soon.
+struct Preempt {
+    static constexpr MessageType kType{101, "Preempt"};
+    std::string why;
+    bool operator==(const Preempt&) const = default;
 };
 
 /// A question about the running job, in either direction. Answered at most once, with the same number.
@@ -301,13 +363,14 @@ struct ModexReply {
 };
 
 /// The messages of an agent that has joined.
-using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer,
-                               FenceEntered, ModexRequest, ModexReply, StandbyListens, OutputPiece, StepsDone,
-                               WorkerScalars, WorkersReady>;
+using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, Question, Answer, FenceEntered,
+                               ModexRequest, ModexReply, StandbyListens, OutputPiece, StepsDone,
+                               WorkerScalars, WorkersReady, StopRequest, RehearsalRequest, Remark>;
 /// The messages of the controller to an agent.
-using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
-                             FenceOver, ModexRequest, ModexReply, JobSnapshot, Successor, OutputShown,
-                             StopProposal, Release, SuspendGeneration>;
+using ToAgent =
+    std::variant<StartGeneration, StopGeneration, Shutdown, Question, Answer, World, FenceOver, ModexRequest,
+                 ModexReply, JobSnapshot, Successor, OutputShown, StopProposal, Release, SuspendGeneration,
+                 Waiting, ForwardSignal, EndCollectives, EndJoining, KillRank, Preempt>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
 Result<JobMoved> decode_job_moved(Frame frame);

@@ -96,7 +96,7 @@ class AgentNode {
     void hear(const rdzv::FromAgent& message) {
         if (const auto* exit = std::get_if<rdzv::WorkerExited>(&message)) {
             exits.push_back(*exit);
-            if (stops_) loop_->post([this] { agent_->handle(rdzv::Notice{"lost", "0"}); });
+            if (stops_) loop_->post([this] { agent_->handle(rdzv::EndCollectives{0}); });
             if (!exit->exec_failure.empty())
                 loop_->post([this, generation = exit->generation] { stop(generation, 5s, 0); });
         }
@@ -355,7 +355,7 @@ TEST(Agent, AnEndWithZeroOnAnotherNodeEndsTheWaitToo) {
     ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
     const int segment = node.agent().segment()->fd();
     line_of(segment, 0).joined = 1;
-    node.agent().handle(rdzv::Notice{"absent", "5"});
+    node.agent().handle(rdzv::EndJoining{5});
     EXPECT_EQ(header_of(segment).aborted, 6u);
     system.exit(node.pid(0), 1);
     ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 1; }));
@@ -426,7 +426,7 @@ void start_recoverable(FakeSystem& system, AgentNode& node) {
     ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
     for (const auto& [pid, spec] : system.spawned()) WorkersSide(system, pid).say("Rin-place 0");
     ASSERT_TRUE(node.comes_to([&] { return !node.ready.empty(); }));
-    EXPECT_EQ(node.ready[0].stage, "announced");
+    EXPECT_EQ(node.ready[0].stage, rdzv::WorkerStage::Announced);
 }
 
 TEST(AgentRecovery, GivesSurvivorsTheNextGenerationAndReplacesTheFailedOne) {
@@ -487,7 +487,7 @@ void say_and_lose_a_peer(FakeSystem& system, AgentNode& node, const std::vector<
 
 /// The steps in the last message that all workers have joined.
 std::int64_t steps_when_joined(const AgentNode& node) {
-    return node.ready.back().stage == "joined" ? node.ready.back().steps : -2;
+    return node.ready.back().stage == rdzv::WorkerStage::Joined ? node.ready.back().steps : -2;
 }
 
 TEST(AgentRecovery, StepsInLettersCountWhereNothingIsCommitted) {
@@ -584,7 +584,7 @@ TEST(AgentRecovery, SuspendedWorkersLeaveTheirGenerationAndGoOnUnderOtherNumbers
     const WorkersSide survivor(system, node.pid(0));
     const pid_t before = node.pid(0);
     node.agent().handle(rdzv::SuspendGeneration{1, 5, "node node02 is lost"});
-    EXPECT_EQ(node.ready.back().stage, "suspended");
+    EXPECT_EQ(node.ready.back().stage, rdzv::WorkerStage::Suspended);
     EXPECT_EQ(facts_of(survivor.descriptor("DDPRUN_SEGMENT_FD")).aborted, 6u) << "1 + the failed rank";
     EXPECT_TRUE(system.signals().empty());
     survivor.say("L1 812 a peer has ended");
@@ -602,7 +602,7 @@ TEST(AgentRecovery, TellsWorkersThatMayEndOrHaveNoNextGeneration) {
     start_recoverable(system, node);
     const WorkersSide one(system, node.pid(0)), other(system, node.pid(1));
     for (const WorkersSide* side : {&one, &other}) side->say("F1");
-    ASSERT_TRUE(node.comes_to([&] { return node.ready.back().stage == "finished"; }));
+    ASSERT_TRUE(node.comes_to([&] { return node.ready.back().stage == rdzv::WorkerStage::Finished; }));
     node.agent().handle(rdzv::Release{1});
     EXPECT_EQ(one.hear().first, "E1");
     other.say("L1 812 a peer has ended");
@@ -619,7 +619,7 @@ TEST(AgentRecovery, KillsAWorkerThatHangsAsAFailedOne) {
     FakeSystem system;
     AgentNode node(system, 2);
     start_recoverable(system, node);
-    node.agent().handle(rdzv::Notice{"kill", "1 it has not called all_reduce #812"});
+    node.agent().handle(rdzv::KillRank{1, "it has not called all_reduce #812"});
     ASSERT_TRUE(node.comes_to([&] { return node.exits.size() == 1; }));
     EXPECT_EQ(node.exits[0].rank, 1);
     EXPECT_FALSE(node.exits[0].by_us);
@@ -647,7 +647,7 @@ TEST(AgentRecovery, ReportsARefusalWithItsRank) {
     ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
     WorkersSide(system, node.pid(1)).say("Rrestart backend mpi");
     ASSERT_TRUE(node.comes_to([&] { return !node.ready.empty(); }));
-    EXPECT_EQ(node.ready[0].stage, "refused");
+    EXPECT_EQ(node.ready[0].stage, rdzv::WorkerStage::Refused);
     EXPECT_EQ(node.ready[0].why, "rank 1: backend mpi");
 }
 

@@ -225,8 +225,10 @@ TEST(AgentStep, AWorkerThatNeverRanIsReportedAndNoOtherIsStarted) {
     AgentState state;
     step(state, agent_event::StartRequested{1, 2}, kStart);
     const auto actions =
-        step(state, agent_event::SpawnFailed{0, "exec ./trian: No such file or directory"}, kStart);
-    EXPECT_EQ(all_of<agent_action::ReportExit>(actions).at(0).exec_failure,
+        step(state,
+             agent_event::SpawnFailed{0, {Errc::Refused, "exec ./trian: No such file or directory", ENOENT}},
+             kStart);
+    EXPECT_EQ(all_of<agent_action::ReportExit>(actions).at(0).start_failure->what,
               "exec ./trian: No such file or directory");
     EXPECT_TRUE(all_of<agent_action::SpawnNext>(actions).empty());
     EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);

@@ -279,8 +279,8 @@ struct SuccessorJob : ControlledJob {
     /// The agents have heard that the successor knows of their workers.
     void suspended(std::initializer_list<int> nodes) {
         for (const int node : nodes)
-            (*this)->agent_message(peer(node),
-                                   rdzv::WorkersReady{(*this)->state().generation, "suspended", "", -1});
+            (*this)->agent_message(peer(node), rdzv::WorkersReady{(*this)->state().generation,
+                                                                  rdzv::WorkerStage::Suspended, "", -1});
         turn();
     }
 };
@@ -289,10 +289,11 @@ TEST(ControllerSuccession, TheStandbyHearsOfTheSlowestStartAndOfEachRecovery) {
     ControlledJob job(3, 1, 2);
     const auto join_all = [&job] {
         for (const int node : {0, 1, 2})
-            job->agent_message(job.peer(node), rdzv::WorkersReady{job->state().generation, "joined", "", -1});
+            job->agent_message(job.peer(node), rdzv::WorkersReady{job->state().generation,
+                                                                  rdzv::WorkerStage::Joined, "", -1});
     };
     for (const int node : {0, 1, 2})
-        job->agent_message(job.peer(node), rdzv::WorkersReady{1, "announced", "", -1});
+        job->agent_message(job.peer(node), rdzv::WorkersReady{1, rdzv::WorkerStage::Announced, "", -1});
     job.forget();
     join_all();
     ASSERT_EQ(job.sent<rdzv::JobSnapshot>(0).size(), 1U);

@@ -174,8 +174,11 @@ TEST(JobExitCode, IsThatOfTheRootCause) {
 TEST(JobExitCode, SaysThatAProgramCouldNotBeExecuted) {
     WorkerEnd absent = exited(0, 1);
     absent.exec_failure = "exec ./trian: No such file or directory";
+    absent.failed_at_exec = true;
+    absent.start_errno = ENOENT;
     EXPECT_EQ(exit_code(job({absent})), 127);
     absent.exec_failure = "exec ./data: Permission denied";
+    absent.start_errno = EACCES;
     EXPECT_EQ(exit_code(job({absent})), 126);
 }
 
@@ -283,8 +286,11 @@ TEST(ExplainEnd, IgnoresTheLastLinesAfterAKillFromOutside) {
 TEST(ExplainEnd, KnowsExecFailuresAndExitCodes) {
     WorkerEnd end = exited(0, 1);
     end.exec_failure = "exec ./x: No such file or directory";
+    end.failed_at_exec = true;
+    end.start_errno = ENOENT;
     EXPECT_THAT(explain_end(end), HasSubstr("the interpreter in its first line (#!)"));
     end.exec_failure = "exec ./x: Exec format error";
+    end.start_errno = ENOEXEC;
     EXPECT_THAT(explain_end(end), HasSubstr("another architecture"));
     EXPECT_THAT(meaning(exited(0, 139)), HasSubstr("ended by SIGSEGV"));
     EXPECT_THAT(meaning(exited(0, 93)), HasSubstr("not to be started again"));

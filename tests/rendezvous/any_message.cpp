@@ -29,18 +29,16 @@ struct Messages {
 using AllMessages =
     Messages<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone, Done,
              Value, Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationEnded,
-             StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceEntered,
-             FenceOver, ModexRequest, ModexReply, JobSnapshot, StandbyListens, Successor, JobMoved,
-             OutputPiece, OutputShown, StepsDone, StopProposal, WorkersReady, Release, SuspendGeneration,
-             WorkerScalars>;
+             StartGeneration, StopGeneration, Shutdown, Question, Answer, World, FenceEntered, FenceOver,
+             ModexRequest, ModexReply, JobSnapshot, StandbyListens, Successor, JobMoved, OutputPiece,
+             OutputShown, StepsDone, StopProposal, WorkersReady, Release, SuspendGeneration, WorkerScalars,
+             StopRequest, RehearsalRequest, Remark, Waiting, ForwardSignal, EndCollectives, EndJoining,
+             KillRank, Preempt>;
 
 struct Encode {
     std::uint32_t request;
     Result<EncodedMessage> operator()(const Unknown& message) const {
         return EncodedMessage{encode(Frame{message.type, request, "", ""}), {}};
-    }
-    Result<EncodedMessage> operator()(const Notice& message) const {
-        return encode_message(ToAgent(message));
     }
     Result<EncodedMessage> operator()(const Question& message) const {
         return encode_message(ToAgent(message));

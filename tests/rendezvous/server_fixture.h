@@ -58,11 +58,11 @@ class EventLog {
     std::vector<std::string> lines_;
 };
 
-/// "Notice 17", "Shutdown".
+/// "Question 17", "Shutdown".
 template <class Family>
 std::string name_and_text(const Family& message) {
-    const auto* notice = std::get_if<Notice>(&message);
-    return std::string(message_name(message)) + (notice != nullptr ? " " + notice->text : "");
+    const auto* question = std::get_if<Question>(&message);
+    return std::string(message_name(message)) + (question != nullptr ? " " + question->request : "");
 }
 
 /// A handler for tests that use only the server's store.
@@ -108,7 +108,7 @@ inline AgentHello hello_of(const std::string& host) {
     return {host, std::nullopt, 4, 4171, "0.1.0", {}, {}, "default"};
 }
 
-/// A link on its own loop, whose handler writes into `events`: "connected", "message NAME" (of a Notice
+/// A link on its own loop, whose handler writes into `events`: "connected", "message NAME" (of a Question
 /// with its text), "lost CODE WHY", "log LINE", "detail LINE".
 class RunningLink : private AgentLinkHandler {
   public:

@@ -10,23 +10,22 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::vector<std::string> notices_in(EventLog& events) {
+std::vector<std::string> messages_in(EventLog& events) {
     std::vector<std::string> found;
     for (const std::string& line : events.lines()) {
-        if (line.starts_with("message Notice")) found.push_back(line);
+        if (line.starts_with("message Question")) found.push_back(line);
     }
     return found;
 }
 
-/// Notices of all sizes, so that resets happen within and between messages.
-Notice notice(int number) {
-    return {"test",
-            fmt::format("{} {}", number, std::string(static_cast<std::size_t>(number * 37 % 900), 'x'))};
+/// Messages of all sizes, so that resets happen within and between messages.
+Question numbered(int number) {
+    return {0, fmt::format("{} {}", number, std::string(static_cast<std::size_t>(number * 37 % 900), 'x'))};
 }
 
 std::vector<std::string> in_order(int count) {
     std::vector<std::string> expected;
-    for (int i = 0; i < count; ++i) expected.push_back("message Notice " + notice(i).text);
+    for (int i = 0; i < count; ++i) expected.push_back("message Question " + numbered(i).request);
     return expected;
 }
 
@@ -46,13 +45,13 @@ TEST(Session, LosesAndRepeatsNothingWhenConnectionsAreResetWithinAMessage) {
     relay.reset_all();
     constexpr int kCount = 400;
     for (int i = 0; i < kCount; ++i) {
-        ASSERT_TRUE(link.send(notice(i)));
-        server.with([&](Server& s) { s.broadcast(notice(i)); });
+        ASSERT_TRUE(link.send(numbered(i)));
+        server.with([&](Server& s) { s.broadcast(numbered(i)); });
     }
-    EXPECT_TRUE(server.events.saw("message " + name_and_text(ToAgent(notice(kCount - 1)))));
-    EXPECT_TRUE(link.events.saw("message " + name_and_text(ToAgent(notice(kCount - 1)))));
-    EXPECT_TRUE(notices_in(server.events) == in_order(kCount));
-    EXPECT_TRUE(notices_in(link.events) == in_order(kCount));
+    EXPECT_TRUE(server.events.saw("message " + name_and_text(ToAgent(numbered(kCount - 1)))));
+    EXPECT_TRUE(link.events.saw("message " + name_and_text(ToAgent(numbered(kCount - 1)))));
+    EXPECT_TRUE(messages_in(server.events) == in_order(kCount));
+    EXPECT_TRUE(messages_in(link.events) == in_order(kCount));
     EXPECT_GT(relay.carried(), 5);
     for (EventLog* events : {&server.events, &link.events}) {
         EXPECT_FALSE(says(*events, "lost ") || says(*events, "log "));
@@ -65,12 +64,12 @@ TEST(Session, ContinuesOverAnotherConnectionBeforeTheTimeout) {
     RunningLink link(relay.endpoint(), soon(), kTestJob, {6s});
     ASSERT_TRUE(server.events.saw("joined node02"));
     relay.freeze_all();
-    ASSERT_TRUE(link.send(notice(0)));
-    server.with([&](Server& s) { s.broadcast(notice(0)); });
+    ASSERT_TRUE(link.send(numbered(0)));
+    server.with([&](Server& s) { s.broadcast(numbered(0)); });
     EXPECT_TRUE(server.events.saw("detail another connection of agent 'agent on node02'"));
-    EXPECT_TRUE(server.events.saw("message Notice 0"));
-    EXPECT_TRUE(link.events.saw("message Notice 0"));
-    EXPECT_EQ(notices_in(server.events).size(), 1U);
+    EXPECT_TRUE(server.events.saw("message Question 0"));
+    EXPECT_TRUE(link.events.saw("message Question 0"));
+    EXPECT_EQ(messages_in(server.events).size(), 1U);
     EXPECT_FALSE(says(server.events, "lost ") || says(link.events, "lost "));
 }
 
@@ -82,14 +81,14 @@ TEST(Session, KeepsMessagesThatAreSentWithoutAConnection) {
     relay.refuse_new(true);
     relay.reset_all();
     for (int i = 0; i < 3; ++i) {
-        server.with([&](Server& s) { EXPECT_TRUE(s.send(1, notice(i))); });
-        EXPECT_TRUE(link.send(notice(i)));
+        server.with([&](Server& s) { EXPECT_TRUE(s.send(1, numbered(i))); });
+        EXPECT_TRUE(link.send(numbered(i)));
     }
     relay.refuse_new(false);
-    EXPECT_TRUE(server.events.saw("message Notice 2"));
-    EXPECT_TRUE(link.events.saw("message Notice 2"));
-    EXPECT_EQ(notices_in(server.events), in_order(3));
-    EXPECT_EQ(notices_in(link.events), in_order(3));
+    EXPECT_TRUE(server.events.saw("message Question 2"));
+    EXPECT_TRUE(link.events.saw("message Question 2"));
+    EXPECT_EQ(messages_in(server.events), in_order(3));
+    EXPECT_EQ(messages_in(link.events), in_order(3));
 }
 
 TEST(Session, IsRefusedAfterItsEndWithACodeThatTellsTheAgentToJoinAgain) {

@@ -34,10 +34,10 @@ TEST(TlsConnection, CarriesAnAgentsSession) {
     RunningServer server({}, {}, false, server_side());
     RunningLink link(server.endpoint(), soon(), kTestJob, {}, false, ServerLimits{}.handshake, client_side());
     ASSERT_TRUE(server.events.saw("joined node02"));
-    ASSERT_TRUE(link.send(Notice{"test", "17"}));
-    EXPECT_TRUE(server.events.saw("message Notice 17"));
-    server.with([](Server& s) { s.broadcast(Notice{"test", "18"}); });
-    EXPECT_TRUE(link.events.saw("message Notice 18"));
+    ASSERT_TRUE(link.send(Question{0, "17"}));
+    EXPECT_TRUE(server.events.saw("message Question 17"));
+    server.with([](Server& s) { s.broadcast(Question{0, "18"}); });
+    EXPECT_TRUE(link.events.saw("message Question 18"));
 }
 
 TEST(TlsConnection, SessionsContinueWhenItIsResetWithinARecord) {
@@ -50,14 +50,14 @@ TEST(TlsConnection, SessionsContinueWhenItIsResetWithinARecord) {
     relay.reset_all();
     constexpr int kCount = 200;
     for (int i = 0; i < kCount; ++i) {
-        ASSERT_TRUE(link.send(Notice{"test", fmt::format("{} {}", i, std::string(700, 'x'))}));
+        ASSERT_TRUE(link.send(Question{0, fmt::format("{} {}", i, std::string(700, 'x'))}));
     }
-    ASSERT_TRUE(server.events.saw(fmt::format("message Notice {} ", kCount - 1)));
+    ASSERT_TRUE(server.events.saw(fmt::format("message Question {} ", kCount - 1)));
     int next = 0;
     for (const std::string& line : server.events.lines()) {
         EXPECT_FALSE(line.starts_with("lost "));
-        if (!line.starts_with("message Notice")) continue;
-        EXPECT_TRUE(line.starts_with(fmt::format("message Notice {} ", next++)));
+        if (!line.starts_with("message Question")) continue;
+        EXPECT_TRUE(line.starts_with(fmt::format("message Question {} ", next++)));
     }
     EXPECT_EQ(next, kCount);
     EXPECT_GT(relay.carried(), 3);

@@ -381,8 +381,8 @@ class SimulatedJob {
             else if (kind <= 22) at(when, [this] { crash_head(); });
             else if (kind <= 34) at(when, [this, one] { cut(one); });
             else if (kind <= 37) at(when, [this] { cut_head(); });
-            else if (kind <= 55) at(when, [this, one] { ask_to_end(one, {"stop", "15"}); });
-            else if (kind <= 57) at(when, [this, one] { ask_to_end(one, {"preempt", "15"}); });
+            else if (kind <= 55) at(when, [this, one] { ask_to_end(one, {15, false}); });
+            else if (kind <= 57) at(when, [this, one] { ask_to_end(one, {15, true}); });
             else if (kind <= 90)
                 at(when, [this, node = dice_.chance(50) ? nodes++ : dice_.between(1, nodes)] { come(node); });
             else if (kind <= 92) at(when, [this] { signal_head(); });
@@ -471,7 +471,7 @@ class SimulatedJob {
         const bool can_go = is_in_world && !agent->was_signalled && !is_needed && living() > nodes_.min &&
                             may_lose(agent->hello.slots);
         if (kind <= 40 && can_go) crash(one);
-        else if (kind <= 60 && can_go) ask_to_end(*agent, {"stop", "15"});
+        else if (kind <= 60 && can_go) ask_to_end(*agent, {15, false});
         else if (kind <= 80) break_link();
         else if (may_lose(1)) kill_worker(one);
     }
@@ -518,7 +518,7 @@ class SimulatedJob {
                 const bool leaves = dice_.chance(30);
                 tell(fmt::format("node{} {}, and will come again", node, leaves ? "leaves" : "crashes"));
                 note_fault();
-                if (leaves) ask_to_end(*agent, {"stop", "15"});
+                if (leaves) ask_to_end(*agent, {15, false});
                 else end_process(*agent);
             }
             after(dice_.span(0s, 2s), [this, node, times] { flap(node, times - 1); });
@@ -628,12 +628,12 @@ class SimulatedJob {
               [this, agent, head] { lose_head(*agent, *head, Errc::Timeout); });
         if (dice_.chance(50)) after(dice_.span(4s, 30s), [agent] { agent->is_cut = false; });
     }
-    void ask_to_end(int one, const rdzv::Notice& how) {
+    void ask_to_end(int one, const rdzv::StopRequest& how) {
         if (Agent* const agent = other(one)) ask_to_end(*agent, how);
     }
-    void ask_to_end(Agent& agent, const rdzv::Notice& how) {
+    void ask_to_end(Agent& agent, const rdzv::StopRequest& how) {
         if (!agent.is_running || agent.is_leaving || std::exchange(agent.was_signalled, true)) return;
-        tell(fmt::format("node{} is asked to end: {}", agent.node, how.kind));
+        tell(fmt::format("node{} is asked to end: {}", agent.node, how.preempts ? "preempt" : "stop"));
         note_fault();
         follow(agent, follower_event::EndAsked{how, agent.is_linked});
     }
@@ -649,7 +649,7 @@ class SimulatedJob {
         at(when, [this] {
             for (std::size_t i = 0; i < agents_.size(); ++i) {
                 after(dice_.span(0s, 2s), [this, &agent = *agents_[i]] {
-                    is_heads(agent) ? signal_head() : ask_to_end(agent, {"stop", "15"});
+                    is_heads(agent) ? signal_head() : ask_to_end(agent, {15, false});
                 });
             }
         });
@@ -862,22 +862,23 @@ class SimulatedJob {
         to_controller(agent, rdzv::WorkersStarted{agent.order.generation});
     }
     void perform(Agent& agent, const agent_action::ReportStage& action) {
-        const char* const names[] = {"none", "announced", "joined", "finished"};
-        to_controller(agent, rdzv::WorkersReady{agent.order.generation, names[static_cast<int>(action.stage)],
-                                                "", steps_of(agent)});
+        to_controller(agent, rdzv::WorkersReady{agent.order.generation, action.stage, "", steps_of(agent)});
     }
     void perform(Agent& agent, const agent_action::ReportSuspended&) {
-        to_controller(agent, rdzv::WorkersReady{agent.order.generation, "suspended", "", steps_of(agent)});
+        to_controller(agent, rdzv::WorkersReady{agent.order.generation, rdzv::WorkerStage::Suspended, "",
+                                                steps_of(agent)});
     }
     [[nodiscard]] std::int64_t steps_of(const Agent& agent) const {
         return recovers_ ? (clock_.now() - agent.work_ends + work_) / 1ms : -1;
     }
     void perform(Agent&, const agent_action::ReportRefusal&) {}
     void perform(Agent& agent, const agent_action::ReportLetGo& action) {
-        to_controller(agent, rdzv::WorkersReady{agent.order.generation, "let-go", action.why, -1});
+        to_controller(agent,
+                      rdzv::WorkersReady{agent.order.generation, rdzv::WorkerStage::LetGo, action.why, -1});
     }
     void perform(Agent& agent, const agent_action::ReportSlow&) {
-        to_controller(agent, rdzv::WorkersReady{agent.order.generation, "slow", "", steps_of(agent)});
+        to_controller(
+            agent, rdzv::WorkersReady{agent.order.generation, rdzv::WorkerStage::Slow, "", steps_of(agent)});
     }
     void perform(Agent& agent, const agent_action::KillLate& action) {
         must(!agent.grace_ends, fmt::format("a worker of node{} is killed in its grace", agent.node));
@@ -1095,11 +1096,11 @@ class SimulatedJob {
     void agent_hears(Agent& agent, rdzv::Frame frame) {
         std::visit([&](const auto& one) { obey(agent, one); }, *rdzv::decode_to_agent(std::move(frame)));
     }
-    void hear(Agent& agent, Head& head, const rdzv::Notice& notice) {
+    void hear(Agent& agent, Head& head, const rdzv::StopRequest& request) {
         const int others = members() - 1;
-        if (others < nodes_.min || notice.kind == "preempt") note_stop();
+        if (others < nodes_.min || request.preempts) note_stop();
         else leavers_.insert(agent.peer);
-        head.controller->agent_message(agent.peer, notice);
+        head.controller->agent_message(agent.peer, request);
     }
     template <class Message>
     void hear(Agent& agent, Head& head, const Message& message) {
@@ -1227,14 +1228,14 @@ class SimulatedJob {
         if (release.generation == agent.order.generation) feed(agent, agent_event::Released{});
     }
     void obey(Agent& agent, const rdzv::Shutdown& shutdown) { follow(agent, shutdown); }
-    void obey(Agent& agent, const rdzv::Notice& notice) {
-        if (notice.kind == "signal") forward(agent, SignalFrom::Head);
-        if (notice.kind == "lost") {
-            if (recovers_) let_go_of_all(agent);
-            feed(agent, agent_event::NoneFollows{});
-        }
-        if (notice.kind != "kill" || agent.order.local_world_size == 0) return;
-        const int local_rank = std::atoi(notice.text.c_str()) - agent.order.first_rank;
+    void obey(Agent& agent, const rdzv::ForwardSignal&) { forward(agent, SignalFrom::Head); }
+    void obey(Agent& agent, const rdzv::EndCollectives&) {
+        if (recovers_) let_go_of_all(agent);
+        feed(agent, agent_event::NoneFollows{});
+    }
+    void obey(Agent& agent, const rdzv::KillRank& order) {
+        if (agent.order.local_world_size == 0) return;
+        const int local_rank = order.rank - agent.order.first_rank;
         must(local_rank >= 0 && local_rank < agent.order.local_world_size,
              "a node is to kill another's worker");
         const pid_t pid = agent.state.workers[static_cast<std::size_t>(local_rank)].pid;

@@ -4,6 +4,8 @@
 Takes the root of the tree; prints one line for each row that only one of them has.
 """
 
+import errno
+import os
 import pathlib
 import re
 import sys
@@ -24,7 +26,8 @@ def explained(root):
         return re.findall(row, part[:re.search(r"^\}", part, re.M).start()])
 
     found = find_rows("kKnownMessages[]", r"\{" + TEXT + r",\s*" + TEXT + r"\}")
-    found += find_rows("explain_exec_failure(", r"says\(" + TEXT + r"\)\)[\s{]*return " + TEXT)
+    for name, meaning in find_rows("explain_exec_failure(", r"case (E\w+):\s*return " + TEXT):
+        found.append((os.strerror(getattr(errno, name)), meaning))
     for cases, meaning in find_rows("explain_signal(", r"((?:case SIG\w+:\s*)+)return " + TEXT):
         found += [(signal, meaning) for signal in re.findall(r"SIG\w+", cases)]
     for code, meaning in find_rows("explain_code(", r"ExitCode::(\w+)\)\)[\s{]*return " + TEXT):

@@ -29,7 +29,8 @@ void FakeSystem::track(int fd) {
 
 Result<pid_t> FakeSystem::spawn(const os::SpawnSpec& spec) {
     if (fails()) return Error::system("fork", EAGAIN);
-    if (spawn_error_ != 0) return Error::system("exec " + spec.program, spawn_error_);
+    if (spawn_error_ != 0)
+        return Error{Errc::Refused, Error::system("exec " + spec.program, spawn_error_).what, spawn_error_};
     const pid_t pid = next_pid_++;
     Child child{pid, {}, {}};
     for (const os::FdMapping& mapping : spec.descriptors) {

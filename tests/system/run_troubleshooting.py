@@ -29,7 +29,7 @@ def executable(folder, name, text):
 
 def unstartable(error, folder):
     """The words of a ddprun whose program cannot be started for this reason."""
-    if error == "No such file":
+    if error == "No such file or directory":
         return executable(folder, "no_interpreter", f"#!{folder}/missing\n")
     if error == "Exec format error":
         return executable(folder, "no_format", "\x7fELF" + "\0" * 60)  # of no machine
