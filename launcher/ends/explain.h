@@ -12,7 +12,7 @@
 #include "env/clock.h"
 #include "env/unique_fd.h"
 #include "launcher/ends/report.h"
-#include "launcher/machine/cgroup_limits.h"
+#include "launcher/machine/grant.h"
 
 namespace ddprun {
 

@@ -12,7 +12,7 @@
 #include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/text.h"
-#include "launcher/machine/cgroup_limits.h"
+#include "launcher/machine/grant.h"
 
 namespace ddprun {
 namespace {

@@ -9,7 +9,7 @@
 #include "env/os/run_tool.h"
 #include "env/text.h"
 #include "launcher/machine/gpu/nvml.h"
-#include "launcher/talk/control_message.h"
+#include "launcher/talk/control.h"
 
 namespace ddprun {
 

@@ -16,7 +16,7 @@
 #include "env/os/keepalive.h"
 #include "env/text.h"
 #include "launcher/guard/descriptors.h"
-#include "launcher/machine/fabric/transport.h"
+#include "launcher/machine/fabric/fabric.h"
 
 namespace ddprun {
 namespace {

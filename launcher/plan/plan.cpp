@@ -6,7 +6,7 @@
 #include <map>
 
 #include "env/text.h"
-#include "launcher/machine/fabric/transport.h"
+#include "launcher/machine/fabric/fabric.h"
 #include "launcher/plan/binding.h"
 #include "launcher/spec/signals.h"
 

@@ -11,7 +11,7 @@
 #include "env/os/event_loop.h"
 #include "launcher/head/controller.h"
 #include "launcher/questions/request_server.h"
-#include "launcher/talk/control_message.h"
+#include "launcher/talk/control.h"
 #include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {

@@ -12,7 +12,7 @@
 #include "launcher/node/agent.h"
 #include "launcher/output/output.h"
 #include "launcher/questions/request_server.h"
-#include "launcher/talk/control_socket.h"
+#include "launcher/talk/control.h"
 #include "launcher/talk/event_file.h"
 #include "launcher/talk/job_status.h"
 

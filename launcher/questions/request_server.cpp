@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "env/text.h"
-#include "launcher/talk/control_socket.h"
+#include "launcher/talk/control.h"
 
 namespace ddprun {
 

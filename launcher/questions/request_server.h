@@ -11,7 +11,7 @@
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
-#include "launcher/talk/control_message.h"
+#include "launcher/talk/control.h"
 
 namespace ddprun {
 
@@ -107,7 +107,7 @@ class RequestServer final : private os::AcceptorOwner {
 /// later (it may keep the reply). Must not block.
 using ControlHandler = std::function<void(const ControlRequest& request, const RequestReply& reply)>;
 
-/// Answers questions to a running ddprun (talk/control_socket.h), one per connection, to the job's user and
+/// Answers questions to a running ddprun (talk/control.h), one per connection, to the job's user and
 /// to root only. Error: System.
 Result<std::unique_ptr<RequestServer>> serve_questions(os::EventLoop& loop, const std::string& job,
                                                        ControlHandler handler);

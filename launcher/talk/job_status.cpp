@@ -7,7 +7,7 @@
 
 #include "env/describe.h"
 #include "env/text.h"
-#include "launcher/talk/control_message.h"
+#include "launcher/talk/control.h"
 
 namespace ddprun {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "env/result.h"
 #include "launcher/guard/job_mark.h"
-#include "launcher/talk/control_socket.h"
+#include "launcher/talk/control.h"
 #include "launcher/talk/job_status.h"
 
 namespace ddprun {

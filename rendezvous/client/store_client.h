@@ -13,7 +13,7 @@
 #include "env/nodes/exchange.h"
 #include "env/nodes/meeting_point.h"
 #include "env/result.h"
-#include "rendezvous/wire/role.h"
+#include "rendezvous/wire/message.h"
 
 namespace ddprun::rdzv {
 

@@ -8,7 +8,6 @@
 
 #include "env/result.h"
 #include "rendezvous/wire/message.h"
-#include "rendezvous/wire/role.h"
 
 /// The handshake, in which both sides prove that they know the job's token without sending it. Pure: the
 /// caller draws the nonces (random_hex(kNonceBytes)) and moves the messages.

@@ -4,7 +4,7 @@
 #include "launcher/hang/hang_sample.h"
 #include "launcher/hang/stack_text.h"
 #include "launcher/machine/gpu/gpu_usage.h"
-#include "launcher/talk/control_message.h"
+#include "launcher/talk/control.h"
 #include "launcher/talk/job_status.h"
 #include "pbs/qstat.h"
 #include "tests/fuzz/mutation.h"

@@ -8,7 +8,7 @@
 #include "launcher/ends/error_file.h"
 #include "launcher/ends/explain.h"
 #include "launcher/hang/stacks.h"
-#include "launcher/machine/cgroup_limits.h"
+#include "launcher/machine/grant.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "env/json.h"
-#include "launcher/machine/cgroup_limits.h"
+#include "launcher/machine/grant.h"
 #include "launcher/tools/doctor/doctor.h"
 
 namespace ddprun::doctor {

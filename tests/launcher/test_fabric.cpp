@@ -7,7 +7,6 @@
 
 #include "launcher/machine/fabric/fabric.h"
 #include "launcher/machine/fabric/network.h"
-#include "launcher/machine/fabric/transport.h"
 #include "launcher/node/worker_start.h"
 #include "tests/support/temporary_directory.h"
 

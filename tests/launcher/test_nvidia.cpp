@@ -6,7 +6,7 @@
 #include "launcher/machine/gpu/nvidia.h"
 #include "launcher/machine/gpu/nvml.h"
 #include "launcher/node/gpus.h"
-#include "launcher/talk/control_message.h"
+#include "launcher/talk/control.h"
 #include "tests/support/fake_system.h"
 #include "tests/support/temporary_directory.h"
 

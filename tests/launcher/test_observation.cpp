@@ -16,7 +16,7 @@
 #include "env/text.h"
 #include "launcher/questions/job_curves.h"
 #include "launcher/questions/request_server.h"
-#include "launcher/talk/control_socket.h"
+#include "launcher/talk/control.h"
 #include "launcher/talk/event_file.h"
 #include "launcher/talk/job_status.h"
 #include "tests/support/other_users_socket.h"

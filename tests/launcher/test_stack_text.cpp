@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "launcher/hang/stack_text.h"
-#include "launcher/talk/control_message.h"
+#include "launcher/talk/control.h"
 
 namespace ddprun::test {
 namespace {

@@ -17,7 +17,7 @@
 #include "env/os/system.h"
 #include "env/text.h"
 #include "env/worker_env.h"
-#include "launcher/machine/cgroup_limits.h"
+#include "launcher/machine/grant.h"
 
 namespace ddprun::doctor {
 namespace {
