@@ -211,7 +211,8 @@ Result<JobToken> choose_job_token(const JobSpec& spec, const EnvironmentLookup& 
             given->size() >= kShortestToken
                 ? ""
                 : fmt::format(
-                      "DDPRUN_TOKEN has {} characters: who listens on the network can find it by guessing; let it have at least {} random ones",
+                      "DDPRUN_TOKEN has {} characters and could be guessed from recorded traffic; use at least {} random "
+                      "characters",
                       given->size(), kShortestToken);
         return JobToken{
             *given, warning,

@@ -22,8 +22,8 @@ namespace {
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
 constexpr Duration kLongestBackoff = std::chrono::milliseconds(500);
 
-/// True when the server may be there a moment later. Unlike is_worth_coming_again(), not for an unknown name
-/// or a failing system call: who names a store knows that its host is up, so these do not pass.
+/// True when the server may be there a moment later. The caller has named a running server, so an unknown name
+/// and a failing system call are permanent here, unlike in is_worth_coming_again().
 bool is_worth_another_try(const Error& error) {
     switch (error.code) {
         case Errc::Closed:
@@ -61,7 +61,7 @@ Status expect_done(Result<StoreReply> reply) {
     return done ? Status() : Status(done.error());
 }
 
-/// Of the keys, or the barrier, that the operation names.
+/// Checks the keys, or the barrier, that the operation names.
 Status check_names(const StoreOp& op) {
     Status named;
     const auto check = [&](const auto& one) {
@@ -202,8 +202,8 @@ Error StoreClient::Impl::die(Error why) {
     return *dead;
 }
 
-/// With TLS also what that has to say for itself. A large value is sealed while the server opens what came
-/// before.
+/// Sends the bytes, and TLS's own pending bytes. A large value is encrypted in pieces, while the server
+/// decrypts the pieces before.
 Status StoreClient::Impl::send_bytes(std::string_view bytes, TimePoint deadline) {
     if (!tls) return send_all(fd.get(), bytes, deadline);
     do {
@@ -231,7 +231,7 @@ Result<Frame> StoreClient::Impl::receive_frame(TimePoint deadline) {
     }
 }
 
-/// What has come goes to the decoder; nothing, when it was TLS's own.
+/// Gives the decoder the bytes that have come. Bytes of TLS itself give it nothing.
 Status StoreClient::Impl::receive_some(TimePoint deadline) {
     const Result<bool> ready = wait_readable(fd.get(), deadline);
     if (!ready) return ready.error();
