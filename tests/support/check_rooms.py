@@ -18,6 +18,9 @@ MOST_PUBLIC = 30  # in the folder whose headers users of libddp include by name
 # Every folder below these is a room.
 TREES = ["env", "launcher", "pbs", "rendezvous", "workers/ddp", "workers/train"]
 
+# The page with the table of folders.
+MAP = "docs/architecture.md"
+
 # Files are included by their path from the root, or from here.
 INCLUDED_FROM = ["", "workers/"]
 
@@ -174,6 +177,16 @@ def arrows_up(includes, trees):
             yield f"folders of {tree}/ that know each other: {' -> '.join(cycle)} ({steps})"
 
 
+def out_of_order(includes, map_page):
+    """No folder includes one that stands below it in the page's table of folders."""
+    rows = re.findall(r"^\| `([\w/]+)/` \|", map_page.read_text(), re.M)
+    row = {folder: number for number, folder in enumerate(rows)}
+    for file, others in includes.items():
+        for other in others:
+            if row.get(folder_of(other), -1) > row.get(folder_of(file), len(rows)):
+                yield f"{file} includes {other}, whose folder stands below its own in {map_page.name}"
+
+
 def large_rooms(includes):
     units = collections.defaultdict(set)
     for file in includes:
@@ -254,6 +267,7 @@ def strays(root, allowed):
 def complaints(root, trees, not_known):
     includes = read_includes(root, trees)
     yield from list(cycles(includes)) or arrows_up(includes, trees)
+    yield from out_of_order(includes, root / MAP)
     yield from large_rooms(includes)
     yield from forbidden(includes, not_known)
 

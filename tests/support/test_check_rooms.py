@@ -8,8 +8,11 @@ import check_rooms
 
 
 class Rooms(unittest.TestCase):
-    def complaints(self, files, not_known=(), tree="house"):
+    def complaints(self, files, not_known=(), tree="house", rows=()):
         with tempfile.TemporaryDirectory() as root:
+            page = pathlib.Path(root, check_rooms.MAP)
+            page.parent.mkdir()
+            page.write_text("".join(f"| `{row}/` | a room |\n" for row in rows))
             for name, includes in files.items():
                 path = pathlib.Path(root, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,6 +34,12 @@ class Rooms(unittest.TestCase):
                                 "house/cellar/shelf/c.cpp": ["house/attic/d.h"], "house/attic/d.h": []})
         self.assertEqual(said, ["folders of house/ that know each other: attic -> cellar -> attic (house/attic/box/a.h "
                                 "includes house/cellar/b.h; house/cellar/shelf/c.cpp includes house/attic/d.h)"])
+
+    def test_an_include_that_runs_down_the_map_is_named(self):
+        files = {"house/attic/a.h": ["house/cellar/b.h"], "house/cellar/b.h": []}
+        self.assertEqual(self.complaints(files, rows=["house/cellar", "house/attic"]), [])
+        self.assertEqual(self.complaints(files, rows=["house/attic", "house/cellar"]), [
+            "house/attic/a.h includes house/cellar/b.h, whose folder stands below its own in architecture.md"])
 
     def test_a_header_and_its_source_are_one_unit(self):
         files = {f"house/attic/a{i}.{suffix}": [] for i in range(20) for suffix in ("h", "cpp")}
