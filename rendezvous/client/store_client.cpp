@@ -22,8 +22,8 @@ namespace {
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
 constexpr Duration kLongestBackoff = std::chrono::milliseconds(500);
 
-/// True when the server may be there a moment later. The caller has named a running server, so an unknown name
-/// and a failing system call are permanent here, unlike in is_worth_coming_again().
+/// True when the server may be there a moment later. The caller has named a running server, so an unknown
+/// name and a failing system call are permanent here, unlike in is_worth_coming_again().
 bool is_worth_another_try(const Error& error) {
     switch (error.code) {
         case Errc::Closed:

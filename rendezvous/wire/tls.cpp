@@ -232,8 +232,8 @@ Status TlsSession::seal(std::string_view plain) {
     return outcome > 0 ? Status() : judge(outcome);
 }
 
-/// Judges an unfinished call of libssl. Waiting for the peer's bytes is no error. Forged bytes can only end an
-/// established connection, as cutting the cable would.
+/// Judges an unfinished call of libssl. Waiting for the peer's bytes is no error. Forged bytes can only end
+/// an established connection, as cutting the cable would.
 Status TlsSession::judge(int outcome) {
     const int why = impl_->lib.SSL_get_error(impl_->ssl, outcome);
     if (why == SSL_ERROR_WANT_READ) return {};
