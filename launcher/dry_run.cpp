@@ -13,7 +13,7 @@
 #include "launcher/node/pmix/server.h"
 #include "launcher/node/pmix/wish.h"
 #include "launcher/plan/plan.h"
-#include "launcher/start/outer_task.h"
+#include "launcher/start/meet.h"
 #include "launcher/start/start_plan.h"
 
 namespace ddprun {

@@ -376,7 +376,8 @@ Found from_scheduler(const AllocationQuery& query) {
         return Error{
             Errc::Mismatch,
             fmt::format(
-                "two schedulers say where this job runs: {} ({}: {}) and {} ({}: {}); unset the variables of the one that is left over, or give --hosts",
+                "two schedulers say where this job runs: {} ({}: {}) and {} ({}: {}); unset the variables "
+                "of the one that is left over, or give --hosts",
                 name_of(first->source), first->from, shown(first->hosts), name_of((*found)->source),
                 (*found)->from, shown((*found)->hosts)),
             0};

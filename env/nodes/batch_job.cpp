@@ -120,7 +120,8 @@ std::string remark_on_other_scheduler(
         const std::size_t hosts = path.empty() ? 0 : count_hosts(read_file(path).value_or(""));
         if (hosts < 2) continue;
         return fmt::format(
-            "{}={} names {} hosts, but ddprun does not know the jobs of {} and stays on this host: name all of "
+            "{}={} names {} hosts, but ddprun does not know the jobs of {} and stays on this host: name "
+            "all of "
             "them by --hosts or --hostfile, and ssh starts them",
             other.variable, excerpt(path), hosts, other.name);
     }

@@ -272,8 +272,10 @@ Result<std::optional<NodePlace>> node_place(const LauncherChoice& choice, TaskRo
         return Error{
             Errc::Mismatch,
             fmt::format(
-                "{}: {} ddprun were started on this node, and --nproc-per-node would have each of them start its "
-                "workers: start one per node, or leave --nproc-per-node out (each then runs one process, as with "
+                "{}: {} ddprun were started on this node, and --nproc-per-node would have each of them "
+                "start its "
+                "workers: start one per node, or leave --nproc-per-node out (each then runs one process, "
+                "as with "
                 "--per-rank), or say --standalone",
                 choice.explanation, *mine.local_size),
             0};

@@ -326,7 +326,8 @@ Result<PmixSession> fill_from_pmix(Placement& placement, Duration timeout) {
         return Error{
             told.error().code,
             fmt::format(
-                "{}, but its PMIx server cannot be asked for the rest: {}; if the variables are left over, set "
+                "{}, but its PMIx server cannot be asked for the rest: {}; if the variables are left over, "
+                "set "
                 "DDPRUN_LAUNCHER=none",
                 describe(placement), told.error().what),
             0};

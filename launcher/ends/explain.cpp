@@ -56,7 +56,8 @@ constexpr KnownMessage kKnownMessages[] = {
      "a CUDA kernel accessed memory it must not; compute-sanitizer finds it"},
     {"uncorrectable ECC error", "the GPU's memory is defective: take the node out of service"},
     {"Watchdog caught collective operation timeout",
-     "NCCL's watchdog gave up a collective: some rank did not take part in it or is far behind; look at the other ranks"},
+     "NCCL's watchdog gave up a collective: some rank did not take part in it or is far behind; look at "
+     "the other ranks"},
     {"ncclRemoteError", "NCCL lost a peer: another worker or its node died first, or the network failed"},
     {"ncclSystemError", "a system call or the network failed inside NCCL; NCCL_DEBUG=WARN says which"},
     {"ncclUnhandledCudaError", "a CUDA call failed inside NCCL; NCCL_DEBUG=WARN says which"},
@@ -68,7 +69,8 @@ constexpr KnownMessage kKnownMessages[] = {
     {"EOF when reading a line",
      "ddprun gives its standard input to a worker only where --stdin RANK says so"},
     {"[Errno 5] Input/output error",
-     "a disk failed, or the program read the terminal, as getpass does, which only --attach RANK=COMMAND gives"},
+     "a disk failed, or the program read the terminal, as getpass does, which only --attach RANK=COMMAND "
+     "gives"},
     {"bdb.BdbQuit",
      "ddprun gives its standard input to a worker, for its debugger, only where --stdin RANK says so"},
     {"Address already in use",
@@ -113,7 +115,8 @@ std::string explain_exec_failure(const WorkerEnd& end) {
     const bool is_explained = end.failed_at_exec || end.start_errno == EAGAIN;
     switch (is_explained ? end.start_errno : 0) {
         case ENOENT:
-            return "the program does not exist on this node, or the interpreter in its first line (#!) or its dynamic loader does not";
+            return "the program does not exist on this node, or the interpreter in its first line (#!) or "
+                   "its dynamic loader does not";
         case ENOEXEC:
             return "not a program for this machine: built for another architecture, or a script without #!";
         case EACCES: return "not executable, or on a file system mounted with noexec";
@@ -131,7 +134,8 @@ bool stderr_has(const WorkerEnd& end, std::string_view text) {
 std::string explain_signal(int signal) {
     switch (signal) {
         case SIGKILL:
-            return "killed from outside: usually the kernel's out-of-memory killer, else a person or the scheduler";
+            return "killed from outside: usually the kernel's out-of-memory killer, else a person or the "
+                   "scheduler";
         case SIGBUS:
             return "usually /dev/shm is full (64 MB in many containers), or a mapped file became shorter";
         case SIGSEGV: return "the program accessed memory it must not: a bug in it, or in a library it uses";
@@ -274,7 +278,8 @@ std::string explain_death(const DeathFacts& facts) {
     }
     if (facts.signal == SIGKILL && facts.cpu_limit) {
         return fmt::format(
-            "killed from outside: by the kernel when its CPU time reached the limit of {} s (ulimit -Ht), or for want of memory; "
+            "killed from outside: by the kernel when its CPU time reached the limit of {} s (ulimit -Ht), "
+            "or for want of memory; "
             "else by a person or the scheduler",
             *facts.cpu_limit);
     }

@@ -334,7 +334,8 @@ Status check_places(const JobSpec& spec) {
 std::string note_of_returned_host(const JobEnd& end) {
     if (end.stopped_by_signal != SIGTERM || end.lost_hosts.empty()) return "";
     return fmt::format(
-        "{} had been lost: PBS ends a job by SIGTERM when such a host comes back, and nothing tells that from a qdel",
+        "{} had been lost: PBS ends a job by SIGTERM when such a host comes back, and nothing tells that "
+        "from a qdel",
         join(end.lost_hosts, ", "));
 }
 

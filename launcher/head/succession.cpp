@@ -279,7 +279,8 @@ struct FollowerStep {
         state.is_decided = true;
         if (are_most) return take_over();
         actions.give_up = fmt::format(
-            "{}, and {} of {} nodes, which came to the standby, are not more than half: the others may go on without them",
+            "{}, and {} of {} nodes, which came to the standby, are not more than half: the others may go "
+            "on without them",
             state.why, here, agents);
         refuse_all({Errc::Refused, actions.give_up, 0});
     }

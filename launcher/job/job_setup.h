@@ -16,7 +16,6 @@
 #include "launcher/start/host_starter.h"
 #include "launcher/start/job_token.h"
 #include "launcher/start/meet.h"
-#include "launcher/start/outer_task.h"
 #include "rendezvous/wire/agent_message.h"
 
 namespace ddprun {

@@ -151,7 +151,8 @@ void write_last_output(Output& output, OutputSender* sender, os::EventLoop& loop
         if (is_said || output.files_are_written() || MonotonicClock::now() < until) continue;
         is_said = true;
         log.warning(
-            "the job has ended, but its log files are not written yet (a disk that hangs?); waiting for them, a signal ends that");
+            "the job has ended, but its log files are not written yet (a disk that hangs?); waiting for "
+            "them, a signal ends that");
     } while (!output.flushed() && !is_asked_to_end());
 }
 

@@ -69,10 +69,10 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
     if (!endpoint) {
         return Error{
             Errc::InvalidArgument,
-            fmt::format(
-                "--nnodes={}: nothing says where the nodes meet (give --rdzv-endpoint HOST:PORT or --master-addr, or name "
-                "the hosts by --hosts; in a PBS, Slurm or LSF job they are known)",
-                to_string(spec.nodes)),
+            fmt::format("--nnodes={}: nothing says where the nodes meet (give --rdzv-endpoint HOST:PORT or "
+                        "--master-addr, or name "
+                        "the hosts by --hosts; in a PBS, Slurm or LSF job they are known)",
+                        to_string(spec.nodes)),
             0};
     }
     if (const std::optional<bool> configured = spec.rendezvous.is_host) {
@@ -110,7 +110,8 @@ Status check_found_at(const std::string& host, const std::vector<std::string>& a
     return Error{
         Errc::Mismatch,
         fmt::format(
-            "--iface={} is {} here, where the other nodes would not look: they know this host as {} ({}); let --rdzv-endpoint be {}",
+            "--iface={} is {} here, where the other nodes would not look: they know this host as {} ({}); "
+            "let --rdzv-endpoint be {}",
             rendezvous.iface, own, host, join(addresses, ", "), own),
         0};
 }

@@ -298,7 +298,8 @@ std::string describe_worker(const WorkerPlan& worker, const EnvironmentList& com
     if (!worker.seat_gpu.empty()) text += fmt::format("  GPU {}\n", worker.seat_gpu);
     if (worker.asks_network)
         text +=
-            "  NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT NCCL_DEBUG_FILE=<read by ddprun: which network NCCL takes>\n";
+            "  NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT NCCL_DEBUG_FILE=<read by ddprun: which network NCCL "
+            "takes>\n";
     if (worker.reads_stdin) text += "  reads ddprun's standard input\n";
     for (const auto& variable : variables_of(worker)) {
         if (std::find(common.begin(), common.end(), variable) != common.end()) continue;
@@ -402,7 +403,8 @@ std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, con
     text += fmt::format("binding:    {}\n", workers.front().binding_why);
     const EnvironmentList common = common_variables(workers);
     text +=
-        "\nevery worker, besides what it inherits and what is known only when it starts (DDPRUN_STORE, DDPRUN_TOKEN,\n"
+        "\nevery worker, besides what it inherits and what is known only when it starts (DDPRUN_STORE, "
+        "DDPRUN_TOKEN,\n"
         "DDPRUN_SEGMENT_FD, DDPRUN_SEGMENT, DDPRUN_LIFELINE_FD, DDPRUN_KEPT_FD, TORCHELASTIC_ERROR_FILE):\n";
     for (const auto& [name, value] : common) text += fmt::format("  {}\n", assignment(name, value));
     for (const WorkerPlan& worker : workers) text += describe_worker(worker, common);

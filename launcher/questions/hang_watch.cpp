@@ -7,7 +7,7 @@
 
 #include "env/text.h"
 #include "launcher/hang/nccl_ras.h"
-#include "launcher/hang/stack_text.h"
+#include "launcher/hang/stacks.h"
 
 namespace ddprun {
 namespace {

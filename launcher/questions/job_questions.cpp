@@ -7,7 +7,7 @@
 
 #include "env/os/process_tree.h"
 #include "env/text.h"
-#include "launcher/hang/stack_text.h"
+#include "launcher/hang/stacks.h"
 #include "launcher/questions/hang_watch.h"
 #include "launcher/spec/signals.h"
 

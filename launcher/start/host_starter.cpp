@@ -39,7 +39,8 @@ Result<std::string> read_line_of_input() {
         is_there && !*is_there) {
         ddprun::print(
             stderr,
-            "ddprun: {}: the job's secret has not arrived on standard input (does a login file of this host read it?)\n",
+            "ddprun: {}: the job's secret has not arrived on standard input (does a login file of this "
+            "host read it?)\n",
             host_name());
     }
     for (char c = 0; line.size() < kMostSecretBytes;) {
@@ -94,7 +95,8 @@ Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const Agen
     if (!reached && reached.error().code == Errc::Timeout) {
         ddprun::print(
             stderr,
-            "ddprun: {} cannot reach the head: {} (a firewall? --rdzv-endpoint=HOST:PORT takes a port that is open)\n",
+            "ddprun: {} cannot reach the head: {} (a firewall? --rdzv-endpoint=HOST:PORT takes a port that "
+            "is open)\n",
             host_name(), printable(reached.error().what));
         reached = rdzv::reach(places, start_client_options(call, token), deadline_after(begin, kHeadTimeout));
     }
@@ -137,7 +139,8 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
         plan.secret_file = call.secret.file;
         if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written)
             return written.error().with(
-                "the job's secret, for the other hosts (start in a directory with room that all of them see, or with --start=ssh)");
+                "the job's secret, for the other hosts (start in a directory with room that all of them "
+                "see, or with --start=ssh)");
     }
     const std::string pbs_job =
         start.starter == Starter::Ssh ? process_environment("PBS_JOBID").value_or("") : "";

@@ -36,7 +36,8 @@ std::string fault_of_secret(const struct stat& status, uid_t us) {
         return fmt::format("belongs to user {}, not to {}: whoever made it knows it", status.st_uid, us);
     if ((status.st_mode & 0077) != 0) {
         return fmt::format(
-            "can be read or written by others (mode {:04o}): make another (rm it), or chmod 600 where nobody has read it",
+            "can be read or written by others (mode {:04o}): make another (rm it), or chmod 600 where "
+            "nobody has read it",
             status.st_mode & 07777);
     }
     return "";
@@ -137,18 +138,19 @@ JobToken insecure_token(const JobSpec& spec) {
     return {
         to_hex(hmac_sha256("ddprun", spec.rendezvous.run_id)),
         fmt::format(
-            "--insecure: whoever reaches the port of this job can join it, stop it and rewrite its store; {} instead",
+            "--insecure: whoever reaches the port of this job can join it, stop it and rewrite its store; "
+            "{} instead",
             kGiveToken),
         "it has a secret where this node has none (--insecure): give --insecure to all nodes or to none"};
 }
 
 Error without_secret(const Error& why) {
-    return {
-        Errc::InvalidArgument,
-        fmt::format(
-            "several nodes need a secret that they share: {}; {}, or give --insecure where nobody else reaches the port",
-            why.what, kGiveToken),
-        0};
+    return {Errc::InvalidArgument,
+            fmt::format(
+                "several nodes need a secret that they share: {}; {}, or give --insecure where nobody else "
+                "reaches the port",
+                why.what, kGiveToken),
+            0};
 }
 
 }  // namespace
@@ -211,13 +213,15 @@ Result<JobToken> choose_job_token(const JobSpec& spec, const EnvironmentLookup& 
             given->size() >= kShortestToken
                 ? ""
                 : fmt::format(
-                      "DDPRUN_TOKEN has {} characters and could be guessed from recorded traffic; use at least {} random "
+                      "DDPRUN_TOKEN has {} characters and could be guessed from recorded traffic; use at "
+                      "least {} random "
                       "characters",
                       given->size(), kShortestToken);
         return JobToken{
             *given, warning,
             fmt::format(
-                "its secret is not the DDPRUN_TOKEN of this node: set it to the same text on all nodes, or on none{}",
+                "its secret is not the DDPRUN_TOKEN of this node: set it to the same text on all nodes, or "
+                "on none{}",
                 kOrInsecure)};
     }
     if (wants_insecure(spec, variable)) return insecure_token(spec);

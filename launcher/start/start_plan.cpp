@@ -98,7 +98,8 @@ Result<Starter> choose_starter(const JobSpec& spec, const Allocation& allocation
     return Error{
         Errc::NotFound,
         fmt::format(
-            "{}: nothing to start them with (PATH has no {}); start one ddprun on each yourself and say --start=none here, or --nnodes=1 to stay on this host",
+            "{}: nothing to start them with (PATH has no {}); start one ddprun on each yourself and say "
+            "--start=none here, or --nnodes=1 to stay on this host",
             describe(allocation), join(missing, ", ")),
         0};
 }
@@ -129,7 +130,8 @@ std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_w
     std::vector<std::string> remarks;
     if (allocation.other_components > 0) {
         remarks.push_back(fmt::format(
-            "this Slurm job has {} more component{} (SLURM_HET_SIZE), whose hosts are not used: ddprun runs on those of {}",
+            "this Slurm job has {} more component{} (SLURM_HET_SIZE), whose hosts are not used: ddprun "
+            "runs on those of {}",
             allocation.other_components, allocation.other_components == 1 ? "" : "s", allocation.from));
     }
     if (is_of_user(allocation)) return remarks;
@@ -140,7 +142,8 @@ std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_w
         });
     if (is_pbs && crowded != allocation.hosts.end()) {
         remarks.push_back(fmt::format(
-            "{} has {} lines in PBS_NODEFILE, which is {} chunks on one host (no place=scatter) or mpiprocs, and is one node: "
+            "{} has {} lines in PBS_NODEFILE, which is {} chunks on one host (no place=scatter) or "
+            "mpiprocs, and is one node: "
             "--nproc-per-node={} starts {} worker{} there",
             crowded->name, *crowded->slots, *crowded->slots, *asked, *asked, *asked == 1 ? "" : "s"));
     }
@@ -148,7 +151,8 @@ std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_w
                                        [](const AllocatedHost& host) { return host.slots.value_or(1) > 1; });
     if (!workers_were_given && !has_slots && cores > 1) {
         remarks.emplace_back(
-            "one worker on each host, because --nproc-per-node is not given (auto: one for each GPU, else one for each core)");
+            "one worker on each host, because --nproc-per-node is not given (auto: one for each GPU, else "
+            "one for each core)");
     }
     return remarks;
 }
@@ -195,7 +199,8 @@ Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFac
         return Error{
             Errc::InvalidArgument,
             fmt::format(
-                "--start={}: nothing says which hosts (give --hosts or --hostfile; there is no PBS, Slurm or LSF job here)",
+                "--start={}: nothing says which hosts (give --hosts or --hostfile; there is no PBS, Slurm "
+                "or LSF job here)",
                 name_of(spec.start.starter)),
             0};
     }
@@ -213,7 +218,8 @@ Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFac
         return Error{
             Errc::Mismatch,
             fmt::format(
-                "this host ({}) is none of them: {}; run ddprun on one of these, or with --nnodes=1 on this host alone",
+                "this host ({}) is none of them: {}; run ddprun on one of these, or with --nnodes=1 on "
+                "this host alone",
                 facts.host_name, describe(allocation)),
             0};
     }

@@ -158,7 +158,8 @@ Result<HandshakeMessage> ServerHandshake::on_proof(const Proof& proof) {
         return refuse(
             Errc::Refused,
             or_between(
-                "its token is wrong (all nodes need the same DDPRUN_TOKEN, or the same secret file; or all --insecure)",
+                "its token is wrong (all nodes need the same DDPRUN_TOKEN, or the same secret file; or all "
+                "--insecure)",
                 binding_),
             or_between("wrong token for this job", binding_));
     }

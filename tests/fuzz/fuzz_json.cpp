@@ -2,7 +2,7 @@
 #include "launcher/cli/options.h"
 #include "launcher/ends/error_file.h"
 #include "launcher/hang/hang_sample.h"
-#include "launcher/hang/stack_text.h"
+#include "launcher/hang/stacks.h"
 #include "launcher/machine/gpu/gpu_usage.h"
 #include "launcher/talk/control.h"
 #include "launcher/talk/job_status.h"

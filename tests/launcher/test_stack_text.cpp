@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/hang/stack_text.h"
+#include "launcher/hang/stacks.h"
 #include "launcher/talk/control.h"
 
 namespace ddprun::test {

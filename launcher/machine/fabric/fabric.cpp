@@ -254,11 +254,11 @@ FabricVerdict judge_fabrics(const std::vector<NodeFabric>& nodes, const std::str
         constexpr std::size_t kNamed = 4;
         parts.push_back(fmt::format("{} on {}", fabric, join_first(names, kNamed)));
     }
-    return {
-        true,
-        fmt::format(
-            "the nodes' fabrics differ: {}; NCCL may find no way between them (--fabric NAME is the same for all)",
-            join(parts, "; "))};
+    return {true,
+            fmt::format(
+                "the nodes' fabrics differ: {}; NCCL may find no way between them (--fabric NAME is the same "
+                "for all)",
+                join(parts, "; "))};
 }
 
 namespace {

@@ -467,7 +467,8 @@ Result<std::unique_ptr<PmixServer>> serve_pmix(const PmixWish& wish, PmixUse use
     }
     if (use == PmixUse::On) return server.error().with("--pmix on");
     log.warning(
-        "{}, but there is no PMIx server for it ({}): its ranks would not find each other; {}, or say --pmix off",
+        "{}, but there is no PMIx server for it ({}): its ranks would not find each other; {}, or say "
+        "--pmix off",
         wish.why, server.error().what,
         built_with_pmix() ? "install libpmix" : "install libpmix-dev and build ddprun again");
     return std::unique_ptr<PmixServer>();

@@ -141,7 +141,8 @@ std::string explain_loaded_mpi(std::string_view maps) {
         if (needs_pmi(library)) return mpich_warning("has loaded", library);
         if (!library.starts_with("libmpi.so")) continue;
         return fmt::format(
-            "the program has loaded {}, and there is no PMIx server for it: where it uses MPI, each worker is rank 0 of 1; say --pmix on",
+            "the program has loaded {}, and there is no PMIx server for it: where it uses MPI, each worker "
+            "is rank 0 of 1; say --pmix on",
             library);
     }
     return "";
