@@ -237,6 +237,12 @@ bool recovers(const Job& job, int done, const KeptLines& kept, Kill& kill) {
     return false;
 }
 
+/// Kills the worker of a rank. False: the workers have none of that rank, as while one is being started.
+bool kill_rank(const std::map<int, pid_t>& workers, int rank) {
+    const auto found = workers.find(rank);
+    return found != workers.end() && ::kill(found->second, SIGKILL) == 0;
+}
+
 /// Kills random ranks of one job until it ends or `most` were killed.
 void kill_ranks_of_a_job(Kills& kills, int most, const std::string& expected, std::mt19937& random) {
     constexpr int kRanks = 8;
@@ -252,7 +258,7 @@ void kill_ranks_of_a_job(Kills& kills, int most, const std::string& expected, st
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
         const int victim = static_cast<int>(random() % kRanks);
         Kill kill{seconds_of_day(), -1, kept.generation()};
-        if (job.has_ended() || ::kill(before[victim], SIGKILL) != 0) break;
+        if (job.has_ended() || !kill_rank(before, victim)) break;
         const int before_this = static_cast<int>(done.size());
         if (!recovers(job, before_this, kept, kill)) break;
         done.push_back(kill);
@@ -290,8 +296,10 @@ Row kill_at_intervals(int kills, std::mt19937& random) {
     (void)job.training_workers();
     for (; row.runs < kills && row.equal == row.runs; ++row.runs) {
         std::this_thread::sleep_for(3s);
-        ::kill(job.workers()[static_cast<int>(random() % kRanks)], SIGKILL);
-        if (comes([&] { return job.recoveries() > row.runs; })) ++row.equal;
+        const int victim = static_cast<int>(random() % kRanks);
+        if (comes([&] { return kill_rank(job.workers(), victim); }) &&
+            comes([&] { return job.recoveries() > row.runs; }))
+            ++row.equal;
     }
     job.program().signal(SIGTERM);
     const Outcome outcome = job.program().wait();
@@ -349,9 +357,10 @@ Row stop_in_recovery(const char* fault, int signal, int runs, const std::string&
         const TemporaryDirectory directory;
         const std::vector<std::string> command = train_command(directory.file("ck"));
         Job job(directory.path(), under_ddprun(4, {"--max-restarts=0", "--signal=USR1=preempt"}, command));
-        std::map<int, pid_t> workers = job.training_workers();
+        (void)job.training_workers();
         std::this_thread::sleep_for(std::chrono::milliseconds(random() % 100));
-        ::kill(workers[static_cast<int>(random() % 4)], SIGKILL);
+        const int victim = static_cast<int>(random() % 4);
+        (void)comes([&] { return kill_rank(job.workers(), victim); });
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
         job.program().signal(signal);
         const Outcome stopped = job.program().wait();
