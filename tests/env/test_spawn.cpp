@@ -57,7 +57,7 @@ TEST(Spawn, DistinguishesExitCodesFromSignals) {
 
 TEST(Spawn, NamesAMissingProgramAndLeavesNothing) {
     const Error error = failure_of(program("./trian"));
-    EXPECT_EQ(error.code, Errc::System);
+    EXPECT_EQ(error.code, Errc::Refused);
     EXPECT_EQ(error.sys, ENOENT);
     EXPECT_EQ(error.what, "exec ./trian: No such file or directory");
 }
