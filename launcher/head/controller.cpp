@@ -117,9 +117,10 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     lose_earlier_session(hello);
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
     if (const std::optional<Error> other = refuse_other_job(hello)) return *other;
-    // Only at its beginning does a successor know a generation in which kept workers can go on.
-    const bool goes_on =
-        hello.keeps_workers && state_.generation == 0 && hello.kept_first == first_generation_;
+    // Only at its beginning does a successor know a generation in which kept workers can go on. A node that
+    // was lost before another one got its ranks comes after that node, with ranks of an older generation.
+    const bool goes_on = hello.keeps_workers && state_.generation == 0 &&
+                         hello.kept_first == first_generation_ && world_.take_kept_ranks(hello);
     if (hello.keeps_workers && !goes_on) {
         ending_[peer] = hello;
         loop_.post([this, peer] { end_kept_workers(peer); });

@@ -38,6 +38,15 @@ std::vector<rdzv::AgentId> World::form(const std::vector<rdzv::Membership::Membe
     return departing;
 }
 
+bool World::take_kept_ranks(const rdzv::AgentHello& hello) {
+    const int begin = hello.kept_first_rank, end = begin + hello.slots;
+    const auto next = kept_ranks_.lower_bound(begin);
+    if (next != kept_ranks_.end() && next->first < end) return false;
+    if (next != kept_ranks_.begin() && std::prev(next)->second > begin) return false;
+    kept_ranks_.emplace_hint(next, begin, end);
+    return true;
+}
+
 std::size_t World::adopt_kept(JobState& state) {
     for (const auto& [agent, hello] : agents_) {
         if (hello.keeps_workers) nodes_.push_back({agent, hello, hello.kept_place.value_or(0)});

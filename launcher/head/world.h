@@ -56,6 +56,9 @@ class World {
     /// it.
     std::vector<rdzv::AgentId> form(const std::vector<rdzv::Membership::Member>& members,
                                     job_event::WorldFormed& formed);
+    /// Notes the ranks of the workers that an agent keeps. False: an agent before it keeps workers of some of
+    /// them.
+    bool take_kept_ranks(const rdzv::AgentHello& hello);
     /// Takes over the nodes of a lost head's world whose workers wait, with the lost head's own. Returns the
     /// number of that node; 0 as well where no workers wait.
     std::size_t adopt_kept(JobState& state);
@@ -83,6 +86,7 @@ class World {
   private:
     Send send_;
     Agents agents_;
+    std::map<int, int> kept_ranks_;  ///< of take_kept_ranks(): the first rank, and the one behind the last
     std::vector<Node> nodes_;
     std::unordered_map<rdzv::AgentId, int> group_ranks_;
 };

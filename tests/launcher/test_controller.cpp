@@ -331,6 +331,20 @@ TEST(ControllerSuccession, WorkersOfAnEarlierStartAreStoppedAndTheirNodeIsANewOn
     EXPECT_EQ(job->host_of(job.peer(2)), "node3");
 }
 
+TEST(ControllerSuccession, WorkersWhoseRanksAnotherNodeHasByNowAreStopped) {
+    rdzv::AgentHello lost_before = keeper(2);
+    lost_before.host = "node9";
+    lost_before.kept_generation = 2;
+    SuccessorJob job({keeper(1), keeper(2), keeper(3), lost_before});
+    EXPECT_EQ(job.sent<rdzv::StopGeneration>(3).size(), 1U);
+    EXPECT_THAT(job.sent<rdzv::StopGeneration>(1), IsEmpty());
+    job.suspended({0, 1, 2});
+    const rdzv::StartGeneration next = job.sent<rdzv::StartGeneration>(0).at(0);
+    EXPECT_TRUE(next.in_place);
+    EXPECT_EQ(next.world_size, 3) << "the lost head's rank is gone, and no rank is there twice";
+    EXPECT_THAT(job.sent<rdzv::StartGeneration>(3), IsEmpty()) << "its workers have not ended";
+}
+
 TEST(ControllerSuccession, AllRestartWhereMoreThanHalfOfTheRanksAreLost) {
     SuccessorJob job({keeper(1), spare()});
     EXPECT_EQ(job.sent<rdzv::StopGeneration>(0).at(0).generation, 4U);
