@@ -30,6 +30,13 @@ std::optional<std::string> attached_value(const std::string& word, const std::st
     return value.starts_with('=') ? value.substr(1) : value;
 }
 
+Status take_each(const std::vector<std::string>& values, const TakeValue& take) {
+    for (const std::string& value : values) {
+        if (Status taken = take(value); !taken) return taken;
+    }
+    return {};
+}
+
 }  // namespace
 
 OptionList::OptionList(std::string variable_prefix) : variable_prefix_(std::move(variable_prefix)) {
@@ -55,8 +62,7 @@ CLI::Option* OptionList::value(const char* names, const char* type, TakeValue ta
                                std::string offered) {
     // CLI11 throws when a callback returns false, so the error is kept beside it.
     const auto take_all = [this, take = std::move(take)](const CLI::results_t& values) {
-        applied_ = {};
-        for (auto value = values.begin(); value != values.end() && applied_; ++value) applied_ = take(*value);
+        applied_ = take_each(values, take);
         return true;
     };
     CLI::Option* const option = app_.add_option(names, CLI::callback_t(take_all));
