@@ -139,10 +139,9 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
     return failures;
 }
 
-void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq) {
+void wait_until_reached(const std::atomic<std::uint64_t>& last, std::uint64_t seq) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (line.started_seq.load() < seq && std::chrono::steady_clock::now() < deadline)
-        std::this_thread::yield();
+    while (last.load() < seq && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
 }
 
 }  // namespace ddp::testing

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -50,8 +51,8 @@ struct NcclRank {
     std::vector<std::shared_ptr<std::byte>> memory = {};  ///< owns the memory of those buffers
 };
 
-/// Waits until a rank has begun its collective of that number, 10 s at most.
-void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq);
+/// Waits until the last collective that a rank has started, or finished, is of that number; 10 s at most.
+void wait_until_reached(const std::atomic<std::uint64_t>& last, std::uint64_t seq);
 
 std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(NcclRank&)>& fn,
                                             const NcclWorldOptions& options = {});

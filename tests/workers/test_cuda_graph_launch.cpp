@@ -82,7 +82,7 @@ TEST(GraphLaunch, EndsWithTheGenerationBeforeItsTimeOutAndIsNotRepeated) {
                     [](NcclRank& rank) {
                         Captured captured(rank);
                         if (rank.group.rank() == 1) {
-                            wait_until_started(rank.segment.line(0), 3);
+                            wait_until_reached(rank.segment.line(0).started_seq, 3);
                             rank.segment.header().aborted = 2;  // rank 1, plus one
                             return;
                         }

@@ -318,7 +318,9 @@ TEST(NcclWatchdog, EndsACollectiveWithTheGenerationLongBeforeItsTimeOut) {
                             const Buffer buffer = rank.filled({1});
                             if (rank.group.rank() == 1) {
                                 (void)rank.group.all_reduce(buffer);  // its peer does not call it
-                                wait_until_started(rank.segment.line(0), 2);
+                                // Until the watchdog has seen its end, a loss is that of the barrier.
+                                wait_until_reached(rank.segment.line(0).finished_seq, 1);
+                                wait_until_reached(rank.segment.line(0).started_seq, 2);
                                 rank.segment.header().aborted = 2;  // rank 1, plus one
                                 return;
                             }
