@@ -43,6 +43,20 @@ OptionList::OptionList(std::string variable_prefix) : variable_prefix_(std::move
     app_.set_help_flag();
 }
 
+void OptionList::begin_group(const char* title) {
+    group_ = title;
+    groups_.push_back(app_.add_option_group(title));
+}
+
+std::vector<CLI::Option*> OptionList::options() const {
+    std::vector<CLI::Option*> all;
+    for (CLI::App* group : groups_) {
+        const std::vector<CLI::Option*> some = group->get_options();
+        all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+}
+
 CLI::Option* OptionList::flag(const char* names, std::function<void()> switch_on, const char* help) {
     TakeValue take = [switch_on = std::move(switch_on)](const std::string& value) -> Status {
         const Result<bool> on = parse_bool(value);
@@ -65,7 +79,7 @@ CLI::Option* OptionList::value(const char* names, const char* type, TakeValue ta
         applied_ = take_each(values, take);
         return true;
     };
-    CLI::Option* const option = app_.add_option(names, CLI::callback_t(take_all));
+    CLI::Option* const option = groups_.back()->add_option(names, CLI::callback_t(take_all));
     option->description(help)->type_name_fn([type] { return std::string(type); })->take_last();
     option->group(group_)->option_text(std::move(offered));
     if (!variable_prefix_.empty()) option->envname(variable_of(variable_prefix_, name_of(*option)));

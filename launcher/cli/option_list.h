@@ -63,7 +63,7 @@ class OptionList {
     OptionList& operator=(const OptionList&) = delete;
 
     /// Options declared from now on stand under this title in --help.
-    void begin_group(const char* title) { group_ = title; }
+    void begin_group(const char* title);
     /// `names` are written as for CLI11: "-r,--redirects".
     CLI::Option* flag(const char* names, std::function<void()> switch_on, const char* help);
     CLI::Option* flag(const char* names, bool& place, const char* help);
@@ -83,7 +83,7 @@ class OptionList {
     }
 
     /// In the order of their declaration.
-    [[nodiscard]] std::vector<CLI::Option*> options() const { return app_.get_options(); }
+    [[nodiscard]] std::vector<CLI::Option*> options() const;
     /// Finds an option by its whole name or letter, with dashes or underscores: "--log_dir", "-r". nullptr:
     /// there is none.
     [[nodiscard]] CLI::Option* find_exactly(std::string_view label) const;
@@ -108,7 +108,10 @@ class OptionList {
   private:
     mutable CLI::App app_;  ///< mutable: its const search returns const options
     std::string variable_prefix_;
-    std::string group_;  ///< of the next options
+    /// The last one gets the next options. CLI11 compares a new option with all of its group: one group of
+    /// all options would cost each start a tenth of a millisecond.
+    std::vector<CLI::App*> groups_{&app_};
+    std::string group_;  ///< the title of the last one
     Status applied_;     ///< of the option whose values are being taken
 };
 
